@@ -23,7 +23,7 @@ import numpy.typing as npt
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from petps.delta.chunk import decode_rows, encode_rows
+from petps.delta.arrow import decode_rows, encode_rows
 from petps.delta.errors import DeltaError
 from petps.delta.files import publish_file
 from petps.delta.schema import MAX_PARTITIONS, TableSchema, check_name, partition_of

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from petps import _native
 from petps.codec import BITS, METHODS, Quantisation, default_quantisation
-from petps.delta.chunk import KEY, ROW, decode_columns, encode_columns, locate_columns, view_columns
+from petps.delta.arrow import KEY, ROW, decode_columns, encode_columns, locate_columns, view_columns
 from petps.delta.errors import DeltaError
 from petps.delta.schema import DTYPES, MAX_DIM, check_name
 from petps.errors import DataLoss, InvalidArgument

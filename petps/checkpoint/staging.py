@@ -35,7 +35,7 @@ from petps.checkpoint.shares import commit_shares, write_share
 from petps.checkpoint.spool import Spool
 from petps.checkpoint.state import Version
 from petps.checkpoint.store import Store
-from petps.delta.chunk import RESERVED_BYTES
+from petps.delta.arrow import RESERVED_BYTES
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
 
 __all__ = ["Bandwidth", "Device", "SourceDevice", "StagedCheckpointer"]

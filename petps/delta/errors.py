@@ -10,7 +10,7 @@ __all__ = ["DeltaError", "Fault", "LogLocked"]
 
 
 class Fault(enum.Enum):
-    """Reason why a message was refused. Dead letters and counters hold it: never rename a value."""
+    """Reason why a message was refused. Dead letters and counters contain it: never rename it."""
 
     HEADER_MISSING = "header-missing"
     HEADER_INVALID = "header-invalid"
@@ -35,7 +35,7 @@ class Fault(enum.Enum):
 
 
 class DeltaError(DataLoss):
-    """A message that this reader cannot accept. ``fault`` is the reason, the text gives details."""
+    """Refusal of a message. ``fault`` is the reason, and the text gives details."""
 
     def __init__(self, fault: Fault, text: str) -> None:
         super().__init__(f"{fault.value}: {text}")

@@ -1,4 +1,4 @@
-"""The one way to write a whole file: temporary name, fsync, rename, fsync of the folder."""
+"""Atomic writing of a file: temporary name, fsync, rename, fsync of the folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["publish_file", "sync_folder"]
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the file names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -23,9 +23,9 @@ def sync_folder(folder: Path) -> None:
 def publish_file(
     path: Path, content: bytes | Callable[[BinaryIO], None], *, exclusive: bool = False
 ) -> None:
-    """Write a file atomically: a reader, or a crash, finds the old file or the whole new one.
+    """Write a file atomically: readers, also after a crash, find the old or the whole new file.
 
-    The file is durable when the function returns. On failure nothing is left behind.
+    The file is durable when the function returns. A failure leaves nothing behind.
 
     Args:
         path: The file to create or replace.

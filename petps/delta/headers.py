@@ -1,7 +1,7 @@
-"""Message and its headers: sealing, checking, reading. FORMAT.md defines the bytes.
+"""Messages and their headers: sealing, checking, reading. FORMAT.md defines the bytes.
 
-Headers are a list of (name, value), so Kafka carries them unchanged. Header names of others
-(tracing, mirroring) are ignored: petps neither reads them nor includes them in the checksum.
+Headers are a list of (name, value), so Kafka carries them unchanged. petps ignores the headers of
+other programs (tracing, mirroring): it neither reads them nor includes them in the checksum.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from petps.delta.errors import DeltaError, Fault
 
 __all__ = ["FIELDS", "FORMAT", "MAX_MESSAGE_BYTES", "Fields", "Message", "seal", "unseal"]
 
-# Kafka's default message.max.bytes is 1,048,588 for a batch; the rest leaves room for its framing.
+# Kafka's default message.max.bytes, for a whole batch, is 1,048,588; the rest is for its framing.
 MAX_MESSAGE_BYTES: Final = 1_000_000
 # Kafka's overhead: at most 10 bytes of lengths per header, at most 100 per message.
 HEADER_OVERHEAD_BYTES: Final = 10
@@ -63,13 +63,13 @@ class Message:
 
 
 class Fields:
-    """The petps headers of one message. Each value is checked when it is read."""
+    """The petps headers of one message. text() and number() check the value that they return."""
 
     def __init__(self, values: dict[str, bytes]) -> None:
         self._values = values
 
     def text(self, name: str) -> str:
-        """Return a header as text. Raises DeltaError when it is not UTF-8."""
+        """Return a header as text. Raises DeltaError if it is not UTF-8."""
         try:
             return self._values[name].decode()
         except UnicodeDecodeError:
@@ -98,19 +98,13 @@ def seal(fields: list[tuple[str, bytes]], body: bytes | memoryview) -> Message:
     values = dict(headers)
     headers.append(("checksum", _checksum(values, body)))
     message = Message(headers, body)
-    if message.size > MAX_MESSAGE_BYTES:
-        raise DeltaError(
-            Fault.TOO_LARGE, f"a message of {message.size} bytes; the limit is {MAX_MESSAGE_BYTES}"
-        )
+    _check_size(message)
     return message
 
 
 def unseal(message: Message) -> Fields:
     """Check size, format, presence of every header, and the checksum. Raises DeltaError."""
-    if message.size > MAX_MESSAGE_BYTES:
-        raise DeltaError(
-            Fault.TOO_LARGE, f"a message of {message.size} bytes; the limit is {MAX_MESSAGE_BYTES}"
-        )
+    _check_size(message)
     values: dict[str, bytes] = {}
     for name, value in message.headers:
         if name not in _KNOWN:
@@ -131,6 +125,13 @@ def unseal(message: Message) -> Fields:
     return Fields(values)
 
 
+def _check_size(message: Message) -> None:
+    if message.size > MAX_MESSAGE_BYTES:
+        raise DeltaError(
+            Fault.TOO_LARGE, f"a message of {message.size} bytes; the limit is {MAX_MESSAGE_BYTES}"
+        )
+
+
 def _check_format(value: bytes | None) -> None:
     if value is None:
         raise DeltaError(Fault.FOREIGN, "no header format: not a message of petps")
@@ -143,4 +144,4 @@ def _check_format(value: bytes | None) -> None:
             f"format {int(number)}, this release reads up to {FORMAT}: upgrade the server first",
         )
     if int(number) < 1:
-        raise DeltaError(Fault.FOREIGN, f"format {value[:32]!r}: formats count from 1")
+        raise DeltaError(Fault.FOREIGN, f"format {value[:32]!r}: format numbers begin with 1")

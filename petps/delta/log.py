@@ -1,7 +1,7 @@
 """The log contract: the operations that publish and ingest use on a delta log of any kind.
 
 Owns:        the Protocols DeltaLog and Subscription, and the events that a subscription returns.
-Never does:  look into a message.
+Never does:  read the content of a message.
 Called by:   publish (publish, flush) and ingest (subscribe). tests/python/delta has the suite that
              every log must pass.
 Invariants:  A partition's messages are read in the order in which they were published. Once flush()
@@ -24,7 +24,7 @@ __all__ = ["Damage", "Delivery", "DeltaLog", "Event", "Lost", "Subscription"]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A message. Reading continues at ``next_offset`` after it."""
+    """A message. After it, reading continues at ``next_offset``."""
 
     partition: int
     offset: int
@@ -34,7 +34,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A range that the log could not read back: from ``offset`` to before ``next_offset``."""
+    """A range that the log could not read: from ``offset`` to before ``next_offset``."""
 
     partition: int
     offset: int
@@ -64,7 +64,7 @@ class Lost:
                 "longer than a server may be away"
             )
         return (
-            f"the log ends at offset {self.end}, the position to read on is {self.offset}: "
+            f"the log ends at offset {self.end}, but the next offset to read is {self.offset}: "
             "the log was replaced or lost its end"
         )
 
@@ -91,7 +91,7 @@ class Subscription(Protocol):
         """Undo pause()."""
 
     def observe(self, positions: Mapping[int, int]) -> None:
-        """Report the reader's positions to the log's own tools. Nothing depends on it."""
+        """Report the reader's positions to the log's own tools. Reading does not depend on it."""
 
     def close(self) -> None:
         """Release what the subscription holds."""
@@ -115,7 +115,7 @@ class DeltaLog(Protocol):
         """
 
     def flush(self) -> None:
-        """Return when every published message is durable. Raise if any of them is not."""
+        """Wait until every published message is durable. Raise if any of them is not."""
 
     def subscribe(self, positions: Mapping[int, int]) -> Subscription:
         """Return a reader of these partitions from these offsets on."""

@@ -1,4 +1,4 @@
-"""The one function that opens a log from a user's text: a folder, or kafka://host:port/topic."""
+"""Opening of a log by its location: a folder, or kafka://host:port/topic."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def is_kafka(location: str | Path) -> bool:
     return str(location).startswith(KAFKA)
 
 
-def kafka_options(given: Iterable[str] | None) -> dict[str, str]:
+def kafka_options(texts: Iterable[str] | None) -> dict[str, str]:
     """Return options written as NAME=VALUE, by name. Raises InvalidArgument."""
     options = {}
-    for text in given or []:
+    for text in texts or []:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise InvalidArgument(f"Kafka option {text!r}: write NAME=VALUE")

@@ -15,7 +15,7 @@ class Position:
 
     ``seqs[p]`` is the last seq written to partition p in ``run``; ``version`` is the last committed
     version. ``instance`` is the instance of the model (``model@name``) that the run feeds; None
-    selects the instance that is fed at that time.
+    means the instance that the run before fed.
     """
 
     run: int

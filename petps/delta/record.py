@@ -1,8 +1,8 @@
-"""The delta record: one message of a delta log, as Python sees it. FORMAT.md defines the bytes.
+"""The delta record: one message of a delta log, decoded. FORMAT.md defines the bytes.
 
 Owns:        Message, the record classes, encode_record, read_header, decode_record.
 Never does:  read or write a log; know which records were applied; loop over rows in Python.
-Called by:   publish (encode), ingest (decode), tests. There is no second encoder or decoder.
+Called by:   publish (encode), ingest (decode). There is no second encoder or decoder.
 Invariants:  decode(encode(r)) == r. read_header() returns a header only after its checksum matched.
              The arrays of a decoded record are views of the message's body.
 Threads:     pure functions.
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from petps.delta import chunk, headers
+from petps.delta import arrow, headers
 from petps.delta.errors import DeltaError, Fault
 from petps.delta.headers import Message
 from petps.delta.schema import INSTANCE, TableSchema
@@ -40,7 +40,7 @@ __all__ = [
 
 U64_MAX: Final = (1 << 64) - 1
 _U64 = Annotated[int, Field(ge=0, le=U64_MAX)]
-MAX_LOCATION_BYTES: Final = 4096  # a path or URL; PATH_MAX, and longer than any object store allows
+MAX_LOCATION_BYTES: Final = 4096  # PATH_MAX, which is longer than the URLs of object stores
 
 
 class Kind(enum.Enum):
@@ -54,7 +54,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RecordHeader:
-    """Header of a message: its writer, its time and its place. Times are nanoseconds since 1970.
+    """Header of a message: its publisher, time and place. Times are nanoseconds since 1970.
 
     The meaning of ``version`` depends on the kind. For a commit it is the version that is complete,
     for a base the version that the base holds, for rows and continue the lowest version that they
@@ -83,7 +83,7 @@ class RecordHeader:
 
 @dataclass(frozen=True, slots=True)
 class RowsBody:
-    """Rows: keys uint64[n]; rows uint8[n, row_bytes] as stored; deleted bool[n], None for none."""
+    """Rows: keys uint64[n]; rows uint8[n, row_bytes] as stored; deleted bool[n] or None."""
 
     keys: npt.NDArray[np.uint64]
     rows: npt.NDArray[np.uint8]
@@ -96,7 +96,7 @@ class _Body(BaseModel):
 
 
 class TableCount(_Body):
-    """Number of rows and deletions of one table in a version: in this partition, and in all."""
+    """Number of rows and deletions of a table in a version: in this partition and in all."""
 
     here: _U64
     everywhere: _U64
@@ -123,8 +123,8 @@ class BaseBody(_Body):
 class ContinueBody(_Body):
     """Marker that this run continues from the previous run's state up to ``last_seq``.
 
-    That state holds the previous run's messages of this partition up to ``last_seq``. {0, 0}: the
-    state holds no delta of this partition.
+    That state contains the previous run's messages of this partition up to ``last_seq``. {0, 0}
+    means that it contains no delta of this partition.
     """
 
     previous_run: _U64
@@ -152,9 +152,9 @@ def encode_record(record: Record) -> Message:
     header = record.header
     body: bytes | memoryview
     if isinstance(record.body, RowsBody):
-        body = chunk.encode_rows(record.body.keys, record.body.rows, record.body.deleted)
+        body = arrow.encode_rows(record.body.keys, record.body.rows, record.body.deleted)
     else:
-        # Leave out a missing instance: such a base keeps the bytes from before instances existed.
+        # Omit a missing instance, so that a base has the same bytes as before instances existed.
         body = record.body.model_dump_json(exclude_none=isinstance(record.body, BaseBody)).encode()
     fields = [
         ("model", header.model),
@@ -201,10 +201,11 @@ def read_header(message: Message) -> RecordHeader:
         dim=fields.number("dim"),
     )
     if header.seq == 0 or header.run == 0:
-        raise DeltaError(Fault.HEADER_INVALID, "run and seq count from 1, a header says 0")
+        raise DeltaError(Fault.HEADER_INVALID, "run and seq begin with 1, but a header has 0")
     if header.partition >= header.partitions:
         raise DeltaError(
-            Fault.HEADER_INVALID, f"partition {header.partition} of {header.partitions} partitions"
+            Fault.HEADER_INVALID,
+            f"partition {header.partition} is not below partitions {header.partitions}",
         )
     return header
 
@@ -221,9 +222,9 @@ def decode_record(
     """Decode a message. The arrays of the returned Record are views of the message's body.
 
     Args:
-        message: Any bytes, also damaged or hostile ones.
+        message: A message with any bytes, even damaged or hostile ones.
         model, partition, partitions: The place that the message must belong to.
-        schema_of: Returns the schema of a table by name, or None when there is no such table.
+        schema_of: Function that returns the schema of a table by name, or None if it is unknown.
         header: The result of read_header() for this message, if the caller has it.
 
     Raises:
@@ -235,7 +236,7 @@ def decode_record(
         schema = schema_of(header.table)
         check_schema(header, schema)
         assert schema is not None
-        keys, rows, deleted = chunk.decode_rows(message.body, schema.row_bytes)
+        keys, rows, deleted = arrow.decode_rows(message.body, schema.row_bytes)
         return Record(header, RowsBody(keys, rows, deleted))
     try:
         body = _BODIES[header.kind].model_validate_json(bytes(message.body))
@@ -258,12 +259,13 @@ def check_place(header: RecordHeader, *, model: str, partition: int, partitions:
     if header.partitions != partitions:
         raise DeltaError(
             Fault.WRONG_PARTITION,
-            f"written for {header.partitions} partitions, model {model} has {partitions}: "
-            "the number is fixed for ever",
+            f"written for {header.partitions} partitions, but model {model} has {partitions}: "
+            "the number can never change",
         )
     if header.partition != partition:
         raise DeltaError(
-            Fault.WRONG_PARTITION, f"of partition {header.partition}, found in {partition}"
+            Fault.WRONG_PARTITION,
+            f"message of partition {header.partition}, found in partition {partition}",
         )
 
 

@@ -33,11 +33,11 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")
 INSTANCE: Final = r"^[A-Za-z0-9_.\-]+@[A-Za-z0-9_.\-]+$"  # and at most MAX_NAME_BYTES
 
 
-def check_name(what: str, name: str) -> str:
-    """Return ``name`` if a pool can hold it. Raises InvalidArgument; ``what`` names the object."""
+def check_name(kind: str, name: str) -> str:
+    """Return ``name`` if a pool accepts it. Raises InvalidArgument with the kind of the object."""
     if len(name) > MAX_NAME_BYTES or not _NAME.fullmatch(name):
         raise InvalidArgument(
-            f"{what} {name!r}: a name has 1 to {MAX_NAME_BYTES} letters, digits, '_', '-' or '.'"
+            f"{kind} {name!r}: a name has 1 to {MAX_NAME_BYTES} letters, digits, '_', '-' or '.'"
         )
     return name
 
@@ -50,8 +50,8 @@ def check_instance(model: str, name: str) -> str:
         or name.split("@")[0] != model
     ):
         raise InvalidArgument(
-            f"instance {name!r}: write {model}@NAME, of at most {MAX_NAME_BYTES} letters, digits, "
-            "'_', '-' or '.'"
+            f"instance {name!r}: write {model}@NAME, with at most {MAX_NAME_BYTES} letters, "
+            "digits, '_', '-' or '.'"
         )
     return name
 

@@ -12,8 +12,10 @@ __all__ = ["end_of"]
 def end_of(log: DeltaLog, model: str) -> Position | None:
     """Return the position for a continue marker at the log's end; None for an empty log.
 
-    Errors: FailedPrecondition if the partitions end in different runs, because a publisher died
-    while it began one; then only a base can follow. InvalidArgument if the log is of another model.
+    Raises:
+        FailedPrecondition: The partitions end in different runs, because a publisher died while it
+            began one. Only a base can follow.
+        InvalidArgument: The log belongs to another model.
     """
     last = log.last_messages(range(log.partitions))
     headers = [read_header(message) for message in last.values()]
@@ -25,7 +27,7 @@ def end_of(log: DeltaLog, model: str) -> Position | None:
     runs = {header.run for header in headers}
     if len(runs) > 1 or len(headers) < log.partitions:
         raise FailedPrecondition(
-            f"{log.name}: its partitions end in different runs, so nothing can continue them; "
+            f"{log.name}: its partitions end in different runs, so no run can continue them; "
             "begin again with a base: petps export, then petps publish --base"
         )
     seqs = tuple(header.seq for header in sorted(headers, key=lambda header: header.partition))

@@ -1,12 +1,13 @@
-"""Kafka messages of HugeCTR HPS as a source for our delta log.
+"""Kafka messages of HugeCTR HPS as a source for a delta log.
 
 A message is the signature "HCTR" (four bytes), value_size u32, then {key, value[value_size]},
 repeated; all numbers are little-endian. A key is 4 or 8 bytes, a value float32[dim]. The topic is
-``hps_et.<model>.<table>``. A message has no seq, version, checksum or deletion. So only messages
-that fit the format exactly are accepted; every other message is counted by its fault and skipped.
+``hps_et.<model>.<table>``. A message has no seq, version, checksum or deletion. So the source
+accepts only messages that fit the format exactly. It counts every other message by its fault, and
+skips it.
 
-A version is committed every ``version_seconds``. After it, the positions in the topics are written
-to a file. So a bridge that was killed reads again, in order, what is not in a version yet.
+The source commits a version every ``version_seconds``, and then writes its positions in the topics
+to a file. After a kill, a new source reads again, in order, the messages that are in no version.
 """
 
 from __future__ import annotations
@@ -44,23 +45,23 @@ STATE_FORMAT: Final = "petps-hps-positions-1"
 def decode_hps(
     body: bytes | memoryview, dim: int, key_bytes: int
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
-    """Return keys uint64[n] and rows float32[n, dim]; n is 0 for a header alone. Raise DeltaError.
+    """Return keys uint64[n] and rows float32[n, dim]; n is 0 for a mere header. Raise DeltaError.
 
     A key of 8 bytes keeps its 64 bits (HPS treats them as signed).
     """
     if len(body) < HEADER.size:
-        raise DeltaError(Fault.TOO_SHORT, f"{len(body)} bytes, a header has {HEADER.size}")
+        raise DeltaError(Fault.TOO_SHORT, f"{len(body)} bytes, but a header has {HEADER.size}")
     signature, value_bytes = HEADER.unpack_from(body)
     if signature != SIGNATURE:
-        raise DeltaError(Fault.FOREIGN, f"begins with {signature!r}")
+        raise DeltaError(Fault.FOREIGN, f"the message begins with {signature!r}, not {SIGNATURE!r}")
     if value_bytes != 4 * dim:
         raise DeltaError(Fault.WRONG_DIM, f"values of {value_bytes} bytes, expected {4 * dim}")
     pair = np.dtype([("key", f"<u{key_bytes}"), ("row", "<f4", (dim,))])
     if (len(body) - HEADER.size) % pair.itemsize:
         raise DeltaError(
             Fault.TORN,
-            f"{len(body) - HEADER.size} bytes are no whole pairs of {pair.itemsize}: cut off, or "
-            "keys of another width",
+            f"{len(body) - HEADER.size} bytes are no whole number of pairs of {pair.itemsize}: the "
+            "message is cut off, or has keys of another width",
         )
     pairs = np.frombuffer(body, dtype=pair, offset=HEADER.size)
     rows = np.ascontiguousarray(pairs["row"])
@@ -71,7 +72,7 @@ def decode_hps(
 
 @dataclass
 class HpsCounts:
-    """Counts of what a source has read. ``lost``: messages that retention removed before."""
+    """Counts of a source. ``lost``: messages that retention removed before they were read."""
 
     messages: int = 0
     rows: int = 0
@@ -83,10 +84,10 @@ class HpsCounts:
 class HpsSource:
     """Reader of the topics of a model's tables, which publishes their rows.
 
-    brokers: host:port[,host:port]. publisher: its run has begun. state: a file with the positions
-    to begin at; if it does not exist, the topics are read from their beginning, as HPS does. run()
-    raises the errors of Kafka and of the publisher; a new source with a new publisher continues
-    from the file.
+    brokers: host:port[,host:port]. publisher: a publisher whose run has begun. state: a file with
+    the positions to begin at. If it does not exist, the source reads the topics from their
+    beginning, as HPS does. run() raises the errors of Kafka and of the publisher; a new source with
+    a new publisher continues from the file.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class HpsSource:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if key_bytes not in KEY_BYTES:
-            raise InvalidArgument(f"keys of {key_bytes} bytes: HPS has 4 or 8")
+            raise InvalidArgument(f"key_bytes must be 4 or 8, got {key_bytes}")
         self._brokers = brokers
         self._model = model
         self._tables = dict(tables)
@@ -114,8 +115,11 @@ class HpsSource:
         self._options = {"check.crcs": True, **(options or {})}
         self.counts = HpsCounts()
 
-    def run(self, stopped: Callable[[], bool], *, once: bool = False) -> HpsCounts:
-        """Read until ``stopped()``; ``once``: until a version has all that the topics hold now."""
+    def run(self, is_stopped: Callable[[], bool], *, once: bool = False) -> HpsCounts:
+        """Read and publish until ``is_stopped()``.
+
+        ``once``: also stop when a version has everything that the topics held at the start.
+        """
         with ExitStack() as stack:
             saved = _read_state(self._state)
             readers = {}
@@ -146,7 +150,7 @@ class HpsSource:
                     for table, table_ends in ends.items()
                     for p, end in table_ends.items()
                 )
-                is_ending = is_done or stopped()
+                is_ending = is_done or is_stopped()
                 if has_events and (is_ending or time.monotonic() >= due):
                     self._commit(positions_now)
                     has_events = False
@@ -155,7 +159,7 @@ class HpsSource:
                     return self.counts
 
     def _take(self, table: str, event: Event) -> int | None:
-        """Publish a message's rows. Return the offset to read next; None: the next message."""
+        """Publish the rows of an event. Return the offset to seek to, or None to read on."""
         if isinstance(event, Lost):
             start = min(event.start, event.end)
             self.counts.lost += max(0, event.start - event.offset)
@@ -174,7 +178,7 @@ class HpsSource:
             name = error.fault.value
             if name not in self.counts.refused:
                 _log.warning(
-                    "[publish] table %s: a message of HPS is skipped (partition %d, offset %d): %s",
+                    "[publish] table %s: skipped a message of HPS (partition %d, offset %d): %s",
                     table,
                     event.partition,
                     event.offset,
@@ -182,7 +186,7 @@ class HpsSource:
                 )
             self.counts.refused[name] = self.counts.refused.get(name, 0) + 1
             return None
-        if len(keys):  # HPS sends a header alone as a beacon
+        if len(keys):  # HPS sends a header without pairs as a beacon
             self._publisher.publish(table, keys, rows)
             self.counts.rows += len(keys)
         return None

@@ -1,4 +1,4 @@
-"""The publisher: a trainer's side of a delta log. See petps/publish/__init__.py."""
+"""The publisher: a trainer's side of a delta log."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -29,7 +30,7 @@ from petps.delta import (
     encode_record,
     read_header,
 )
-from petps.delta.chunk import slices
+from petps.delta.arrow import slices
 from petps.delta.record import Body
 from petps.delta.schema import MAX_NAME_BYTES, check_instance, check_name, partition_of
 from petps.errors import FailedPrecondition, InvalidArgument
@@ -42,7 +43,7 @@ Mask = npt.NDArray[np.bool_]
 # Rows and bytes handled at a time; they bound the memory of a publish() of any size.
 BLOCK_ROWS: Final = 1 << 18
 BLOCK_BYTES: Final = 64 << 20
-FINITE_VALUES: Final = 1 << 18  # checked at a time, so that they stay in the cache
+FINITE_VALUES: Final = 1 << 18  # values checked at a time, so that they stay in the cache
 MIN_CHUNK_BYTES: Final = 16 << 10
 
 
@@ -50,18 +51,28 @@ class Publisher:
     """Writer of a trainer's changed rows to a delta log, in order and with an exactly-once effect.
 
     A run begins with begin_base() or begin_continue(). Then call publish() any number of times, and
-    commit() when the published rows make a version. ``run`` must be above every earlier run of the
-    model; None: the clock's milliseconds, or one more than the newest run in the log if that is
-    higher. ``publisher_id`` tells apart two trainers that took the same run. Memory is bounded by
-    one block (BLOCK_ROWS, BLOCK_BYTES) and one chunk. Threads: calls are serialised.
+    commit() when the published rows make a version. Memory is bounded by one block (BLOCK_ROWS,
+    BLOCK_BYTES) and one message. Threads: calls are serialised.
 
     An error of the log reaches the caller and ends the run, because it is unknown which records
     since the last commit are in the log. Continue with a new Publisher and a base or a continue
     marker.
 
-    own: the partitions that this publisher writes, if several workers publish one run (None: all).
-    Each worker has its own partitions. All take the same ``run`` and begin it in the same way. They
-    commit() behind a barrier, before which each has called flush(), with the counted() of all.
+    Several ranks may publish one run. Each rank has a Publisher for its own partitions (``own``).
+    All ranks use the same ``run`` and begin it in the same way. To commit, each rank calls flush().
+    After a barrier, each rank calls commit() with the sums of counted() over all ranks.
+
+    Args:
+        log: The log to write.
+        model: The model's name.
+        partitions: P of the model, to check that the log has it; None skips the check.
+        tables: The schemas of the tables, as a sequence or by name.
+        run: The run's number, above every earlier run of the model. None selects the clock's
+            milliseconds, or one more than the newest run in the log if that is higher.
+        publisher_id: An id that distinguishes two trainers that took the same run.
+        chunk_bytes: Upper limit of the bytes of a message.
+        allow_not_finite: Accept rows with NaN or infinity.
+        own: The partitions that this publisher writes; None selects all.
     """
 
     def __init__(
@@ -81,7 +92,7 @@ class Publisher:
         if partitions is not None and partitions != log.partitions:
             raise InvalidArgument(
                 f"{log.name} has {log.partitions} partitions, not {partitions}: "
-                "the number is fixed for ever"
+                "the number can never change"
             )
         if not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_MESSAGE_BYTES:
             raise InvalidArgument(
@@ -92,18 +103,18 @@ class Publisher:
         self._model = model
         self._tables = {schema.name: schema for schema in schemas}
         self._chunk_bytes = chunk_bytes
-        # Reused for the rows of each chunk: fresh memory each time costs as much as the copy.
+        # Reused for the rows of each message, because fresh memory costs as much as the copy.
         self._row_buffer = np.empty(chunk_bytes, np.uint8)
         self._allow_not_finite = allow_not_finite
         self._publisher = publisher_id or uuid.uuid4().hex
         if len(self._publisher.encode()) > MAX_NAME_BYTES:
             raise InvalidArgument(f"publisher_id is longer than {MAX_NAME_BYTES} bytes")
-        last_run, last_version, self._is_emptied = _newest(log)
+        last_run, last_version, self._is_emptied = _read_end(log)
         self._run = max(time.time_ns() // 1_000_000, last_run + 1) if run is None else run
         if not last_run < self._run < 1 << 64:
             raise InvalidArgument(
                 f"run {self._run} is not above run {last_run} in {log.name}: every server would "
-                "reject it as an older one; leave run out, or take a higher one"
+                "reject it as an older run; leave run out, or use a higher number"
             )
         self._version = last_version
         self._step = 0
@@ -112,7 +123,7 @@ class Publisher:
         self._own = list(range(log.partitions)) if own is None else sorted(set(own))
         if not self._own or not 0 <= self._own[0] <= self._own[-1] < log.partitions:
             raise InvalidArgument(
-                f"own partitions {self._own} are not among 0..{log.partitions - 1} of {log.name}"
+                f"own must be partitions from 0 to {log.partitions - 1}, got {self._own}"
             )
         self._instance: str | None = None
         self._has_begun = False
@@ -131,11 +142,11 @@ class Publisher:
 
     @property
     def version(self) -> int:
-        """Return the last version committed; before this run's first commit, the log's last one."""
+        """Return the last committed version, of this run or else of the log."""
         return self._version
 
     def position(self) -> Position:
-        """Return what to save beside the trainer's state, for begin_continue() of the next run."""
+        """Return the position to save with the trainer's state, for the next begin_continue()."""
         with self._mutex:
             return Position(self._run, tuple(self._seqs), self._version, self._instance)
 
@@ -147,20 +158,26 @@ class Publisher:
         step: int = 0,
         instance: str | None = None,
     ) -> None:
-        """Begin the run: servers become equal to the base at ``location``, then follow the run.
+        """Begin the run with a base: servers make their tables equal to it, then follow the run.
 
-        ``instance`` (``model@name``): servers load the base into new tables of that instance,
-        beside those that they serve, and then switch to it. None: into the tables of the earlier
-        runs. ``version`` is the base's, above every version in the log (None: one more than the
-        last). This holds for a base of an older state too, because no server has served it before.
+        Args:
+            location: The folder of the base.
+            version: The version of the base, above every version in the log, even if the base holds
+                an older state. None selects one more than the last version.
+            step: The trainer's step.
+            instance: An instance (``model@name``). Servers load the base into new tables of that
+                instance, beside the tables that they serve, and then switch to it. None selects the
+                tables that the earlier runs fed.
         """
         with self._mutex:
             if self._has_begun:
-                raise FailedPrecondition(f"run {self._run} has begun; use base() within a run")
+                raise FailedPrecondition(
+                    f"run {self._run} has begun already; use base() within a run"
+                )
             if instance is not None:
                 check_instance(self._model, instance)
             if version is None:
-                self._check_known("begin_base() a version above all that servers may hold")
+                self._check_known("begin_base() a version above all versions that servers may hold")
                 version = self._version + 1
             self._check_version(version)
             self._step = step
@@ -168,7 +185,7 @@ class Publisher:
             self._instance = instance
 
     def base(self, location: str) -> None:
-        """Record, within a run, that the base at ``location`` holds everything published so far."""
+        """Write a marker: the base at ``location`` holds everything that the run has published."""
         with self._mutex:
             self._check_begun()
             self._write_base(location, self._version, None)
@@ -187,8 +204,9 @@ class Publisher:
     def begin_continue(self, position: Position | None) -> None:
         """Begin the run at ``position``, which was saved with the state that the trainer restored.
 
-        None: the trainer's state is what the servers' tables were loaded with, and no delta.
-        Servers that applied more than the position, or less, mark themselves stale.
+        None: the trainer's state is that with which the servers' tables were loaded, before any
+        delta. Partitions of a server that applied more than the position, or less, stop as
+        incomplete and wait for a base.
         """
         partitions = self._log.partitions
         if position is None:
@@ -224,22 +242,26 @@ class Publisher:
     ) -> int:
         """Append rows and deletions of one table; return the number of messages.
 
-        keys: integers[n] of 0 to 2**64 - 1. rows: float32[n, dim], or uint8[n, row_bytes] as
-        stored, or None if all keys are deletions. deleted: bool[n]; the rows of deleted keys are
-        ignored. If a key occurs several times, its last row counts. The rows are durable and
-        visible after commit().
+        The rows are durable and visible after commit(). The last row of a repeated key wins.
+
+        Args:
+            table: The table's name.
+            keys: integers[n] from 0 to 2**64 - 1.
+            rows: float32[n, dim], or uint8[n, row_bytes] as stored, or None to delete all keys.
+            deleted: bool[n], the keys to delete; their rows are ignored.
+            step: The trainer's step.
         """
         with self._mutex:
             self._check_begun()
             schema = self._schema(table)
-            checked = self._check(schema, keys, rows, deleted)
-            self._check_own(schema, checked[0])
+            arrays = self._check_arrays(schema, keys, rows, deleted)
+            self._check_own(schema, arrays[0])
             if step is not None:
                 self._step = step
             messages = 0
             with self._end_run_on_error():
-                for part in _blocks(*checked):
-                    messages += self._publish_block(schema, *part)
+                for block in _split_blocks(schema, *arrays):
+                    messages += self._publish_block(schema, *block)
             return messages
 
     def flush(self) -> None:
@@ -252,7 +274,10 @@ class Publisher:
     def counted(self) -> dict[str, int]:
         """Return the rows published since the last commit, by table."""
         with self._mutex:
-            return {name: sum(counts) for name, counts in self._counts.items()}
+            return self._totals()
+
+    def _totals(self) -> dict[str, int]:
+        return {name: sum(counts) for name, counts in self._counts.items()}
 
     def commit(
         self,
@@ -264,9 +289,15 @@ class Publisher:
     ) -> int:
         """Make the published rows a version, in this publisher's partitions; return the version.
 
-        Durable on return. ``version`` grows over all runs of a model (None: one more than the
-        last). ``dense`` says where the version's dense weights are. ``everywhere``: rows by table
-        that all workers published (None: this publisher is the only one).
+        Durable on return.
+
+        Args:
+            version: The version, which grows over all runs of a model. None selects one more than
+                the last.
+            step: The trainer's step.
+            dense: The location of the version's dense weights.
+            everywhere: The number of rows that all ranks published, by table; None if this
+                publisher is the only one.
         """
         with self._mutex:
             self._check_begun()
@@ -277,9 +308,7 @@ class Publisher:
             with self._end_run_on_error():
                 # Rows first: a log must never hold a commit without its rows.
                 self._log.flush()
-                totals = everywhere
-                if totals is None:
-                    totals = {name: sum(counts) for name, counts in self._counts.items()}
+                totals = self._totals() if everywhere is None else everywhere
                 no_counts = [0] * self._log.partitions
                 for partition in self._own:
                     tables = {
@@ -304,15 +333,18 @@ class Publisher:
             )
         return schema
 
-    def _check(
+    def _check_arrays(
         self,
         schema: TableSchema,
         keys: npt.ArrayLike,
         rows: npt.NDArray[Any] | None,
         deleted: npt.ArrayLike | None,
-    ) -> tuple[Keys, npt.NDArray[Any] | None, Mask | None, TableSchema]:
-        checked_keys = _check_keys(schema, keys)
-        n = checked_keys.shape[0]
+    ) -> tuple[Keys, npt.NDArray[Any] | None, Mask | None]:
+        try:
+            key_array = as_keys(keys)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"table {schema.name}: {error}") from None
+        n = len(key_array)
         mask = None if deleted is None else np.asarray(deleted)
         if mask is not None and (mask.dtype != np.bool_ or mask.shape != (n,)):
             raise InvalidArgument(
@@ -322,9 +354,9 @@ class Publisher:
         if rows is None:
             if mask is None or not mask.all():
                 raise InvalidArgument(
-                    f"table {schema.name}: rows are missing; only deletions need none"
+                    f"table {schema.name}: rows are missing; only deletions need no rows"
                 )
-            return checked_keys, None, mask, schema
+            return key_array, None, mask
         rows = np.asarray(rows)
         is_stored = rows.dtype == np.uint8
         width = schema.row_bytes if is_stored else schema.dim
@@ -338,8 +370,8 @@ class Publisher:
                 "give float32 values or uint8 stored rows"
             )
         if not is_stored and not self._allow_not_finite:
-            _check_finite(schema, checked_keys, rows, mask)
-        return checked_keys, rows, mask, schema
+            _check_finite(schema, key_array, rows, mask)
+        return key_array, rows, mask
 
     def _check_own(self, schema: TableSchema, keys: Keys) -> None:
         if len(self._own) == self._log.partitions:
@@ -348,9 +380,9 @@ class Publisher:
         others = np.flatnonzero(~np.isin(partitions, self._own))
         if len(others):
             raise InvalidArgument(
-                f"table {schema.name}: key {keys[others[0]]} is of partition "
-                f"{partitions[others[0]]}, which is another worker's: publish the keys of this "
-                "worker's own partitions"
+                f"table {schema.name}: key {keys[others[0]]} belongs to partition "
+                f"{partitions[others[0]]}, which is not one of this publisher's own partitions: "
+                "publish it from the rank that owns the partition"
             )
 
     def _publish_block(
@@ -407,14 +439,15 @@ class Publisher:
     def _check_version(self, version: int) -> None:
         if not self._version < version < 1 << 64:
             raise InvalidArgument(
-                f"version {version} is not above {self._version}: versions grow over all runs"
+                f"version {version} is not above version {self._version}: versions must grow over "
+                "all runs"
             )
 
     def _check_known(self, remedy: str) -> None:
         if self._is_emptied:
             raise FailedPrecondition(
-                f"{self._log.name} holds no message of ours any more (retention), so the last "
-                f"version is not known: give {remedy}"
+                f"retention removed all messages of petps from {self._log.name}, so the last "
+                f"version is unknown: give {remedy}"
             )
 
     def _check_begun(self) -> None:
@@ -426,51 +459,32 @@ class Publisher:
         if not self._has_begun:
             raise FailedPrecondition("begin the run first: begin_base() or begin_continue()")
 
-    def _end_run_on_error(self) -> _EndRunOnError:
-        return _EndRunOnError(self)
-
-    def fail(self, reason: str) -> None:
-        """End the run: every later call raises FailedPrecondition with the reason."""
-        self._failed = reason
-
-
-class _EndRunOnError:
-    """A block in which any error ends the run: its seqs may or may not be in the log."""
-
-    def __init__(self, publisher: Publisher) -> None:
-        self._publisher = publisher
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is not None:
-            self._publisher.fail(f"{kind.__name__}: {error}")
+    @contextmanager
+    def _end_run_on_error(self) -> Iterator[None]:
+        """End the run on any error: the seqs of the block may or may not be in the log."""
+        try:
+            yield
+        except BaseException as error:
+            self._failed = f"{type(error).__name__}: {error}"
+            raise
 
 
-def _newest(log: DeltaLog) -> tuple[int, int, bool]:
-    """Return (highest run, highest version taken, emptied) from the log's last messages.
+def _read_end(log: DeltaLog) -> tuple[int, int, bool]:
+    """Return (highest run, highest complete version, is emptied) from the log's last messages.
 
-    emptied: the log once had messages, and none of ours is left.
+    A log is emptied if it once had messages, and no message of petps is left.
     """
     run = version = 0
     for message in log.last_messages(range(log.partitions)).values():
         try:
             header = read_header(message)
         except DeltaError:
-            continue  # not a message of ours; ingest reports it
+            continue  # not a message of petps; ingest reports it
         run = max(run, header.run)
-        complete = header.kind in (Kind.COMMIT, Kind.BASE)
-        version = max(version, header.version if complete else header.version - 1)
-    emptied = run == 0 and any(log.end_offsets(range(log.partitions)).values())
-    return run, version, emptied
-
-
-def _check_keys(schema: TableSchema, keys: npt.ArrayLike) -> Keys:
-    try:
-        return as_keys(keys)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"table {schema.name}: {error}") from None
+        is_complete = header.kind in (Kind.COMMIT, Kind.BASE)
+        version = max(version, header.version if is_complete else header.version - 1)
+    is_emptied = run == 0 and any(log.end_offsets(range(log.partitions)).values())
+    return run, version, is_emptied
 
 
 def _check_finite(
@@ -478,24 +492,24 @@ def _check_finite(
 ) -> None:
     step = max(1, FINITE_VALUES // schema.dim)
     for start in range(0, len(keys), step):
-        values = np.isfinite(rows[start : start + step])
-        if values.all():
+        is_finite = np.isfinite(rows[start : start + step])
+        if is_finite.all():
             continue
-        finite = values.all(axis=1)
+        is_valid = is_finite.all(axis=1)
         if deleted is not None:
-            finite |= deleted[start : start + step]
-        if not finite.all():
-            position = start + int(np.argmin(finite))
+            is_valid |= deleted[start : start + step]
+        if not is_valid.all():
+            position = start + int(np.argmin(is_valid))
             raise InvalidArgument(
-                f"table {schema.name}: the row of key {keys[position]} (row {position}) holds NaN "
-                "or infinity; fix the trainer, or allow them with allow_not_finite=True"
+                f"table {schema.name}: the row of key {keys[position]} (row {position}) has a NaN "
+                "or infinity; fix the trainer, or allow such rows with allow_not_finite=True"
             )
 
 
-def _blocks(
-    keys: Keys, rows: npt.NDArray[Any] | None, deleted: Mask | None, schema: TableSchema
+def _split_blocks(
+    schema: TableSchema, keys: Keys, rows: npt.NDArray[Any] | None, deleted: Mask | None
 ) -> Iterator[tuple[Keys, Rows, Mask | None]]:
-    """Yield blocks of stored rows, with the last row of each key, in the order given."""
+    """Yield blocks of stored rows, with only the last row of each key, in the given order."""
     newest = _last_positions(keys)
     n = len(keys) if newest is None else len(newest)
     step = max(1, min(BLOCK_ROWS, BLOCK_BYTES // schema.row_bytes))

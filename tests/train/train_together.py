@@ -57,7 +57,7 @@ def test_a_publisher_that_one_rank_cannot_make_fails_on_all(tmp_path: Path, wron
     assert isinstance(errors[wrong], InvalidArgument)
     assert isinstance(errors[1 - wrong], Unavailable)
     assert f"rank {wrong}: InvalidArgument: " in str(errors[1 - wrong])
-    assert "the number is fixed for ever" in str(errors[1 - wrong])
+    assert "the number can never change" in str(errors[1 - wrong])
 
 
 def test_a_restore_that_fails_on_one_rank_is_repeated_by_all(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""The directory log (FORMAT.md): the embedded default, which tests and the demo use as well.
+"""The directory log (FORMAT.md): the embedded default, which tests and the demo use too.
 
 Owns:        log.json; for each partition a folder of append-only segments, its lock, its reader.
-Never does:  look into a message; need a process of its own; lose a message after flush() returned.
+Never does:  read the content of a message; need a process of its own; lose a message after flush()
+             has returned.
 Called by:   publish and ingest through the contract in petps/delta/log.py.
 """
 

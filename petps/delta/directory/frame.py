@@ -37,19 +37,19 @@ _COUNTS: Final = struct.Struct("<II")  # number of headers, offset of the body
 _FIELD: Final = struct.Struct("<II")  # bytes of the name, bytes of the value
 SEGMENT_HEADER_BYTES: Final = _SEGMENT.size
 FRAME_HEADER_BYTES: Final = _FRAME.size
-# Twice the largest message, for headers that others add. A longer length is not a frame's.
+# Twice the largest message, because other programs may add headers. No frame is longer.
 MAX_PAYLOAD_BYTES: Final = 2 << 20
 MAX_HEADERS: Final = 1024  # a message has 15; others may add some
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame in a buffer: the place of its payload, and its log offset."""
+    """One frame in a buffer: its log offset, and the positions of its parts."""
 
     offset: int
-    start: int  # of the frame
-    payload: int  # where the payload begins
-    end: int  # where the next frame begins
+    start: int  # position of the frame
+    payload: int  # position of the payload
+    end: int  # position of the next frame
     length: int
     payload_check: int
 
@@ -57,8 +57,8 @@ class Frame:
 class State(enum.Enum):
     """Reason why a walk ended."""
 
-    END = "end"  # the data ends exactly after a frame
-    INCOMPLETE = "incomplete"  # the data ends in the middle of a frame: the rest may follow later
+    END = "end"  # the data ends directly after a frame
+    INCOMPLETE = "incomplete"  # the data ends within a frame, whose rest may follow later
     BAD = "bad"  # the next bytes are not a frame with the expected offset
 
 

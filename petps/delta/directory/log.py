@@ -22,17 +22,17 @@ from petps.errors import InvalidArgument
 
 __all__ = ["DirectoryLog", "DirectorySubscription"]
 
-SEGMENT_BYTES: Final = 64 << 20  # some seconds of a busy trainer; the unit of retention
+SEGMENT_BYTES: Final = 64 << 20  # a few seconds of a busy trainer; the unit of retention
 MIN_SEGMENT_BYTES: Final = 4096
-# An idle subscription polls the files at these intervals, from the first, doubling up to the last.
-# A poll costs a few system calls per partition; a busy trainer has no better freshness anyway.
+# An idle subscription polls the files. The interval doubles from the first to the last. A poll
+# costs a few system calls per partition.
 FIRST_WAIT_SECONDS: Final = 0.0005
 LAST_WAIT_SECONDS: Final = 0.005
-LAST_MESSAGE_TRIES: Final = 64  # offsets that last_messages tries, if the last ones are damaged
+LAST_MESSAGE_TRIES: Final = 64  # offsets that last_messages() tries if the last are damaged
 
 
 class DirectorySubscription:
-    """Fair reader of some partitions: in each poll, each partition may fill its share."""
+    """Fair reader of partitions: each may fill an equal share of a poll."""
 
     def __init__(self, root: Path, positions: Mapping[int, int]) -> None:
         self._readers = {
@@ -102,8 +102,8 @@ class DirectoryLog:
     ) -> None:
         if segment_bytes < MIN_SEGMENT_BYTES:
             raise InvalidArgument(
-                f"segment_bytes {segment_bytes} is below {MIN_SEGMENT_BYTES}: each message "
-                "would get a file of its own"
+                f"segment_bytes must be at least {MIN_SEGMENT_BYTES}, got {segment_bytes}: each "
+                "message would get a file of its own"
             )
         self._root = Path(path)
         if partitions is not None and not (self._root / "log.json").exists():
@@ -112,7 +112,7 @@ class DirectoryLog:
         if partitions is not None and partitions != self._file.partitions:
             raise InvalidArgument(
                 f"{self._root} has {self._file.partitions} partitions, not {partitions}: "
-                "the number is fixed for ever; use another folder"
+                "the number can never change; use another folder"
             )
         self._segment_bytes = segment_bytes
         self._retention_bytes = retention_bytes
@@ -135,11 +135,6 @@ class DirectoryLog:
     def path(self) -> Path:
         """Return the log's folder."""
         return self._root
-
-    @property
-    def uuid(self) -> str:
-        """Return the id that distinguishes two logs at the same path."""
-        return self._file.uuid
 
     @property
     def partitions(self) -> int:
@@ -231,7 +226,7 @@ class DirectoryLog:
             writers, self._writers = self._writers, {}
             try:
                 for writer in writers.values():
-                    if not writer.broken:  # otherwise the caller already has its error
+                    if not writer.broken:  # otherwise an earlier call has raised its error
                         writer.flush()
             finally:
                 for writer in writers.values():

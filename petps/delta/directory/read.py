@@ -23,13 +23,13 @@ from petps.errors import DataLoss
 
 __all__ = ["EndTracker", "PartitionReader", "find_end"]
 
-# Each read requests at least this much, so that any frame fits.
+# Bytes that each read requests at least, so that any frame fits.
 READ_BYTES: Final = MAX_PAYLOAD_BYTES + 4096
-IDLE_READS_PER_LISTING: Final = 64  # a third of a second of an idle subscription
+IDLE_READS_PER_LISTING: Final = 64  # these take a third of a second in an idle subscription
 
 
 class PartitionReader:
-    """Reader that tails one partition. It reads a torn tail again until the frame is whole.
+    """Reader that follows one partition. It reads a torn tail again until the frame is whole.
 
     Bytes count as damage only if whole frames or a later segment follow them. A Damage event then
     names the missing offsets.
@@ -42,8 +42,8 @@ class PartitionReader:
         self._descriptor = -1
         self._first = -1  # first offset of the open segment
         self._at = 0  # byte position in the open segment
-        self._lost = False
-        self._idle = 0  # consecutive reads that found nothing
+        self._is_lost = False
+        self._idle = 0  # number of consecutive reads without an event
 
     @property
     def position(self) -> int:
@@ -54,7 +54,7 @@ class PartitionReader:
         """Continue reading at ``offset``."""
         self.close()
         self._next = offset
-        self._lost = False
+        self._is_lost = False
 
     def close(self) -> None:
         """Close the open segment."""
@@ -64,12 +64,12 @@ class PartitionReader:
 
     def read(self, max_bytes: int) -> list[Event]:
         """Return available events of about ``max_bytes``; empty if there is nothing new."""
-        if self._lost:
+        if self._is_lost:
             return []
         if self._descriptor < 0:
             event = self._find_position()
             if event is not None:
-                self._lost = isinstance(event, Lost)
+                self._is_lost = isinstance(event, Lost)
                 return [event]
             if self._descriptor < 0:
                 return []
@@ -81,7 +81,7 @@ class PartitionReader:
         path = segment_path(self._folder, first)
         try:
             descriptor = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:  # retention removed it first
+        except FileNotFoundError:  # retention has removed it
             return False
         header = os.pread(descriptor, SEGMENT_HEADER_BYTES, 0)
         if len(header) < SEGMENT_HEADER_BYTES:  # the writer is creating it
@@ -97,9 +97,9 @@ class PartitionReader:
         return True
 
     def _find_position(self) -> Event | None:
-        """Open the segment that holds the next offset and go to it.
+        """Open the segment that holds the next offset, and go to that offset.
 
-        Return None, or the event that tells why that offset cannot be read (Lost or Damage).
+        Return None, or the event that reports why the offset cannot be read (Lost or Damage).
         """
         segments = list_segments(self._folder)
         if not segments:
@@ -135,7 +135,7 @@ class PartitionReader:
             if last:
                 self.close()
                 return self._lost_event(list_segments(self._folder)[0])
-            expected = offset  # the damage reaches past the offset: the next read reports it
+            expected = offset  # the damage extends past the offset: the next read reports it
         if expected > offset:
             event = Damage(self._partition, offset, expected, "frames before it are damaged")
             self._next = expected
@@ -177,7 +177,7 @@ class PartitionReader:
         return events
 
     def _damage(self) -> list[Event]:
-        """Report damage at the current position if whole frames follow; otherwise wait for more."""
+        """Report damage at the current position if whole frames follow it."""
         start = self._next
         following = self._resync(start)
         if following is None:
@@ -189,20 +189,21 @@ class PartitionReader:
         """Continue in the segment that begins with the next offset; Damage if it begins later."""
         if self._next > self._first and self._open(self._next):
             return self._read_segment(max_bytes)
-        # Only damage and retention leave a later segment without the next one: listing may wait.
+        # Only after damage or retention is there a later segment without the next one, so list the
+        # segments rarely.
         if self._idle % IDLE_READS_PER_LISTING:
             return []
         segments = list_segments(self._folder)
         if not segments or segments[-1] <= self._next:
             return []
-        # A later segment begins after offsets that this one should hold. Either they were written
-        # since the last read, or they will never be.
+        # A later segment exists, so this one is complete. Its missing offsets were written since
+        # the last read, or are lost.
         events = self._read_segment(max_bytes)
         if events:
             return events
         start = self._next
         if segments[0] > start:
-            self._lost = True
+            self._is_lost = True
             return [self._lost_event(segments[0])]
         following = min(first for first in segments if first > start)
         self.seek(following)
@@ -210,7 +211,7 @@ class PartitionReader:
 
 
 class EndTracker:
-    """The end offset of a partition, from frame headers alone. Each call reads only new frames."""
+    """The end offset of a partition, from frame headers. Each call reads only new headers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

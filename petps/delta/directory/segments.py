@@ -1,4 +1,4 @@
-"""Names in a directory log: log.json, one folder for each partition, one file for each segment."""
+"""Names in a directory log: log.json, a folder for each partition, a file for each segment."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def list_segments(folder: Path) -> list[int]:
 
 
 def write_log_file(root: Path, partitions: int) -> None:
-    """Create an empty log. If another process creates it first, keep that one."""
+    """Create an empty log, unless another process creates it first."""
     if not 1 <= partitions <= MAX_PARTITIONS:
         raise InvalidArgument(f"{partitions} partitions are outside 1..{MAX_PARTITIONS}")
     root.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ _log = logging.getLogger("petps.delta")
 
 
 class PartitionWriter:
-    """The only writer of a partition. It holds the lock until close() or until the process ends."""
+    """The only writer of a partition. It holds the lock until close() or the process exits."""
 
     def __init__(
         self, folder: Path, partition: int, *, segment_bytes: int, retention_bytes: int | None
@@ -58,15 +58,15 @@ class PartitionWriter:
             owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
             os.close(descriptor)
             raise LogLocked(
-                f"{self._folder} is being written by process {owner or 'unknown'}: "
-                "a partition has one writer; stop that one first"
+                f"process {owner or 'unknown'} writes {self._folder}, and a partition has one "
+                "writer: stop that process first"
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         return descriptor
 
     def _recover(self) -> None:
-        """Go to the end of the newest segment, and cut what a crash left half written."""
+        """Go to the end of the newest segment, and cut a frame that a crash left incomplete."""
         segments = list_segments(self._folder)
         if not segments:
             self._start_segment(0)
@@ -84,19 +84,19 @@ class PartitionWriter:
         self._at, self._next = find_end(descriptor, first)
         if self._at < size:
             _log.warning(
-                "[delta] %s: cut %d bytes that a crash left half written after offset %d; "
-                "no reader has received them",
+                "[delta] %s: cut %d bytes after offset %d, an incomplete frame of a crash; no "
+                "reader has received them",
                 path,
                 size - self._at,
                 self._next - 1,
             )
             os.ftruncate(descriptor, self._at)
-        # What the last writer did not flush may only be in the page cache.
+        # Frames that the last writer did not flush may only be in the page cache.
         os.fsync(descriptor)
         os.lseek(descriptor, self._at, os.SEEK_SET)
 
     def _start_segment(self, first: int) -> None:
-        """Create the segment that begins at ``first``, again if a crash interrupted that."""
+        """Create the segment that begins at ``first``, even if a crash left one unfinished."""
         path = segment_path(self._folder, first)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
@@ -113,7 +113,7 @@ class PartitionWriter:
 
     @property
     def broken(self) -> str:
-        """Return why nothing more can be written; empty while writing works."""
+        """Return why the writer accepts no more messages; empty while it accepts them."""
         return self._broken
 
     def append(self, message: Message) -> None:
@@ -138,7 +138,7 @@ class PartitionWriter:
 
     def _write_all(self, pieces: list[bytes | memoryview], total: int) -> None:
         written = os.writev(self._descriptor, pieces)
-        if written < total:  # a full disk or a signal: write the rest as one piece
+        if written < total:  # a full disk or a signal: write the rest in one piece
             rest = memoryview(b"".join(pieces))[written:]
             while len(rest):
                 rest = rest[os.write(self._descriptor, rest) :]
@@ -151,14 +151,14 @@ class PartitionWriter:
             self._broken = f"a failed append could not be undone ({error})"
 
     def flush(self) -> None:
-        """Return when everything appended is on the medium."""
+        """Wait until all appended messages are durable."""
         self._check()
         if not self._dirty:
             return
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
-            # The kernel may have dropped the pages. A second fdatasync would succeed without them.
+            # The kernel may have dropped the pages, and a second fdatasync would still succeed.
             self._broken = f"fdatasync failed ({error})"
             raise _as_petps(error, self._folder) from error
         self._dirty = False

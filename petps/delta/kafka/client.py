@@ -25,7 +25,7 @@ from petps.errors import AlreadyExists, PetpsError, Unavailable
 
 __all__ = ["KafkaAdmin", "LastError", "kafka_logger"]
 
-ASK_SECONDS = 5.0  # without an answer for longer, the brokers count as unreachable
+REQUEST_SECONDS = 5.0  # brokers that do not answer for longer count as unreachable
 POLL_SECONDS: Final = 0.05
 
 kafka_logger = logging.getLogger("petps.delta.kafka")
@@ -35,22 +35,22 @@ kafka_logger.addFilter(lambda record: not record.getMessage().startswith(("CONFW
 
 
 class LastError:
-    """The last error that a client reported outside any call: librdkafka's error_cb."""
+    """The last error that a client reported outside of calls (librdkafka's error_cb)."""
 
     def __init__(self) -> None:
         self.last: KafkaError | None = None
 
     def __call__(self, error: KafkaError) -> None:
-        """Store the error. librdkafka calls this within a poll of the client."""
-        # "All brokers down" follows the reason and says less than it.
+        """Store the error. librdkafka calls this during a poll of the client."""
+        # "All brokers down" follows the reason, and has less information.
         if self.last is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
             self.last = error
 
-    def raise_denied(self, what: str) -> None:
-        """Raise the last error if a retry does not fix it."""
+    def raise_denied(self, name: str) -> None:
+        """Raise the last error if a retry cannot succeed. ``name`` names the log."""
         if self.last is not None and self.last.code() in DENIED:
             error, self.last = self.last, None
-            raise as_petps(error, what)
+            raise as_petps(error, name)
 
 
 def make_client(kind: Any, settings: Mapping[str, Any], last_error: LastError) -> Any:
@@ -62,7 +62,7 @@ def make_client(kind: Any, settings: Mapping[str, Any], last_error: LastError) -
 
 
 class _Moving(Unavailable):
-    """Error of a partition whose leader the brokers do not agree on yet; the caller retries."""
+    """Error of a partition that has no leader yet; the caller retries."""
 
 
 class KafkaAdmin:
@@ -84,13 +84,12 @@ class KafkaAdmin:
     def partitions(self) -> int:
         """Return P of the topic. Raises NotFound, PermissionDenied, Unavailable."""
         topic = self._address.topic
-        futures = self._client.describe_topics(
-            TopicCollection([topic]), request_timeout=ASK_SECONDS
-        )
+        topics = TopicCollection([topic])
+        futures = self._client.describe_topics(topics, request_timeout=REQUEST_SECONDS)
         return len(self._answer(futures[topic]).partitions)
 
     def create(self, partitions: int) -> None:
-        """Create the topic. Raises AlreadyExists, or the error for which the brokers refuse it."""
+        """Create the topic. Raises AlreadyExists, or the brokers' error."""
         settings = dict(self._options.topic)
         replication = int(settings.pop("replication.factor"))
         topic = NewTopic(
@@ -100,7 +99,9 @@ class KafkaAdmin:
             config=settings,
         )
         self._answer(
-            self._client.create_topics([topic], request_timeout=ASK_SECONDS)[self._address.topic]
+            self._client.create_topics([topic], request_timeout=REQUEST_SECONDS)[
+                self._address.topic
+            ]
         )
 
     def offsets(self, partitions: Sequence[int], *, start: bool) -> dict[int, int]:
@@ -110,37 +111,37 @@ class KafkaAdmin:
         specs: Any = OffsetSpec
         spec = specs.earliest() if start else specs.latest()
         requests = {TopicPartition(self._address.topic, p): spec for p in partitions}
-        deadline = time.monotonic() + ASK_SECONDS
+        deadline = time.monotonic() + REQUEST_SECONDS
         while True:
             client = self._client  # keep the client alive until it has answered
             futures = client.list_offsets(
                 requests,
                 isolation_level=IsolationLevel.READ_COMMITTED,
-                request_timeout=ASK_SECONDS,
+                request_timeout=REQUEST_SECONDS,
             )
             try:
                 return {
                     place.partition: self._answer(future).offset
                     for place, future in futures.items()
                 }
-            except _Moving as moving:  # the partition has just chosen a leader
+            except _Moving as moving:  # the partition is choosing its leader
                 if time.monotonic() > deadline:
-                    raise self._away(str(moving)) from None
-                # Reconnect: the old client would retry with the leader epoch that it remembers.
+                    raise self._unreachable(str(moving)) from None
+                # Reconnect, because the old client would retry with its old leader epoch.
                 self._client = self._connect()
             time.sleep(POLL_SECONDS)
 
     def _answer(self, future: Future[Any]) -> Any:
-        deadline = time.monotonic() + ASK_SECONDS
+        deadline = time.monotonic() + REQUEST_SECONDS
         while True:
             try:
                 answer = future.result(POLL_SECONDS)
                 break
             except TimeoutError:
-                self._client.poll(0)  # serves error_cb
+                self._client.poll(0)  # calls error_cb
                 self._last_error.raise_denied(self._name)
                 if time.monotonic() > deadline:
-                    raise self._away("no answer") from None
+                    raise self._unreachable("no answer") from None
             except KafkaException as error:
                 self._client.poll(0)
                 self._last_error.raise_denied(self._name)
@@ -155,10 +156,10 @@ class KafkaAdmin:
             return AlreadyExists(f"{self._name} exists already")
         translated = as_petps(error, self._name)
         if isinstance(translated, Unavailable):
-            return self._away(error.str())
+            return self._unreachable(error.str())
         return translated
 
-    def _away(self, text: str) -> PetpsError:
+    def _unreachable(self, text: str) -> PetpsError:
         reason = f" ({self._last_error.last.str()})" if self._last_error.last is not None else ""
         return Unavailable(
             f"{self._name}: {text}{reason}; check the address, and that the brokers are up"

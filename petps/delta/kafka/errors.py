@@ -19,7 +19,7 @@ from petps.errors import (
 
 __all__ = ["AWAY", "DENIED", "GONE", "MOVING", "as_petps"]
 
-# Errors that a retry does not fix: they are raised at once.
+# Errors that a retry does not fix. They are raised at once.
 DENIED: Final = frozenset(
     {
         KafkaError._AUTHENTICATION,
@@ -52,7 +52,7 @@ GONE: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_ID,
     }
 )
-# The partition changes its leader or was just created: over in a moment.
+# Temporary errors of a partition that changes its leader or was just created.
 MOVING: Final = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -73,14 +73,15 @@ _REMEDY: Final = {
 _PASSWORD: Final = "check sasl.username, sasl.password and sasl.mechanism"
 
 
-def as_petps(error: KafkaError, what: str) -> PetpsError:
-    """Return the petps error for one of Kafka; ``what`` names the log and the operation."""
-    code, text = error.code(), f"{what}: {error.str()}"
+def as_petps(error: KafkaError, subject: str) -> PetpsError:
+    """Return the petps error for one of Kafka; ``subject`` names the log and the operation."""
+    code, text = error.code(), f"{subject}: {error.str()}"
     if code in DENIED:
         return PermissionDenied(f"{text}; {_REMEDY.get(code, _PASSWORD)}")
     if code in GONE:
         return NotFound(
-            f"{text}; the first publisher makes the topic, or make it with the model's partitions"
+            f"{text}; the first publisher creates the topic, or create it with as many partitions "
+            "as the model has"
         )
     if code == KafkaError.MSG_SIZE_TOO_LARGE:
         return FailedPrecondition(
@@ -88,7 +89,7 @@ def as_petps(error: KafkaError, what: str) -> PetpsError:
             "smaller chunk_bytes"
         )
     if code in (KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.POLICY_VIOLATION):
-        return InvalidArgument(f"{text}; set topic.replication.factor to what the brokers allow")
+        return InvalidArgument(f"{text}; set topic.replication.factor to an allowed value")
     if code in (KafkaError._INVALID_ARG, KafkaError.INVALID_CONFIG, KafkaError.INVALID_PARTITIONS):
         return InvalidArgument(text)
     if code == KafkaError.KAFKA_STORAGE_ERROR:

@@ -26,29 +26,28 @@ from petps.errors import (
 
 __all__ = ["KafkaLog"]
 
-POLL_SECONDS: Final = 0.1  # how soon an error of the brokers is noticed while waiting
-MADE_SECONDS: Final = 30.0  # until all brokers know a topic that was just created
-READ_SECONDS: Final = 10.0  # for the last message of each partition
-RETRY_SECONDS: Final = 2.0  # once brokers were unreachable, requests fail at once for this time
+POLL_SECONDS: Final = 0.1  # between two checks for errors of the brokers during a wait
+CREATE_SECONDS: Final = 30.0  # until all brokers know a topic that was just created
+READ_SECONDS: Final = 10.0  # to read the last message of each partition
+RETRY_SECONDS: Final = 2.0  # if the brokers are unreachable, requests fail at once for this time
 
 
 class KafkaLog:
     """A delta log in a Kafka topic, kafka://host:port[,host:port]/topic.
 
-    The brokers are not contacted before the first use, so a log can be opened while they are away.
+    The log contacts the brokers at its first use, so it can be opened while they are unreachable.
 
     Args:
         location: The address of the topic.
         partitions: P, if the caller knows it.
-        create: Create a missing topic with ``partitions`` partitions.
-        options: librdkafka's settings by name, and topic.<setting> for a topic to be created
-            (FORMAT.md).
+        create: Whether to create a missing topic with ``partitions`` partitions.
+        options: librdkafka's settings by name, and topic.<setting> for a new topic (FORMAT.md).
 
     Raises, now or at the first use:
-        InvalidArgument: a wrong address or option, or another number of partitions.
-        NotFound: there is no such topic.
-        PermissionDenied: a wrong password or certificate, or missing rights.
-        Unavailable: the brokers do not answer.
+        InvalidArgument: A wrong address or option, or another number of partitions.
+        NotFound: The topic does not exist.
+        PermissionDenied: A wrong password or certificate, or missing rights.
+        Unavailable: The brokers do not answer.
     """
 
     def __init__(
@@ -70,10 +69,10 @@ class KafkaLog:
         self._last_error = LastError()
         self._producer: Producer | None = None
         self._failed: KafkaError | None = None
-        self._has_raised = False  # whether a call has raised that error
+        self._has_raised = False  # whether a call has raised the error of _failed
         self._closed = False
-        self._away: Unavailable | None = None
-        self._away_until = 0.0
+        self._unreachable: Unavailable | None = None
+        self._unreachable_until = 0.0
         self._mutex = threading.Lock()
         self._connecting = threading.Lock()
 
@@ -90,7 +89,7 @@ class KafkaLog:
 
     @property
     def partitions(self) -> int:
-        """See DeltaLog. Returns the number given, otherwise the topic's."""
+        """See DeltaLog. Returns the number that the caller gave, or else the topic's."""
         return (
             self._expected_partitions if self._expected_partitions is not None else self._connect()
         )
@@ -108,7 +107,7 @@ class KafkaLog:
                 if self._expected_partitions is not None and count != self._expected_partitions:
                     raise InvalidArgument(
                         f"{self.name} has {count} partitions, not {self._expected_partitions}: the "
-                        "number is fixed for ever; use another topic"
+                        "number can never change; use another topic"
                     )
                 self._partitions = count
             return self._partitions
@@ -116,11 +115,11 @@ class KafkaLog:
     def _create_topic(self, partitions: int) -> int:
         with contextlib.suppress(AlreadyExists):  # another publisher created it first
             self._admin.create(partitions)
-        deadline = time.monotonic() + MADE_SECONDS
+        deadline = time.monotonic() + CREATE_SECONDS
         while True:
             try:
                 count = self._admin.partitions()
-                self._admin.offsets(range(count), start=True)  # works once all have leaders
+                self._admin.offsets(range(count), start=True)  # succeeds once all have leaders
                 return count
             except NotFound:
                 if time.monotonic() > deadline:
@@ -160,7 +159,7 @@ class KafkaLog:
     def _on_delivery(self, error: KafkaError | None, message: object) -> None:
         if error is not None and self._failed is None:
             self._failed = error
-            # Readers must not see what follows a missing message.
+            # Readers must not receive messages that follow a missing one.
             assert self._producer is not None
             self._producer.purge(blocking=False)
 
@@ -216,18 +215,19 @@ class KafkaLog:
         return self._offsets(partitions, start=False)
 
     def _offsets(self, partitions: Sequence[int], *, start: bool) -> dict[int, int]:
-        # Status calls this every second: it must not block each time while the brokers are away.
-        away = self._away  # read once: another thread may clear it now
-        if away is not None and time.monotonic() < self._away_until:
-            raise away
+        # Status calls this every second. It must not block each time while brokers are unreachable.
+        unreachable = self._unreachable  # read once, because another thread may clear it
+        if unreachable is not None and time.monotonic() < self._unreachable_until:
+            raise unreachable
         try:
             for partition in partitions:
                 self._check_partition(partition)
             offsets = self._admin.offsets(partitions, start=start)
         except Unavailable as error:
-            self._away, self._away_until = error, time.monotonic() + RETRY_SECONDS
+            self._unreachable = error
+            self._unreachable_until = time.monotonic() + RETRY_SECONDS
             raise
-        self._away = None
+        self._unreachable = None
         return offsets
 
     def last_messages(self, partitions: Sequence[int]) -> dict[int, Message]:
@@ -239,7 +239,7 @@ class KafkaLog:
         messages: dict[int, Message] = {}
         missing = [p for p in partitions if ends[p] > starts[p]]
         step = 1
-        # The last offsets may hold a transaction's markers: look further back in each round.
+        # The last offsets may be a transaction's markers, so read from further back in each round.
         while missing:
             first_offsets = {p: max(starts[p], ends[p] - step) for p in missing}
             messages.update(self._last_from(first_offsets, ends))
@@ -248,7 +248,7 @@ class KafkaLog:
         return {partition: messages[partition] for partition in partitions if partition in messages}
 
     def _last_from(self, first_offsets: dict[int, int], ends: dict[int, int]) -> dict[int, Message]:
-        """Return the last message of each partition whose offset is its first offset or later."""
+        """Return the last message of each partition, if it is at its first offset or later."""
         settings = self._options.consumer(self._address)
         settings |= {"enable.partition.eof": True, "fetch.wait.max.ms": 10}
         last_error = LastError()
@@ -276,7 +276,7 @@ class KafkaLog:
                 partition, error = message.partition(), message.error()
                 assert partition is not None
                 if error is None:
-                    with contextlib.suppress(UnicodeDecodeError):  # damaged: not written by petps
+                    with contextlib.suppress(UnicodeDecodeError):  # not a message of petps
                         messages[partition] = message_of(message)
                     if (message.offset() or 0) >= ends[partition] - 1:
                         unread.discard(partition)

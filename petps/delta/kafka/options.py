@@ -17,25 +17,25 @@ MAX_TOPIC_BYTES: Final = 249  # Kafka's own limit
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._\-]+")
 _BROKER: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._\-]+)(:\d{1,5})?")
 
-# Options that petps sets, because the log's promises depend on them.
+# Options that users cannot set, with the reason or the remedy.
 OWNED: Final = {
     "bootstrap.servers": "name the brokers in the address",
     "metadata.broker.list": "name the brokers in the address",
-    "enable.idempotence": "a log is written without duplicates, always",
+    "enable.idempotence": "petps always writes without duplicates",
     "acks": "a message is durable when all in-sync replicas have it",
     "request.required.acks": "a message is durable when all in-sync replicas have it",
     "auto.offset.reset": "a position that is gone is reported, never replaced by another",
-    "enable.auto.commit": "positions are kept by the pool",
-    "enable.auto.offset.store": "positions are kept by the pool",
-    "allow.auto.create.topics": "the first publisher makes the topic",
-    "enable.partition.eof": "not an option of a log",
-    "enable.gapless.guarantee": "a log is written without gaps, always",
+    "enable.auto.commit": "the pool stores the positions",
+    "enable.auto.offset.store": "the pool stores the positions",
+    "allow.auto.create.topics": "the first publisher creates the topic",
+    "enable.partition.eof": "petps sets it where it needs it",
+    "enable.gapless.guarantee": "petps always writes without gaps",
     "partitioner": "the key decides the partition",
     "transactional.id": "a version is complete with its commit record, not with a transaction",
     "compression.codec": "write compression.type",
     "message.max.bytes": "write topic.max.message.bytes",
 }
-# Options that only one kind of client knows; librdkafka warns if another kind gets them.
+# Prefixes of options that only one kind of client knows; librdkafka warns if another gets them.
 PRODUCER: Final = (
     "compression.", "linger.ms", "queue.buffering.", "batch.", "message.timeout.ms",
     "delivery.timeout.ms", "request.timeout.ms", "retries", "message.send.max.retries",
@@ -49,18 +49,18 @@ TOPIC: Final = "topic."
 PASSWORD_FILE: Final = "sasl.password.file"
 GROUP: Final = "group.id"
 
-# librdkafka refuses a larger message without asking the broker; brokers accept this by default.
+# librdkafka refuses larger messages itself. Brokers accept messages of this size by default.
 MESSAGE_BYTES_MAX: Final = 1_048_588
 PRODUCER_DEFAULTS: Final[dict[str, Any]] = {
     "enable.idempotence": True,
     "acks": "all",
-    # Nothing is delivered after a message that failed.
+    # After a message that failed, deliver no further message.
     "enable.gapless.guarantee": True,
-    # Measured in FORMAT.md on rows of float32.
+    # FORMAT.md has measurements.
     "compression.type": "lz4",
-    # Messages have up to 1 MB already: a longer wait to batch them gains nothing.
+    # Messages have up to 1 MB, so waiting longer for larger batches gains nothing.
     "linger.ms": 2,
-    # Backpressure: publish() waits while this much is not acknowledged.
+    # Backpressure: publish() waits while this number of KiB is not acknowledged.
     "queue.buffering.max.kbytes": 64 << 10,
     "message.timeout.ms": 120_000,
 }
@@ -69,17 +69,18 @@ CONSUMER_DEFAULTS: Final[dict[str, Any]] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "allow.auto.create.topics": False,
-    # A message has its own checksum over all its bytes, which is checked before it is applied.
-    # librdkafka 2.16 cannot continue after a batch with a wrong CRC: it takes the bytes that follow
-    # for batches, which usually crashes the process.
+    # Each message has a checksum over all its bytes, which ingest checks before it applies them.
+    # librdkafka 2.16 cannot continue after a batch with a wrong CRC: it interprets the bytes that
+    # follow as batches, which usually crashes the process.
     "check.crcs": False,
-    # Upper limit of what librdkafka reads ahead of ingest: a few polls' worth.
+    # Limit of what librdkafka reads ahead of ingest: a few polls of it.
     "queued.max.messages.kbytes": 32 << 10,
-    # Pause of fetching once the queue is full; the default of a second would let it run empty.
+    # Pause of fetching once the queue is full; it would run empty with the default of a second.
     "fetch.queue.backoff.ms": 5,
-    # A seek waits for the fetch in flight. Brokers answer at once when they have new messages.
+    # A seek waits for the fetch in flight, so keep fetches short. Brokers that have new messages
+    # answer at once anyway.
     "fetch.wait.max.ms": 100,
-    # Partitions are assigned permanently: ingest may be busy with a base for hours.
+    # Partitions are assigned permanently, and ingest may load a base for hours between polls.
     "max.poll.interval.ms": 86_400_000,
 }
 TOPIC_DEFAULTS: Final[dict[str, str]] = {
@@ -87,10 +88,10 @@ TOPIC_DEFAULTS: Final[dict[str, str]] = {
     # A week: a server that is away for longer needs a base.
     "retention.ms": str(7 * 24 * 3600 * 1000),
     "cleanup.policy": "delete",
-    # Keep the producer's choice; recompressing would cost the broker a pass over every message.
+    # Keep the producer's compression, because recompressing would cost the broker time.
     "compression.type": "producer",
     "max.message.bytes": str(MESSAGE_BYTES_MAX),
-    # The message's own headers carry the record's time.
+    # The message's own headers have its publishing time.
     "message.timestamp.type": "LogAppendTime",
 }
 
@@ -128,7 +129,7 @@ def parse_address(location: str) -> KafkaAddress:
 
 
 class KafkaOptions:
-    """Checked options by librdkafka's names, and petps's own: topic.<name>, sasl.password.file."""
+    """Checked options by librdkafka's names, with petps's topic.<name> and sasl.password.file."""
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         values = {name: _text(value) for name, value in (options or {}).items()}

@@ -1,4 +1,4 @@
-"""Reader of assigned partitions: takes from librdkafka's one queue, fairly and within a limit."""
+"""Reader of assigned partitions, which takes messages of librdkafka's queue fairly and bounded."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from petps.delta.log import Damage, Delivery, Event, Lost
 
 __all__ = ["KafkaSubscription", "message_of"]
 
-# Take at least this much from librdkafka, so that small polls see all partitions with messages.
+# Bytes to take from librdkafka at least, so that small polls see all partitions with messages.
 BUFFER_BYTES_MIN: Final = 4 << 20
 FIRST_SIZE_GUESS: Final = 1 << 20
 COMMIT_SECONDS: Final = 1.0  # between two commits for observers
-STILL_SECONDS: float = 30.0  # without a message although the log has some: log a warning
+STALL_SECONDS: float = 30.0  # without a message, although the log has more: log a warning
 _BEYOND: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 _LOST: Final = _BEYOND | {KafkaError._LOG_TRUNCATION}
 # librdkafka's errors for a batch with altered bytes: an unknown codec or format. For a wrong length
@@ -71,7 +71,7 @@ class KafkaSubscription:
         self._reassigned: dict[int, int] = {}
         # By partition: its tail, and the time since when the tail has not moved although
         # librdkafka's queue was empty at each poll.
-        self._still_tails: dict[int, tuple[int, float]] = {}
+        self._stalled_tails: dict[int, tuple[int, float]] = {}
         self._last_poll = time.monotonic()
         self._consumer.assign([self._place(p, offset) for p, offset in positions.items()])
 
@@ -79,7 +79,7 @@ class KafkaSubscription:
         return TopicPartition(self._topic, partition, offset)
 
     def poll(self, *, max_bytes: int, timeout: float) -> list[Event]:
-        """See Subscription. Raises errors that a retry does not fix: no rights, no such topic."""
+        """See Subscription. Raises errors that a retry does not fix: no rights, no topic."""
         deadline = time.monotonic() + timeout
         while True:
             is_empty = self._take_over(max_bytes)
@@ -103,11 +103,11 @@ class KafkaSubscription:
             if not messages:
                 return True
             before = self._buffered
-            # Partitions that were reassigned: their other messages here precede that and are void.
-            moved: set[int | None] = set()
+            # Ignore the other messages of a reassigned partition: they precede the reassignment.
+            reassigned: set[int | None] = set()
             for message in messages:
-                if message.partition() not in moved and self._add(message):
-                    moved.add(message.partition())
+                if message.partition() not in reassigned and self._add(message):
+                    reassigned.add(message.partition())
             self._size_guess = max(100, (self._buffered - before) // len(messages))
         return False
 
@@ -141,17 +141,17 @@ class KafkaSubscription:
                 start, end = self._bounds(partition)
                 is_inside = code in _BEYOND and start <= offset <= end
                 if is_inside and self._reassigned.get(partition) != offset:
-                    # The error named a damaged batch's false offset, or is about an earlier
-                    # position: assign the same offset once more.
+                    # The error names a false offset of a damaged batch, or is about an earlier
+                    # position. Assign the same offset once more.
                     self._reassigned[partition] = offset
                     self._assign(partition, offset)
                     return True
                 if not is_inside or offset == end:
                     self._buffers[partition].append(Lost(partition, offset, start, end))
                     return True
-            # The number of messages in the damaged batch is unknown: skip one offset at a time.
+            # The number of messages in the damaged batch is unknown, so skip one offset at a time.
             # librdkafka reports the same batch until all of it is skipped. It also reports offsets
-            # that it reads from the damaged bytes and that no broker has.
+            # that it reads from the damaged bytes and that do not exist.
             self._buffers[partition].append(Damage(partition, offset, offset + 1, error.str()))
             self._tail[partition] = offset + 1
             self._assign(partition, offset + 1)
@@ -163,38 +163,38 @@ class KafkaSubscription:
         return False
 
     def _warn_of_stalls(self, is_empty: bool) -> None:
-        """Warn once about each partition that makes no progress although its log goes on.
+        """Warn once about each partition that makes no progress although its log has more.
 
-        librdkafka reports nothing about unreadable records within a readable batch. The check sends
-        no request: every fetch response carries the log's end, even if it carries no message.
+        librdkafka does not report unreadable records within a readable batch. The check sends no
+        request: every fetch response has the log's end, even if it has no message.
         """
         now = time.monotonic()
         pause_seconds, self._last_poll = now - self._last_poll, now
-        if not is_empty or pause_seconds > STILL_SECONDS / 3:
-            self._still_tails.clear()
+        if not is_empty or pause_seconds > STALL_SECONDS / 3:
+            self._stalled_tails.clear()
             return
         for partition in self._assigned:
             tail = self._tail[partition]
-            last_tail, since = self._still_tails.get(partition, (None, now))
+            last_tail, since = self._stalled_tails.get(partition, (None, now))
             if tail != last_tail:
-                self._still_tails[partition] = tail, now
-            elif now - since >= STILL_SECONDS:
+                self._stalled_tails[partition] = tail, now
+            elif now - since >= STALL_SECONDS:
                 _, end = self._consumer.get_watermark_offsets(
                     self._place(partition, 0), cached=True
                 )
-                self._still_tails[partition] = tail, now
+                self._stalled_tails[partition] = tail, now
                 if tail < end:
-                    self._still_tails[partition] = tail, math.inf  # warn once
+                    self._stalled_tails[partition] = tail, math.inf  # warn once
                     kafka_logger.warning(
-                        "%s, partition %d: nothing came from offset %d for %.0f s, and the log ends"
-                        " at %d: brokers or network are slow, the rest are a transaction's markers,"
-                        ' or what is stored there is damaged ("Damage" in petps/delta/kafka/'
-                        "FORMAT.md)",
+                        "%s, partition %d: no message from offset %d on for %.0f s, but the log "
+                        "ends at %d: brokers or network are slow, only a transaction's markers "
+                        'follow, or the log is damaged there ("Damaged lengths" in petps/delta/'
+                        "kafka/FORMAT.md)",
                         self._name, partition, tail, now - since, end,
                     )  # fmt: skip
 
     def _deal(self, max_bytes: int) -> list[Event]:
-        """Return buffered events: at most a share of each partition, in rotating order."""
+        """Return buffered events: at most a share for each partition, in rotating order."""
         ready = [p for p, buffer in self._buffers.items() if buffer]
         if not ready:
             return []
@@ -214,14 +214,14 @@ class KafkaSubscription:
         return events
 
     def _assign(self, partition: int, offset: int) -> None:
-        """Continue at ``offset``. This drops what librdkafka has read of the partition."""
+        """Continue at ``offset``, and drop what librdkafka has read of the partition."""
         self._unassign(partition)
         self._consumer.incremental_assign([self._place(partition, offset)])
         self._assigned.add(partition)
 
     def _unassign(self, partition: int) -> None:
         if partition in self._assigned:
-            self._still_tails.pop(partition, None)
+            self._stalled_tails.pop(partition, None)
             self._consumer.incremental_unassign([self._place(partition, 0)])
             self._assigned.discard(partition)
 
@@ -268,7 +268,7 @@ class KafkaSubscription:
 
 
 def message_of(message: Any) -> Message:
-    """Convert a message of Kafka to one of petps; absent values become empty."""
+    """Convert a message of Kafka to one of petps; missing values become empty."""
     headers = [(name, value or b"") for name, value in message.headers() or []]
     return Message(headers, message.value() or b"")
 

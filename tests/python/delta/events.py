@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
 
-from petps.delta import Delivery, Event, Message, Subscription
+from petps.delta import Delivery, DeltaLog, Event, Message, Subscription
 from petps.delta.kafka import KafkaLog, parse_address
 
 
 def message(number: int, size: int = 100) -> Message:
     return Message([("n", str(number).encode())], number.to_bytes(8, "little") * (size // 8))
+
+
+def publish(log: DeltaLog, *sequence: int, partition: int = 0, size: int = 100) -> None:
+    """Publish the messages of these numbers, and flush."""
+    for number in sequence:
+        log.publish(partition, message(number, size))
+    log.flush()
 
 
 def numbers(events: list[Event]) -> list[int | str]:
@@ -22,7 +27,7 @@ def numbers(events: list[Event]) -> list[int | str]:
 
 
 def read(log: KafkaLog, count: int, *, partition: int = 0, start: int = 0) -> list[Event]:
-    """Return ``count`` events, or those that came within 20 s."""
+    """Return ``count`` events, or fewer after 20 s."""
     subscription = log.subscribe({partition: start})
     events: list[Event] = []
     deadline = time.monotonic() + 20
@@ -32,15 +37,8 @@ def read(log: KafkaLog, count: int, *, partition: int = 0, start: int = 0) -> li
     return events
 
 
-def until(what: Callable[[], Any], seconds: float = 30) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
-
-
 def take(subscription: Subscription, events: list[Event], count: int) -> None:
+    """Append events of the subscription until there are ``count``."""
     deadline = time.monotonic() + 30
     while len(events) < count:
         assert time.monotonic() < deadline, numbers(events)

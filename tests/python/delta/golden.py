@@ -1,6 +1,7 @@
-"""The records whose bytes tests/golden/delta keeps. `python -m tests.python.delta.golden` rewrites.
+"""The records whose bytes are in tests/golden/delta.
 
-Only a new format may change the files. The old files then stay beside the new, and are still read.
+`python -m tests.python.delta.golden` rewrites the files. Only a new format may change them. The old
+files then stay beside the new ones, and are still read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Promises of the directory log: crashes, damage, locks, segments, retention."""
+"""The directory log: crashes, damage, locks, segments, retention."""
 
 from __future__ import annotations
 
@@ -29,22 +29,20 @@ from petps.errors import (
     Unimplemented,
 )
 from tests.python.delta import writer_process
-from tests.python.delta.events import message, numbers
+from tests.python.delta.events import message, numbers, publish
 
 
 def fill(path: Path, count: int, *, size: int = 100, segment_bytes: int = 64 << 20) -> DirectoryLog:
     log = DirectoryLog(path, partitions=1, segment_bytes=segment_bytes)
-    for number in range(count):
-        log.publish(0, message(number, size))
-    log.flush()
+    publish(log, *range(count), size=size)
     return log
 
 
 def read_all(log: DirectoryLog, start: int = 0) -> list[Event]:
     subscription = log.subscribe({0: start})
     events: list[Event] = []
-    while found := subscription.poll(max_bytes=1 << 20, timeout=0):
-        events += found
+    while polled := subscription.poll(max_bytes=1 << 20, timeout=0):
+        events += polled
     subscription.close()
     return events
 
@@ -62,7 +60,7 @@ def test_offsets_count_messages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 300, 7))
-def test_a_torn_tail_is_waited_for_and_then_cut(
+def test_readers_wait_for_a_torn_tail_and_writers_cut_it(
     tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(tmp_path, 10, size=200).close()
@@ -76,16 +74,15 @@ def test_a_torn_tail_is_waited_for_and_then_cut(
     assert subscription.poll(max_bytes=1 << 20, timeout=0) == []
     assert reader.end_offsets([0]) == {0: kept}
     with DirectoryLog(tmp_path) as writer, caplog.at_level(logging.WARNING):
-        writer.publish(0, message(100))
-        writer.flush()
-        assert ("half written" in caplog.text) == (len(whole) - cut != 32 + kept * 256)
+        publish(writer, 100)
+        assert ("incomplete frame" in caplog.text) == (len(whole) - cut != 32 + kept * 256)
         assert numbers(subscription.poll(max_bytes=1 << 20, timeout=1)) == [100]
         assert reader.end_offsets([0]) == {0: kept + 1}
     subscription.close()
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 500, b"PTLF" * 50, bytes(range(256)), b"\xff"])
-def test_a_tail_of_garbage_is_cut(tmp_path: Path, tail: bytes) -> None:
+def test_garbage_at_the_end_is_cut(tmp_path: Path, tail: bytes) -> None:
     fill(tmp_path, 3).close()
     with segments(tmp_path)[0].open("ab") as file:
         file.write(tail)
@@ -97,7 +94,7 @@ def test_a_tail_of_garbage_is_cut(tmp_path: Path, tail: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", range(SEGMENT_HEADER_BYTES))
-def test_a_crash_while_a_segment_is_made(tmp_path: Path, size: int) -> None:
+def test_a_crash_during_the_creation_of_a_segment(tmp_path: Path, size: int) -> None:
     fill(tmp_path, 20, segment_bytes=4096).close()
     new = tmp_path / "p0000" / f"{20:020d}.log"
     new.write_bytes(segments(tmp_path)[0].read_bytes()[:size])
@@ -105,14 +102,13 @@ def test_a_crash_while_a_segment_is_made(tmp_path: Path, size: int) -> None:
     subscription = reader.subscribe({0: 0})
     assert len(subscription.poll(max_bytes=1 << 20, timeout=0)) <= 20
     with DirectoryLog(tmp_path, segment_bytes=4096) as log:
-        log.publish(0, message(20))
-        log.flush()
+        publish(log, 20)
         assert numbers(read_all(log)) == list(range(21))
         assert reader.end_offsets([0]) == {0: 21}
     subscription.close()
 
 
-def test_every_flipped_bit_is_damage_to_its_message_alone(tmp_path: Path) -> None:
+def test_every_flipped_bit_damages_only_its_message(tmp_path: Path) -> None:
     fill(tmp_path / "log", 5, size=24).close()
     (segment,) = segments(tmp_path / "log")
     whole = segment.read_bytes()
@@ -123,12 +119,12 @@ def test_every_flipped_bit_is_damage_to_its_message_alone(tmp_path: Path) -> Non
         flipped[at] ^= 1 << at % 8
         segment.write_bytes(flipped)
         events = read_all(DirectoryLog(tmp_path / "log"))
-        found = numbers(events)
-        if found == [0, 1, 2, 3, 4]:  # the altered byte is padding
+        delivered = numbers(events)
+        if delivered == [0, 1, 2, 3, 4]:  # the altered byte is padding
             continue
         expected: list[int | str] = list(range(5))
         expected[damaged] = "Damage"
-        assert found == expected, at
+        assert delivered == expected, at
         damage = events[damaged]
         assert isinstance(damage, Damage)
         assert (damage.offset, damage.next_offset) == (damaged, damaged + 1)
@@ -139,7 +135,7 @@ def test_every_flipped_bit_is_damage_to_its_message_alone(tmp_path: Path) -> Non
         assert numbers(read_all(log))[-2:] == [4, 5]
 
 
-def test_a_seek_into_damage_is_damage(tmp_path: Path) -> None:
+def test_a_seek_into_damage_reports_damage(tmp_path: Path) -> None:
     log = fill(tmp_path, 10, size=200)
     (segment,) = segments(tmp_path)
     data = bytearray(segment.read_bytes())
@@ -151,18 +147,17 @@ def test_a_seek_into_damage_is_damage(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_segment_cut_short_is_damage(tmp_path: Path) -> None:
+def test_a_segment_that_is_cut_short_reports_damage(tmp_path: Path) -> None:
     log = fill(tmp_path, 40, segment_bytes=4096)
     first, second = segments(tmp_path)[:2]
     following = int(second.name[:20])
     os.truncate(first, first.stat().st_size - 10)
-    found = read_all(log)
-    assert numbers(found) == [*range(following - 1), "Damage", *range(following, 40)]
+    assert numbers(read_all(log)) == [*range(following - 1), "Damage", *range(following, 40)]
     assert numbers(read_all(log, start=following - 1)) == ["Damage", *range(following, 40)]
     log.close()
 
 
-def test_a_missing_segment_is_damage(tmp_path: Path) -> None:
+def test_a_missing_segment_reports_damage(tmp_path: Path) -> None:
     log = fill(tmp_path, 60, segment_bytes=4096)
     paths = segments(tmp_path)
     starts = [int(path.name[:20]) for path in paths]
@@ -172,7 +167,7 @@ def test_a_missing_segment_is_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_mutation_is_read_without_a_crash(tmp_path: Path, seed: int) -> None:
+def test_mutated_segments_deliver_only_whole_messages(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     fill(tmp_path, 12, size=64).close()
     (segment,) = segments(tmp_path)
@@ -207,8 +202,8 @@ def test_any_mutation_is_read_without_a_crash(tmp_path: Path, seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_kill_9_of_a_writer_loses_nothing_durable(tmp_path: Path, seed: int) -> None:
-    """Kill the writer repeatedly while a reader tails; the reader sees one unbroken sequence."""
+def test_a_killed_writer_loses_no_durable_message(tmp_path: Path, seed: int) -> None:
+    """Kill the writer repeatedly while a reader follows: it reads one unbroken sequence."""
     rng = np.random.default_rng(seed)
     print(f"seed {seed}")
     path = tmp_path / "log"
@@ -238,11 +233,12 @@ def test_kill_9_of_a_writer_loses_nothing_durable(tmp_path: Path, seed: int) -> 
     while sum(map(len, seen.values())) < sum(ends.values()):
         assert time.monotonic() < deadline
         collect(subscription.poll(max_bytes=1 << 20, timeout=0.01), seen)
-    for partition, found in seen.items():
-        assert found == list(range(partition, writer_process.P * len(found), writer_process.P))
-        assert len(found) > 20
+    for partition, sequence in seen.items():
+        end = writer_process.P * len(sequence)
+        assert sequence == list(range(partition, end, writer_process.P))
+        assert len(sequence) > 20
     subscription.close()
-    with DirectoryLog(path) as log:  # the process's end released the lock
+    with DirectoryLog(path) as log:  # the exit of the process has released the lock
         log.publish(0, message(0))
 
 
@@ -258,7 +254,7 @@ def test_a_partition_has_one_writer(tmp_path: Path) -> None:
     with DirectoryLog(tmp_path, partitions=2) as first, DirectoryLog(tmp_path) as second:
         first.publish(0, message(0))
         second.publish(1, message(1))
-        with pytest.raises(LogLocked, match=rf"is being written by process {os.getpid()}: .*stop"):
+        with pytest.raises(LogLocked, match=rf"process {os.getpid()} writes .*: stop"):
             second.publish(0, message(2))
         first.close()
         second.publish(0, message(3))
@@ -268,9 +264,7 @@ def test_a_partition_has_one_writer(tmp_path: Path) -> None:
 def test_retention_removes_the_oldest_segments(tmp_path: Path) -> None:
     with DirectoryLog(tmp_path, partitions=1, segment_bytes=4096, retention_bytes=16 << 10) as log:
         slow = log.subscribe({0: 0})
-        for number in range(400):
-            log.publish(0, message(number, 200))
-        log.flush()
+        publish(log, *range(400), size=200)
         assert sum(path.stat().st_size for path in segments(tmp_path)) < (16 << 10) + 8192
         start = log.start_offsets([0])[0]
         assert start > 300
@@ -283,7 +277,7 @@ def test_retention_removes_the_oldest_segments(tmp_path: Path) -> None:
         slow.close()
 
 
-def test_trim_under_a_reader(tmp_path: Path) -> None:
+def test_a_trim_is_reported_to_a_reader_before_it(tmp_path: Path) -> None:
     with fill(tmp_path, 100, size=200, segment_bytes=4096) as log:
         subscription = log.subscribe({0: 0})
         first = numbers(subscription.poll(max_bytes=1, timeout=0))
@@ -292,15 +286,15 @@ def test_trim_under_a_reader(tmp_path: Path) -> None:
         start = log.start_offsets([0])[0]
         assert 30 < start <= 50
         events: list[Event] = []
-        while found := subscription.poll(max_bytes=1 << 20, timeout=0):
-            events += found
-        # The open segment can still be read. Then the hole is reported, never skipped silently.
+        while polled := subscription.poll(max_bytes=1 << 20, timeout=0):
+            events += polled
+        # The open segment can still be read. Then the reader reports the missing offsets.
         assert numbers(events)[-1] == "Lost"
         assert numbers(events)[:-1] == list(range(1, len(events)))
         subscription.close()
 
 
-def test_full_disk_is_an_error_and_leaves_no_half_message(
+def test_a_full_disk_is_an_error_and_leaves_no_partial_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = fill(tmp_path, 3)
@@ -314,8 +308,7 @@ def test_full_disk_is_an_error_and_leaves_no_half_message(
     with pytest.raises(ResourceExhausted, match="no space left for the delta log"):
         log.publish(0, message(3))
     monkeypatch.setattr(os, "writev", real)
-    log.publish(0, message(3))
-    log.flush()
+    publish(log, 3)
     assert numbers(read_all(log)) == [0, 1, 2, 3]
     log.close()
 
@@ -332,7 +325,7 @@ def test_a_short_write_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     log.close()
 
 
-def test_a_failed_fsync_is_never_taken_back(
+def test_after_a_failed_fsync_the_log_accepts_no_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = fill(tmp_path, 1)
@@ -351,15 +344,15 @@ def test_a_failed_fsync_is_never_taken_back(
         log.publish(0, message(2))
 
 
-def test_bad_folders_are_named(tmp_path: Path) -> None:
+def test_bad_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"is no directory log: it has no log\.json"):
         DirectoryLog(tmp_path / "nothing")
     with pytest.raises(InvalidArgument, match=r"0 partitions are outside 1\.\.1024"):
         DirectoryLog(tmp_path / "none", partitions=0)
-    with pytest.raises(InvalidArgument, match="segment_bytes 10 is below"):
+    with pytest.raises(InvalidArgument, match="segment_bytes must be at least 4096, got 10"):
         DirectoryLog(tmp_path / "small", partitions=1, segment_bytes=10)
     DirectoryLog(tmp_path / "log", partitions=4).close()
-    with pytest.raises(InvalidArgument, match="has 4 partitions, not 8: the number is fixed"):
+    with pytest.raises(InvalidArgument, match="has 4 partitions, not 8: the number can never"):
         DirectoryLog(tmp_path / "log", partitions=8)
     (tmp_path / "log" / "log.json").write_text('{"format": "petps-directory-log-2"}')
     with pytest.raises(Unimplemented, match="has format 2, this release reads 1: upgrade"):
@@ -371,7 +364,7 @@ def test_bad_folders_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "byte", "error", "what"),
+    ("at", "byte", "error", "reason"),
     [
         (0, b"X", DataLoss, "is no segment of a petps directory log"),
         (8, b"\x02", Unimplemented, "has log format 2, this release reads 1"),
@@ -379,20 +372,20 @@ def test_bad_folders_are_named(tmp_path: Path) -> None:
         (30, b"\x01", DataLoss, "the segment's header is damaged"),
     ],
 )
-def test_bad_segments_are_named(
-    tmp_path: Path, at: int, byte: bytes, error: type[Exception], what: str
+def test_bad_segments_are_refused(
+    tmp_path: Path, at: int, byte: bytes, error: type[Exception], reason: str
 ) -> None:
     fill(tmp_path, 3).close()
     (segment,) = segments(tmp_path)
     data = segment.read_bytes()
     segment.write_bytes(data[:at] + byte + data[at + 1 :])
-    with pytest.raises(error, match=what):
+    with pytest.raises(error, match=reason):
         read_all(DirectoryLog(tmp_path))
-    with pytest.raises(error, match=what), DirectoryLog(tmp_path) as log:
+    with pytest.raises(error, match=reason), DirectoryLog(tmp_path) as log:
         log.publish(0, message(3))
 
 
-def test_a_renamed_segment_is_named(tmp_path: Path) -> None:
+def test_a_renamed_segment_is_refused(tmp_path: Path) -> None:
     fill(tmp_path, 3).close()
     (segment,) = segments(tmp_path)
     segment.rename(segment.with_name(f"{7:020d}.log"))
@@ -400,7 +393,7 @@ def test_a_renamed_segment_is_named(tmp_path: Path) -> None:
         read_all(DirectoryLog(tmp_path), start=7)
 
 
-def test_too_large_a_message(tmp_path: Path) -> None:
+def test_a_message_that_is_too_large_is_refused(tmp_path: Path) -> None:
     with DirectoryLog(tmp_path, partitions=1) as log:
         with pytest.raises(DeltaError, match="too-large"):
             log.publish(0, Message([], bytes(3 << 20)))
@@ -408,8 +401,8 @@ def test_too_large_a_message(tmp_path: Path) -> None:
         assert numbers(read_all(log)) == [0]
 
 
-def test_a_frame_header_is_aligned(tmp_path: Path) -> None:
-    """Check that bodies start at multiples of 8 in a frame, so decoded keys need no copy."""
+def test_bodies_of_frames_are_aligned(tmp_path: Path) -> None:
+    """Check that bodies start at multiples of 8, so that decoded keys need no copy."""
     assert SEGMENT_HEADER_BYTES % 8 == FRAME_HEADER_BYTES % 8 == 0
     with DirectoryLog(tmp_path, partitions=1) as log:
         for size in range(40):

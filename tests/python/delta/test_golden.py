@@ -1,4 +1,4 @@
-"""Stored bytes: this release reads the golden segment, and writes the same bytes."""
+"""Golden bytes: this release reads the stored segment, and writes the same bytes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_golden_segment_is_written() -> None:
 
 
 def test_headers_are_those_of_format_md() -> None:
-    """Compute the checksum as FORMAT.md defines it, without our encoder; compare the names."""
+    """Compute the checksum as FORMAT.md defines it, without the encoder; compare the names."""
     import xxhash
 
     text = Path(golden.__file__).parents[3] / "petps" / "delta" / "FORMAT.md"

@@ -15,7 +15,8 @@ from petps.delta.kafka import KafkaLog
 from petps.delta.kafka import subscription as kafka_subscription
 from petps.delta.kafka.subscription import KafkaSubscription
 from tests.kafka.broker import Broker
-from tests.python.delta.events import message, numbers, read, take, topic_of, until
+from tests.python.delta.events import message, numbers, publish, read, take, topic_of
+from tests.python.waiting import wait_until
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def place(kafka: Broker, topic: Callable[[], str]) -> str:
 
 
 class Damaged:
-    """A log of eight messages. Those from 3 on are one batch, in which one bit is flipped."""
+    """A log of eight messages. ``together`` messages from 3 on are a batch with a flipped bit."""
 
     def __init__(
         self, kafka: Broker, place: str, where: str, codec: str, together: int = 3
@@ -57,10 +58,10 @@ class Damaged:
 
 
 @pytest.mark.parametrize("together", [1, 3])
-def test_a_batch_that_cannot_be_decompressed_is_damage(
+def test_a_batch_that_cannot_be_decompressed_reports_damage(
     kafka: Broker, place: str, together: int
 ) -> None:
-    """Read at once and late: librdkafka has by then reported the same batch many times."""
+    """Read at once, and late, when librdkafka has reported the same batch many times."""
     with Damaged(kafka, place, "record", "lz4", together) as log:
         for seconds in (0, 2):
             subscription = log.subscribe({0: 0})
@@ -69,13 +70,13 @@ def test_a_batch_that_cannot_be_decompressed_is_damage(
             take(subscription, events, 8)
             assert subscription.poll(max_bytes=1 << 20, timeout=1) == []
             subscription.close()
-            whole = [n if not 3 <= n < 3 + together else "Damage" for n in range(8)]
-            assert numbers(events) == whole
+            expected = [n if not 3 <= n < 3 + together else "Damage" for n in range(8)]
+            assert numbers(events) == expected
             assert [event.offset for event in events] == list(range(8))
 
 
-def test_a_damaged_body_comes_and_fails_its_checksum(kafka: Broker, place: str) -> None:
-    """Damage a body. Kafka's CRC does not match either; checking it would crash librdkafka."""
+def test_a_damaged_body_is_delivered(kafka: Broker, place: str) -> None:
+    """Damage a body. Its own checksum fails; checking Kafka's CRC would crash librdkafka."""
     with Damaged(kafka, place, "body", "none") as log:
         events = read(log, 8)
         assert numbers(events) == list(range(8))
@@ -83,17 +84,13 @@ def test_a_damaged_body_comes_and_fails_its_checksum(kafka: Broker, place: str) 
         assert [n for n in range(8) if bodies[n] != message(n, 400).body] == [4]
 
 
-def test_to_be_sent_elsewhere_from_within_the_log_costs_nothing_once(
-    kafka: Broker, place: str
-) -> None:
+def test_an_offset_error_within_the_log_is_retried_once(kafka: Broker, place: str) -> None:
     """Report an offset error inside the log, as librdkafka does for a damaged batch's bytes.
 
-    The first one is retried at the same offset. A second one there counts as damage.
+    The first error is retried at the same offset. The second error there counts as damage.
     """
     with KafkaLog(place, partitions=1) as log:
-        for number in range(3):
-            log.publish(0, message(number))
-        log.flush()
+        publish(log, *range(3))
         subscription = log.subscribe({0: 0})
         assert isinstance(subscription, KafkaSubscription)
         events: list[Event] = []
@@ -105,17 +102,17 @@ def test_to_be_sent_elsewhere_from_within_the_log_costs_nothing_once(
         subscription._add_error(KafkaError(KafkaError.OFFSET_OUT_OF_RANGE), 0)
         take(subscription, events, 5)
         assert numbers(events[3:]) == [1, 2]
-        for _ in range(2):  # at the log's end: the message there is gone
+        for _ in range(2):  # at the log's end, the message is lost
             subscription._add_error(KafkaError(KafkaError.OFFSET_OUT_OF_RANGE), 0)
         take(subscription, events, 6)
         subscription.close()
         assert numbers(events[5:]) == ["Lost"]
 
 
-def test_who_stands_before_damaged_lengths_says_so_and_goes_on_as_after_retention(
+def test_a_reader_at_damaged_lengths_warns_and_continues_after_a_delete(
     kafka: Broker, place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kafka_subscription, "STILL_SECONDS", 3.0)
+    monkeypatch.setattr(kafka_subscription, "STALL_SECONDS", 3.0)
     with Damaged(kafka, place, "record", "none") as log:
         subscription = log.subscribe({0: 0})
         events: list[Event] = []
@@ -123,10 +120,10 @@ def test_who_stands_before_damaged_lengths_says_so_and_goes_on_as_after_retentio
 
         def read_warnings() -> list[str]:
             assert subscription.poll(max_bytes=1 << 20, timeout=0.2) == []
-            return [text for text in caplog.messages if "nothing came from offset 4" in text]
+            return [text for text in caplog.messages if "no message from offset 4" in text]
 
-        (text,) = until(read_warnings)
-        assert "partition 0: nothing came from offset 4" in text
+        (text,) = wait_until(read_warnings)
+        assert "partition 0: no message from offset 4" in text
         assert "the log ends at 8" in text
         at = TopicPartition(topic_of(log), 0, 6)  # the offset after the batch
         admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
@@ -137,8 +134,8 @@ def test_who_stands_before_damaged_lengths_says_so_and_goes_on_as_after_retentio
         take(subscription, events, 7)
         caplog.clear()
         deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:  # everything is read: no warning may come
+        while time.monotonic() < deadline:  # everything is read, so no warning is due
             assert subscription.poll(max_bytes=1 << 20, timeout=0.2) == []
         subscription.close()
-        assert not [text for text in caplog.messages if "nothing came" in text]
+        assert not [text for text in caplog.messages if "no message from" in text]
         assert numbers(events) == [0, 1, 2, 3, "Lost", 6, 7]

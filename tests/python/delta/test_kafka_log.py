@@ -1,7 +1,8 @@
-"""Promises of the Kafka log: topic, options, errors, backpressure, retention."""
+"""The Kafka log: topic, options, errors, backpressure, retention, security."""
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +26,8 @@ from petps.errors import (
     Unavailable,
 )
 from tests.kafka.broker import PASSWORD, USER, Broker
-from tests.python.delta.events import message, numbers, read, take, topic_of, until
+from tests.python.delta.events import message, numbers, publish, read, take, topic_of
+from tests.python.waiting import wait_until
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def place(kafka: Broker, topic: Callable[[], str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("address", "what"),
+    ("address", "reason"),
     [
         ("kafka://", "no address"),
         ("kafka://host:1", "no address"),
@@ -52,13 +54,13 @@ def place(kafka: Broker, topic: Callable[[], str]) -> str:
         ("http://h:1/a", "no address"),
     ],
 )
-def test_bad_addresses_are_named(address: str, what: str) -> None:
-    with pytest.raises(InvalidArgument, match=what):
+def test_bad_addresses_are_refused(address: str, reason: str) -> None:
+    with pytest.raises(InvalidArgument, match=reason):
         KafkaLog(address)
 
 
 @pytest.mark.parametrize(
-    ("options", "what"),
+    ("options", "reason"),
     [
         ({"acks": "1"}, "acks cannot be set: a message is durable"),
         ({"auto.offset.reset": "latest"}, "never replaced"),
@@ -69,12 +71,12 @@ def test_bad_addresses_are_named(address: str, what: str) -> None:
         ({"topic.max.message.bytes": "big"}, "not a number"),
     ],
 )
-def test_bad_options_are_named(options: dict[str, str], what: str) -> None:
-    with pytest.raises(InvalidArgument, match=what):
+def test_bad_options_are_refused(options: dict[str, str], reason: str) -> None:
+    with pytest.raises(InvalidArgument, match=reason):
         KafkaLog("kafka://127.0.0.1:9/t", options=options)
 
 
-def test_a_password_may_stand_in_a_file(tmp_path: Path) -> None:
+def test_a_missing_password_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"sasl.password.file: .*missing"):
         KafkaLog("kafka://h:1/t", options={"sasl.password.file": str(tmp_path / "missing")})
 
@@ -82,7 +84,7 @@ def test_a_password_may_stand_in_a_file(tmp_path: Path) -> None:
 # ---- the topic
 
 
-def test_the_first_publisher_makes_the_topic(kafka: Broker, place: str) -> None:
+def test_the_first_publisher_creates_the_topic(kafka: Broker, place: str) -> None:
     options = {
         "topic.retention.ms": 3_600_000,
         "topic.replication.factor": 1,
@@ -95,29 +97,26 @@ def test_the_first_publisher_makes_the_topic(kafka: Broker, place: str) -> None:
         assert log.partitions == 5
         admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
         resource = ConfigResource("topic", topic_of(log))
-        found = {
-            n: e.value for n, e in admin.describe_configs([resource])[resource].result(30).items()
-        }
-    assert found["retention.ms"] == "3600000"
-    assert found["cleanup.policy"] == "delete"
-    assert found["compression.type"] == "zstd"
-    assert found["max.message.bytes"] == "1048588"
-    with pytest.raises(InvalidArgument, match="has 5 partitions, not 4: the number is fixed"):
+        entries = admin.describe_configs([resource])[resource].result(30)
+    for name, value in (
+        ("retention.ms", "3600000"),
+        ("cleanup.policy", "delete"),
+        ("compression.type", "zstd"),
+        ("max.message.bytes", "1048588"),
+    ):
+        assert entries[name].value == value
+    with pytest.raises(InvalidArgument, match="has 5 partitions, not 4: the number can never"):
         KafkaLog(place, partitions=4).publish(0, message(1))
-    with pytest.raises(InvalidArgument, match=r"replication.factor"):
-        KafkaLog(place + "-2", partitions=1, options={"topic.replication.factor": 3}).start_offsets(
-            [0]
-        )
-    with pytest.raises(InvalidArgument, match=r"no\.such\.setting"):
-        KafkaLog(place + "-3", partitions=1, options={"topic.no.such.setting": 3}).start_offsets(
-            [0]
-        )
+    for name in ("replication.factor", "no.such.setting"):
+        log = KafkaLog(f"{place}-2", partitions=1, options={f"topic.{name}": 3})
+        with pytest.raises(InvalidArgument, match=re.escape(name)):
+            log.start_offsets([0])
 
 
-def test_a_missing_topic_is_not_made_by_asking(kafka: Broker, place: str) -> None:
+def test_reading_does_not_create_a_missing_topic(kafka: Broker, place: str) -> None:
     # The broker creates topics automatically (auto.create.topics.enable), with one partition.
     for log in (KafkaLog(place), KafkaLog(place, partitions=3, create=False)):
-        with pytest.raises(NotFound, match="first publisher makes the topic"):
+        with pytest.raises(NotFound, match="first publisher creates the topic"):
             log.end_offsets([0])
         with pytest.raises(NotFound):
             log.subscribe({0: 0})
@@ -132,7 +131,7 @@ def test_a_missing_topic_is_not_made_by_asking(kafka: Broker, place: str) -> Non
     assert parse_address(place).topic not in topics
 
 
-def test_the_largest_message(place: str) -> None:
+def test_the_largest_message_is_delivered(place: str) -> None:
     with KafkaLog(place, partitions=1) as log:
         empty = Message([("n", b"0")], b"")
         body = (b"\x00\x01\x80\xff" * MAX_MESSAGE_BYTES)[: MAX_MESSAGE_BYTES - empty.size]
@@ -147,27 +146,26 @@ def test_the_largest_message(place: str) -> None:
 # ---- errors reach the caller
 
 
-def test_brokers_that_are_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "ASK_SECONDS", 1.0)
+def test_unreachable_brokers_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "REQUEST_SECONDS", 1.0)
     options = {"message.timeout.ms": 500, "socket.connection.setup.timeout.ms": 1000}
     log = KafkaLog("kafka://127.0.0.1:9/t", partitions=2, options=options)
     assert log.partitions == 2
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9/t.*check the address"):
         log.end_offsets([0, 1])
-    began = time.monotonic()
+    start = time.monotonic()
     for _ in range(100):
         with pytest.raises(Unavailable):
             log.end_offsets([0, 1])
-    assert time.monotonic() - began < 30  # less than a second each
+    assert time.monotonic() - start < 30  # less than a second each
     with pytest.raises(Unavailable):
         log.publish(0, message(1))
     log.close()
 
 
-def test_an_undelivered_message_reaches_the_caller(kafka: Broker, place: str) -> None:
+def test_an_undelivered_message_raises_in_later_calls(kafka: Broker, place: str) -> None:
     with KafkaLog(place, partitions=2) as patient:
-        patient.publish(0, message(0))
-        patient.flush()
+        publish(patient, 0)
     log = KafkaLog(place, options={"message.timeout.ms": 1000})
     assert log.partitions == 2
     kafka.kill()
@@ -183,17 +181,16 @@ def test_an_undelivered_message_reaches_the_caller(kafka: Broker, place: str) ->
     assert numbers(read(KafkaLog(place), 1)) == [0]
 
 
-def test_a_message_that_fails_after_its_publish_is_told_at_close(kafka: Broker, place: str) -> None:
+def test_close_raises_if_a_message_was_not_delivered(kafka: Broker, place: str) -> None:
     log = KafkaLog(place, partitions=1, options={"message.timeout.ms": 8000})
-    log.publish(0, message(0))
-    log.flush()
+    publish(log, 0)
     kafka.kill()
     try:
         log.publish(0, message(1))
-        # publish() ends with this poll, which may see a failure that no call has raised yet.
+        # publish() ends with such a poll, which may receive an error that no call has raised yet.
         producer = log._producer
         assert producer is not None
-        until(lambda: producer.poll(0.1) > 0 and log._failed)
+        wait_until(lambda: producer.poll(0.1) > 0 and log._failed)
         with pytest.raises(PetpsError, match="not delivered"):
             log.close()
         log.close()
@@ -202,22 +199,21 @@ def test_a_message_that_fails_after_its_publish_is_told_at_close(kafka: Broker, 
 
 
 def test_a_full_queue_makes_the_publisher_wait(kafka: Broker, place: str) -> None:
-    """Stop the broker: at most the queue's bound is held, and nothing is lost when it returns."""
+    """Stop the broker: the queue stays within its limit, and no message is lost."""
     options = {"queue.buffering.max.kbytes": 1024, "message.timeout.ms": 120_000}
     log = KafkaLog(place, partitions=1, options=options)
-    log.publish(0, message(0))
-    log.flush()
+    publish(log, 0)
     kafka.kill()
     done: list[int] = []
 
-    def publish() -> None:
+    def publish_large() -> None:
         for number in range(1, 65):
             log.publish(0, message(number, 65_536))
             done.append(number)
 
-    thread = threading.Thread(target=publish)
+    thread = threading.Thread(target=publish_large)
     thread.start()
-    until(lambda: len(done) >= 10)
+    wait_until(lambda: len(done) >= 10)
     time.sleep(0.5)
     assert len(done) <= 17  # 1 MiB, in messages of 64 KiB
     kafka.start()
@@ -227,7 +223,7 @@ def test_a_full_queue_makes_the_publisher_wait(kafka: Broker, place: str) -> Non
     assert numbers(read(KafkaLog(place), 65)) == list(range(65))
 
 
-def test_a_closed_log_takes_nothing(place: str) -> None:
+def test_a_closed_log_refuses_messages(place: str) -> None:
     log = KafkaLog(place, partitions=1)
     log.close()
     log.close()
@@ -235,7 +231,7 @@ def test_a_closed_log_takes_nothing(place: str) -> None:
         log.publish(0, message(1))
 
 
-def test_a_paused_partition_takes_no_room_of_the_others(place: str) -> None:
+def test_a_paused_partition_uses_no_buffer(place: str) -> None:
     with KafkaLog(place, partitions=2) as log:
         for number in range(100):
             log.publish(0, message(number, 100_000))
@@ -244,13 +240,13 @@ def test_a_paused_partition_takes_no_room_of_the_others(place: str) -> None:
         subscription = log.subscribe({0: 0, 1: 0})
         assert isinstance(subscription, KafkaSubscription)
         subscription.pause(1)
-        given: list[Event] = []
+        first: list[Event] = []
 
-        def full() -> bool:
-            given.extend(subscription.poll(max_bytes=1, timeout=0))
+        def is_full() -> bool:
+            first.extend(subscription.poll(max_bytes=1, timeout=0))
             return subscription._buffered >= BUFFER_BYTES_MIN - 200_000
 
-        until(full)
+        wait_until(is_full)
         subscription.pause(0)
         subscription.resume(1)
         polls = 0
@@ -259,28 +255,24 @@ def test_a_paused_partition_takes_no_room_of_the_others(place: str) -> None:
             take(subscription, others, len(others) + 1)
             polls += 1
         assert numbers(others) == list(range(100))
-        assert polls < 50, "one by one"
+        assert polls < 50, "the messages came one by one"
         subscription.resume(0)
-        take(subscription, given, 100)
-        assert numbers(given) == list(range(100))
+        take(subscription, first, 100)
+        assert numbers(first) == list(range(100))
         subscription.close()
 
 
-# ---- the broker dies
+# ---- a killed broker
 
 
 def test_a_subscription_outlives_a_killed_broker(kafka: Broker, place: str) -> None:
     with KafkaLog(place, partitions=1) as log:
-        for number in range(5):
-            log.publish(0, message(number))
-        log.flush()
+        publish(log, *range(5))
         subscription = log.subscribe({0: 0})
         events: list[Event] = []
         take(subscription, events, 5)
         kafka.restart()
-        for number in range(5, 10):
-            log.publish(0, message(number))
-        log.flush()
+        publish(log, *range(5, 10))
         take(subscription, events, 10)
         assert numbers(events) == list(range(10))
         subscription.close()
@@ -289,7 +281,7 @@ def test_a_subscription_outlives_a_killed_broker(kafka: Broker, place: str) -> N
 # ---- removed or damaged messages
 
 
-def test_retention_is_lost_and_never_skipped(kafka: Broker, place: str) -> None:
+def test_messages_removed_by_retention_are_lost_not_skipped(kafka: Broker, place: str) -> None:
     options = {"topic.retention.ms": 1_000_000, "topic.segment.bytes": 1 << 20}
     with KafkaLog(place, partitions=1, options=options) as log:
         for number in range(20):
@@ -308,11 +300,9 @@ def test_retention_is_lost_and_never_skipped(kafka: Broker, place: str) -> None:
         subscription.close()
 
 
-def test_retention_under_a_paused_reader_is_lost(kafka: Broker, place: str) -> None:
+def test_messages_removed_during_a_pause_are_lost(kafka: Broker, place: str) -> None:
     with KafkaLog(place, partitions=1) as log:
-        for number in range(10):
-            log.publish(0, message(number))
-        log.flush()
+        publish(log, *range(10))
         subscription = log.subscribe({0: 0})
         subscription.pause(0)
         assert subscription.poll(max_bytes=1 << 20, timeout=0.3) == []
@@ -320,35 +310,31 @@ def test_retention_under_a_paused_reader_is_lost(kafka: Broker, place: str) -> N
         admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
         admin.delete_records([at])[at].result(30)
         subscription.resume(0)
-        events = until(lambda: subscription.poll(max_bytes=1 << 20, timeout=0.2))
+        events = wait_until(lambda: subscription.poll(max_bytes=1 << 20, timeout=0.2))
         # Either read before their removal, or lost; never skipped.
         assert numbers(events)[0] in (0, "Lost")
         subscription.close()
 
 
-def test_a_topic_made_again_is_lost(kafka: Broker, place: str) -> None:
+def test_a_position_in_a_topic_that_was_created_again_is_lost(kafka: Broker, place: str) -> None:
     log = KafkaLog(place, partitions=1)
-    for number in range(10):
-        log.publish(0, message(number))
-    log.flush()
+    publish(log, *range(10))
     admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
     name = topic_of(log)
     admin.delete_topics([name])[name].result(30)
-    until(lambda: name not in admin.list_topics(timeout=10).topics)
+    wait_until(lambda: name not in admin.list_topics(timeout=10).topics)
     log.close()
-    with KafkaLog(place, partitions=1) as again:
-        again.publish(0, message(100))
-        again.flush()
-        (lost,) = read(again, 1, start=10)
+    with KafkaLog(place, partitions=1) as new_log:
+        publish(new_log, 100)
+        (lost,) = read(new_log, 1, start=10)
         assert isinstance(lost, Lost)
         assert "the log was replaced or lost its end" in lost.reason
 
 
-def test_offsets_with_gaps(kafka: Broker, place: str) -> None:
-    """Write transactions, which leave offsets without a message: aborts, markers at the end."""
+def test_offsets_may_have_gaps(kafka: Broker, place: str) -> None:
+    """Write transactions, which leave offsets without messages: aborts, and markers at the end."""
     with KafkaLog(place, partitions=1) as log:
-        log.publish(0, message(0))
-        log.flush()
+        publish(log, 0)
         producer = Producer({"bootstrap.servers": kafka.address, "transactional.id": place})
         producer.init_transactions()
         for number, abort in ((-1, True), (1, False)):
@@ -362,14 +348,13 @@ def test_offsets_with_gaps(kafka: Broker, place: str) -> None:
             else:
                 producer.commit_transaction()
         assert log.last_messages([0])[0].headers == [("n", b"1")]
-        log.publish(0, message(2))
-        log.flush()
+        publish(log, 2)
         events = read(log, 3)
         assert numbers(events) == [0, 1, 2]
         assert [event.offset for event in events] == [0, 3, 5]
 
 
-def test_a_message_without_headers_or_body_is_given_as_it_is(kafka: Broker, place: str) -> None:
+def test_missing_keys_values_and_bodies_become_empty(kafka: Broker, place: str) -> None:
     with KafkaLog(place, partitions=1) as log:
         assert log.start_offsets([0]) == {0: 0}
         producer = Producer({"bootstrap.servers": kafka.address, "log_level": 0})
@@ -410,13 +395,12 @@ def test_sasl_over_tls(secure: tuple[str, dict[str, str]], tmp_path: Path, mecha
     file.write_text(options.pop("sasl.password") + "\n")
     options["sasl.password.file"] = str(file)
     with KafkaLog(place, partitions=1, options=options) as log:
-        log.publish(0, message(7))
-        log.flush()
+        publish(log, 7)
         assert numbers(read(log, 1)) == [7]
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    ("change", "reason"),
     [
         ({"sasl.password": "wrong"}, "check sasl.username, sasl.password and sasl.mechanism"),
         ({"sasl.username": "nobody"}, "check sasl.username"),
@@ -425,8 +409,8 @@ def test_sasl_over_tls(secure: tuple[str, dict[str, str]], tmp_path: Path, mecha
     ],
     ids=str,
 )
-def test_who_may_not_is_told_why(
-    secure: tuple[str, dict[str, str]], change: dict[str, str | None], what: str
+def test_refused_credentials_are_reported_with_the_remedy(
+    secure: tuple[str, dict[str, str]], change: dict[str, str | None], reason: str
 ) -> None:
     place, options = secure
     options |= {name: value for name, value in change.items() if value is not None}
@@ -434,12 +418,12 @@ def test_who_may_not_is_told_why(
         if value is None:
             del options[name]
     with KafkaLog(place, partitions=1, options=options) as log:
-        with pytest.raises(PermissionDenied, match=what) as caught:
+        with pytest.raises(PermissionDenied, match=reason) as caught:
             log.publish(0, message(7))
         assert "wrong" not in str(caught.value)
 
 
-def test_client_certificates(
+def test_tls_with_client_certificates(
     kafka: Broker, topic: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = f"kafka://{kafka.tls_address}/{topic()}"
@@ -450,30 +434,28 @@ def test_client_certificates(
         "ssl.key.location": kafka.certificate("client.key"),
     }
     with KafkaLog(place, partitions=1, options=options) as log:
-        log.publish(0, message(7))
-        log.flush()
+        publish(log, 7)
         assert numbers(read(log, 1)) == [7]
-    monkeypatch.setattr(client, "ASK_SECONDS", 2.0)
+    monkeypatch.setattr(client, "REQUEST_SECONDS", 2.0)
     del options["ssl.certificate.location"], options["ssl.key.location"]
     with pytest.raises(PetpsError, match=r"127.0.0.1"):
         KafkaLog(place, options=options).end_offsets([0])
 
 
-def test_positions_are_shown_to_observers(kafka: Broker, place: str) -> None:
+def test_recorded_positions_are_committed_for_observers(kafka: Broker, place: str) -> None:
     from confluent_kafka import Consumer
 
     with KafkaLog(place, partitions=2, options={"group.id": "watched"}) as log:
-        log.publish(0, message(1))
-        log.flush()
+        publish(log, 1)
         subscription = log.subscribe({0: 0, 1: 0})
-        until(lambda: subscription.poll(max_bytes=1 << 20, timeout=0.2))
+        wait_until(lambda: subscription.poll(max_bytes=1 << 20, timeout=0.2))
         subscription.observe({0: 1, 1: 0})
         observer = Consumer({"bootstrap.servers": kafka.address, "group.id": "watched"})
-        wanted = [TopicPartition(topic_of(log), p) for p in (0, 1)]
-        until(lambda: [at.offset for at in observer.committed(wanted, timeout=10)] == [1, 0])
+        places = [TopicPartition(topic_of(log), p) for p in (0, 1)]
+        wait_until(lambda: [at.offset for at in observer.committed(places, timeout=10)] == [1, 0])
         observer.close()
-        # Positions in the group are never read back: only the pool's position counts.
+        # A subscription does not read the positions of the group.
         other = log.subscribe({0: 0})
-        assert numbers(until(lambda: other.poll(max_bytes=1 << 20, timeout=0.2))) == [1]
+        assert numbers(wait_until(lambda: other.poll(max_bytes=1 << 20, timeout=0.2))) == [1]
         other.close()
         subscription.close()

@@ -46,12 +46,18 @@ def message(number: int, size: int = 100) -> Message:
     return Message([("n", str(number).encode()), ("binary", b"\x00\xff"), ("empty", b"")], body)
 
 
+def publish(log: DeltaLog, *sequence: int, partition: int = 0, size: int = 100) -> None:
+    for number in sequence:
+        log.publish(partition, message(number, size))
+    log.flush()
+
+
 def number_of(event: Event) -> int:
     assert isinstance(event, Delivery), event
-    found = event.message
-    assert found.headers[1:] == [("binary", b"\x00\xff"), ("empty", b"")]
-    number = int(found.headers[0][1])
-    assert bytes(found.body) == number.to_bytes(8, "little") * (len(found.body) // 8)
+    headers, body = event.message.headers, event.message.body
+    assert headers[1:] == [("binary", b"\x00\xff"), ("empty", b"")]
+    number = int(headers[0][1])
+    assert bytes(body) == number.to_bytes(8, "little") * (len(body) // 8)
     return number
 
 
@@ -64,7 +70,7 @@ def read(subscription: Subscription, count: int, max_bytes: int = 1 << 20) -> li
     return events
 
 
-def test_reads_what_was_published_in_order(opener: Opener) -> None:
+def test_messages_are_read_in_order(opener: Opener) -> None:
     log = opener()
     for number in range(300):
         log.publish(number % P, message(number, 8 * (number % 50)))
@@ -86,12 +92,11 @@ def test_reads_what_was_published_in_order(opener: Opener) -> None:
     log.close()
 
 
-def test_survives_close_and_open(opener: Opener) -> None:
+def test_messages_survive_close_and_open(opener: Opener) -> None:
     for round_number in range(4):
         log = opener()
-        for number in range(10):
-            log.publish(1, message(round_number * 10 + number, 1000))
-        log.flush()
+        start = 10 * round_number
+        publish(log, *range(start, start + 10), partition=1, size=1000)
         log.close()
     log = opener()
     assert log.partitions == P
@@ -101,11 +106,9 @@ def test_survives_close_and_open(opener: Opener) -> None:
     log.close()
 
 
-def test_starts_at_any_offset_and_seeks(opener: Opener) -> None:
+def test_a_subscription_starts_at_and_seeks_to_any_offset(opener: Opener) -> None:
     log = opener()
-    for number in range(60):
-        log.publish(0, message(number, 600))
-    log.flush()
+    publish(log, *range(60), size=600)
     everything = log.subscribe({0: 0})
     offsets = [event.offset for event in read(everything, 60)]
     for at in (0, 1, 30, 59):
@@ -121,60 +124,54 @@ def test_starts_at_any_offset_and_seeks(opener: Opener) -> None:
     log.close()
 
 
-def test_tails(opener: Opener) -> None:
+def test_a_subscription_follows_the_end(opener: Opener) -> None:
     log = opener()
     subscription = log.subscribe(dict.fromkeys(range(P), 0))
     assert subscription.poll(max_bytes=1 << 20, timeout=0.01) == []
     for number in range(20):
-        log.publish(2, message(number))
-        log.flush()
+        publish(log, number, partition=2)
         assert [number_of(event) for event in read(subscription, 1)] == [number]
     subscription.close()
     log.close()
 
 
-def test_poll_waits_for_the_first_message_and_not_longer(opener: Opener) -> None:
+def test_a_poll_waits_for_the_first_message_or_its_timeout(opener: Opener) -> None:
     log = opener()
     subscription = log.subscribe({0: 0})
-    began = time.monotonic()
+    start = time.monotonic()
     assert subscription.poll(max_bytes=1 << 20, timeout=0.2) == []
-    assert 0.15 < time.monotonic() - began < 20
+    assert 0.15 < time.monotonic() - start < 20
 
-    def publish() -> None:
-        time.sleep(0.1)
-        log.publish(0, message(1))
-        log.flush()
-
-    thread = threading.Thread(target=publish)
-    thread.start()
-    began = time.monotonic()
+    timer = threading.Timer(0.1, publish, (log, 1))
+    timer.start()
+    start = time.monotonic()
     assert len(subscription.poll(max_bytes=1 << 20, timeout=60)) == 1
-    assert time.monotonic() - began < 50
-    thread.join()
+    assert time.monotonic() - start < 50
+    timer.join()
     subscription.close()
     log.close()
 
 
-def test_a_poll_is_bounded_and_fair(opener: Opener) -> None:
+def test_polls_are_bounded_and_fair(opener: Opener) -> None:
     log = opener()
     for number in range(90):
         log.publish(number % P, message(number, 1000))
     log.flush()
     subscription = log.subscribe(dict.fromkeys(range(P), 0))
-    left = dict.fromkeys(range(P), 30)
+    remaining = dict.fromkeys(range(P), 30)
     seen: set[int] = set()
     deadline = time.monotonic() + 10
-    while any(left.values()):
-        assert time.monotonic() < deadline, left
+    while any(remaining.values()):
+        assert time.monotonic() < deadline, remaining
         events = subscription.poll(max_bytes=9000, timeout=0.1)
         assert len(events) <= 15
         partitions = {event.partition for event in events}
         # Every partition that has messages is in every poll.
-        assert partitions >= {p for p in seen if left[p]}
+        assert partitions >= {p for p in seen if remaining[p]}
         seen |= partitions
         for event in events:
-            left[event.partition] -= 1
-    assert list(left.values()) == [0] * P
+            remaining[event.partition] -= 1
+    assert list(remaining.values()) == [0] * P
     subscription.close()
     log.close()
 
@@ -200,36 +197,34 @@ def test_bounds_and_last_message(opener: Opener) -> None:
     assert log.end_offsets([0, 1]) == {0: 0, 1: 0}
     assert log.last_messages(range(P)) == {}
     for number in range(30):
-        log.publish(0, message(number, 1000))
-        log.flush()
+        publish(log, number, size=1000)
         last = log.last_messages([0, 1])
         assert list(last) == [0]
         assert last[0].headers[0] == ("n", str(number).encode())
-    log.publish(1, message(99))
-    log.flush()
-    assert [found.headers[0][1] for found in log.last_messages(range(P)).values()] == [b"29", b"99"]
+    publish(log, 99, partition=1)
+    last = log.last_messages(range(P))
+    assert [last[p].headers[0][1] for p in last] == [b"29", b"99"]
     assert log.end_offsets([0])[0] >= 30
     log.close()
 
 
-def test_a_position_behind_the_end_is_lost(opener: Opener) -> None:
+def test_a_position_beyond_the_end_is_lost(opener: Opener) -> None:
     log = opener()
-    log.publish(0, message(0))
-    log.flush()
+    publish(log, 0)
     end = log.end_offsets([0])[0]
     subscription = log.subscribe({0: end + 5})
     (event,) = read(subscription, 1)
     assert isinstance(event, Lost)
     assert (event.offset, event.end) == (end + 5, end)
     assert "was replaced or lost its end" in event.reason
-    assert subscription.poll(max_bytes=1 << 20, timeout=0.05) == []  # nothing comes until seek
+    assert subscription.poll(max_bytes=1 << 20, timeout=0.05) == []  # no event until a seek
     subscription.seek(0, 0)
     assert number_of(read(subscription, 1)[0]) == 0
     subscription.close()
     log.close()
 
 
-def test_unknown_partition(opener: Opener) -> None:
+def test_an_unknown_partition_is_refused(opener: Opener) -> None:
     log = opener()
     for partition in (-1, P):
         with pytest.raises(InvalidArgument, match=r"has partitions 0 to 2, not"):
@@ -239,11 +234,9 @@ def test_unknown_partition(opener: Opener) -> None:
     log.close()
 
 
-def test_two_subscriptions_do_not_disturb_each_other(opener: Opener) -> None:
+def test_two_subscriptions_are_independent(opener: Opener) -> None:
     log = opener()
-    for number in range(10):
-        log.publish(0, message(number))
-    log.flush()
+    publish(log, *range(10))
     first, second = log.subscribe({0: 0}), log.subscribe({0: 0})
     assert [number_of(event) for event in read(first, 10)] == list(range(10))
     assert [number_of(event) for event in read(second, 10)] == list(range(10))

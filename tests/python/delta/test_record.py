@@ -1,4 +1,4 @@
-"""The delta record: decode(encode(r)) == r, and each wrong message gets an error that names it."""
+"""The delta record: decode(encode(r)) == r, and each wrong message is refused with its fault."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from petps.delta import (
     RowsBody,
     TableCount,
     TableSchema,
-    chunk,
+    arrow,
     decode_record,
     encode_record,
     headers,
@@ -88,16 +88,13 @@ def assert_same(left: Record, right: Record) -> None:
         assert left.body == right.body
 
 
-def sealed(message: Message, **changes: bytes | None) -> Message:
-    """Return the message with other header values and a checksum that fits them."""
+def reseal(message: Message, body: bytes | None = None, **changes: bytes) -> Message:
+    """Return the message with another body or header values, and a checksum that fits them."""
     fields = {name: value for name, value in message.headers if name not in ("format", "checksum")}
-    for name, value in changes.items():
-        assert value is not None
-        fields[name] = value
-    return headers.seal(list(fields.items()), message.body)
+    return headers.seal(list((fields | changes).items()), message.body if body is None else body)
 
 
-def with_header(message: Message, name: str, value: bytes) -> Message:
+def replace_header(message: Message, name: str, value: bytes) -> Message:
     """Return the message with one header altered and the checksum unchanged."""
     return Message([(n, value if n == name else v) for n, v in message.headers], message.body)
 
@@ -111,7 +108,7 @@ def fault_of(message: Message, schema: TableSchema | None = SCHEMA) -> tuple[Fau
 
 @pytest.mark.parametrize("n", [0, 1, 5, 8, 9, 1000])
 @pytest.mark.parametrize("deletions", [False, True])
-def test_rows_round_trip(n: int, deletions: bool) -> None:
+def test_decoded_rows_equal_the_encoded_ones(n: int, deletions: bool) -> None:
     record = rows_record(n, deletions=deletions)
     assert_same(decode(encode_record(record)), record)
 
@@ -127,7 +124,7 @@ def test_rows_are_views_of_the_body() -> None:
     assert decoded.rows.flags.c_contiguous
 
 
-def test_unaligned_body_is_decoded_too() -> None:
+def test_an_unaligned_body_is_decoded() -> None:
     record = rows_record(100)
     message = encode_record(record)
     for shift in range(1, 8):
@@ -159,13 +156,13 @@ def test_equal_deltas_have_equal_bytes() -> None:
         (Kind.CONTINUE, ContinueBody(previous_run=6, last_seq=(1 << 64) - 1)),
     ],
 )
-def test_markers_round_trip(kind: Kind, body: Body) -> None:
+def test_decoded_markers_equal_the_encoded_ones(kind: Kind, body: Body) -> None:
     record = Record(replace(PLAIN, kind=kind), body)
     assert_same(decode(encode_record(record)), record)
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_any_record_round_trips(seed: int) -> None:
+def test_random_records_equal_after_decoding(seed: int) -> None:
     rng = np.random.default_rng(seed)
 
     def u64(low: int = 0) -> int:
@@ -198,8 +195,8 @@ def test_any_record_round_trips(seed: int) -> None:
 
 @pytest.mark.parametrize("row_bytes", [1, 9, 16, 512, 4096])
 @pytest.mark.parametrize("limit", [16 << 10, 64 << 10, MAX_MESSAGE_BYTES])
-def test_chunks_fill_a_message_and_fit(row_bytes: int, limit: int) -> None:
-    n = chunk.rows_per_chunk(row_bytes, limit)
+def test_rows_per_message_fill_a_message(row_bytes: int, limit: int) -> None:
+    n = arrow.rows_per_message(row_bytes, limit)
     header = replace(
         HEADER,
         model="m" * 63,
@@ -217,14 +214,14 @@ def test_chunks_fill_a_message_and_fit(row_bytes: int, limit: int) -> None:
     rows = np.ones((n, row_bytes), np.uint8)
     size = encode_record(Record(header, RowsBody(keys, rows, deleted))).size
     assert limit - 4096 - row_bytes - 9 <= size <= limit
-    assert [s.stop - s.start for s in chunk.slices(2 * n + 1, row_bytes, limit)] == [n, n, 1]
+    assert [s.stop - s.start for s in arrow.slices(2 * n + 1, row_bytes, limit)] == [n, n, 1]
 
 
-def test_the_largest_row_has_a_message_of_its_own() -> None:
-    assert chunk.rows_per_chunk(4096 * 4, 16 << 10) == 1
+def test_the_largest_row_fits_alone() -> None:
+    assert arrow.rows_per_message(4096 * 4, 16 << 10) == 1
 
 
-def test_too_large_a_message_is_refused() -> None:
+def test_a_message_that_is_too_large_is_refused() -> None:
     n = MAX_MESSAGE_BYTES // 40 + 1
     record = rows_record(n, deletions=False)
     with pytest.raises(
@@ -233,7 +230,7 @@ def test_too_large_a_message_is_refused() -> None:
         encode_record(record)
 
 
-def test_headers_of_others_are_left_alone() -> None:
+def test_headers_of_other_programs_are_ignored() -> None:
     record = rows_record()
     message = encode_record(record)
     message.headers.insert(0, ("traceparent", b"\xff\x00"))
@@ -241,7 +238,7 @@ def test_headers_of_others_are_left_alone() -> None:
     assert_same(decode(message), record)
 
 
-def test_truncated() -> None:
+def test_a_truncated_body_is_refused() -> None:
     message = encode_record(rows_record(100))
     for cut in (0, 1, 100, len(message.body) - 1):
         fault, text = fault_of(Message(message.headers, bytes(message.body[:cut])))
@@ -249,7 +246,7 @@ def test_truncated() -> None:
         assert "truncated or altered" in text
 
 
-def test_every_bit_of_a_message_is_covered() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     message = encode_record(rows_record(2))
     body = bytes(message.body)
     for at in range(len(body)):
@@ -259,27 +256,27 @@ def test_every_bit_of_a_message_is_covered() -> None:
         for at in range(len(value)):
             flipped = value[:at] + bytes([value[at] ^ 1 << at % 8]) + value[at + 1 :]
             with pytest.raises(DeltaError):
-                decode(with_header(message, name, flipped))
+                decode(replace_header(message, name, flipped))
 
 
-def test_swapped_headers_break_the_checksum() -> None:
+def test_swapped_header_values_are_detected() -> None:
     message = encode_record(rows_record())
     values = dict(message.headers)
-    swapped = with_header(message, "run", values["seq"])
-    swapped = with_header(swapped, "seq", values["run"])
+    swapped = replace_header(message, "run", values["seq"])
+    swapped = replace_header(swapped, "seq", values["run"])
     assert fault_of(swapped)[0] is Fault.CHECKSUM
 
 
 @pytest.mark.parametrize("name", [*headers.FIELDS, "checksum"])
-def test_missing_header_is_named(name: str) -> None:
+def test_a_missing_header_is_named(name: str) -> None:
     message = encode_record(rows_record())
-    kept = Message([(n, v) for n, v in message.headers if n != name], message.body)
-    fault, text = fault_of(kept)
+    rest = Message([(n, v) for n, v in message.headers if n != name], message.body)
+    fault, text = fault_of(rest)
     assert fault is (Fault.FOREIGN if name == "format" else Fault.HEADER_MISSING)
     assert name in text
 
 
-def test_header_twice() -> None:
+def test_a_repeated_header_is_refused() -> None:
     message = encode_record(rows_record())
     message.headers.append(("seq", b"9"))
     assert fault_of(message) == (
@@ -289,8 +286,8 @@ def test_header_twice() -> None:
 
 
 @pytest.mark.parametrize("value", [b"petps-delta-2", b"petps-delta-999999999"])
-def test_newer_format(value: bytes) -> None:
-    fault, text = fault_of(with_header(encode_record(rows_record()), "format", value))
+def test_a_newer_format_is_refused(value: bytes) -> None:
+    fault, text = fault_of(replace_header(encode_record(rows_record()), "format", value))
     assert fault is Fault.NEWER_FORMAT
     assert "this release reads up to 1: upgrade the server first" in text
 
@@ -298,46 +295,54 @@ def test_newer_format(value: bytes) -> None:
 @pytest.mark.parametrize(
     "value", [b"", b"x", b"petps-delta-", b"petps-delta-0", b"avro-1", b"petps-delta-" + b"9" * 50]
 )
-def test_foreign_format(value: bytes) -> None:
-    assert fault_of(with_header(encode_record(rows_record()), "format", value))[0] is Fault.FOREIGN
+def test_a_foreign_format_is_refused(value: bytes) -> None:
+    assert (
+        fault_of(replace_header(encode_record(rows_record()), "format", value))[0] is Fault.FOREIGN
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "what"),
+    ("name", "value", "reason"),
     [
         ("run", b"-1", "header run is no u64"),
-        ("run", b"0", "run and seq count from 1"),
+        ("run", b"0", "run and seq begin with 1"),
         ("seq", b"1e3", "header seq is no u64"),
-        ("seq", b"0", "run and seq count from 1"),
+        ("seq", b"0", "run and seq begin with 1"),
         ("version", b"18446744073709551616", "header version is no u64"),
         ("time", b"", "header time is no u64"),
         ("step", "٣".encode(), "header step is no u64"),
         ("kind", b"row", "header kind is 'row'"),
-        ("partition", b"4", "partition 4 of 4 partitions"),
+        ("partition", b"4", "partition 4 is not below partitions 4"),
         ("model", b"\xff\xfe", "header model is not UTF-8"),
     ],
 )
-def test_invalid_header_is_named(name: str, value: bytes, what: str) -> None:
-    fault, text = fault_of(sealed(encode_record(rows_record()), **{name: value}))
+def test_an_invalid_header_is_named(name: str, value: bytes, reason: str) -> None:
+    fault, text = fault_of(reseal(encode_record(rows_record()), **{name: value}))
     assert fault is Fault.HEADER_INVALID
-    assert what in text
+    assert reason in text
 
 
 @pytest.mark.parametrize(
-    ("changes", "fault", "what"),
+    ("changes", "fault", "reason"),
     [
         ({"model": b"other"}, Fault.WRONG_MODEL, "message of model 'other', expected 'ranking'"),
-        ({"partition": b"1"}, Fault.WRONG_PARTITION, "of partition 1, found in 2"),
+        (
+            {"partition": b"1"},
+            Fault.WRONG_PARTITION,
+            "message of partition 1, found in partition 2",
+        ),
         ({"partitions": b"8"}, Fault.WRONG_PARTITION, "written for 8 partitions"),
         ({"table": b"users"}, Fault.WRONG_TABLE, "model ranking has no table 'users'"),
         ({"dim": b"16"}, Fault.WRONG_DIM, "table user has dim 8, the message 16"),
         ({"dtype": b"f16"}, Fault.WRONG_DTYPE, "table user holds f32 rows, the message 'f16'"),
     ],
 )
-def test_wrong_place_is_named(changes: dict[str, bytes], fault: Fault, what: str) -> None:
-    found, text = fault_of(sealed(encode_record(rows_record()), **changes))
-    assert found is fault
-    assert what in text
+def test_a_message_in_the_wrong_place_is_refused(
+    changes: dict[str, bytes], fault: Fault, reason: str
+) -> None:
+    actual, text = fault_of(reseal(encode_record(rows_record()), **changes))
+    assert actual is fault
+    assert reason in text
 
 
 def stream(batch: pa.RecordBatch, times: int = 1) -> bytes:
@@ -353,7 +358,7 @@ ROWS = pa.array([b"a" * 32, None], pa.binary(32))
 
 
 @pytest.mark.parametrize(
-    ("body", "fault", "what"),
+    ("body", "fault", "reason"),
     [
         (b"", Fault.BODY_INVALID, "not an Arrow IPC stream"),
         (b"garbage" * 100, Fault.BODY_INVALID, "not an Arrow IPC stream"),
@@ -394,19 +399,15 @@ ROWS = pa.array([b"a" * 32, None], pa.binary(32))
         (stream(pa.record_batch([KEYS, ROWS], ["key", "row"]), 0), Fault.BODY_INVALID, "not an"),
     ],
 )
-def test_wrong_body_is_named(body: bytes, fault: Fault, what: str) -> None:
-    message = encode_record(rows_record())
-    fields = [(n, v) for n, v in message.headers if n not in ("format", "checksum")]
-    found, text = fault_of(headers.seal(fields, body))
-    assert found is fault
-    assert what in text
+def test_a_wrong_body_is_refused(body: bytes, fault: Fault, reason: str) -> None:
+    actual, text = fault_of(reseal(encode_record(rows_record()), body))
+    assert actual is fault
+    assert reason in text
 
 
-def test_more_columns_are_ignored() -> None:
+def test_further_columns_are_ignored() -> None:
     batch = pa.record_batch([pa.array([0.5, 0.25]), KEYS, ROWS], ["state.adam", "key", "row"])
-    message = encode_record(rows_record())
-    fields = [(n, v) for n, v in message.headers if n not in ("format", "checksum")]
-    body = decode(headers.seal(fields, stream(batch))).body
+    body = decode(reseal(encode_record(rows_record()), stream(batch))).body
     assert isinstance(body, RowsBody)
     assert body.keys.tolist() == [1, 2]
     assert body.deleted is not None
@@ -414,7 +415,7 @@ def test_more_columns_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "values", "what"),
+    ("kind", "values", "reason"),
     [
         (Kind.BASE, {}, "body of a base record: location Field required"),
         (Kind.BASE, {"location": ""}, "location"),
@@ -424,27 +425,23 @@ def test_more_columns_are_ignored() -> None:
         (Kind.COMMIT, [], "body of a commit record"),
     ],
 )
-def test_wrong_marker_body_is_named(kind: Kind, values: object, what: str) -> None:
+def test_a_wrong_marker_body_is_refused(kind: Kind, values: object, reason: str) -> None:
     message = encode_record(Record(replace(PLAIN, kind=Kind.BASE), BaseBody(location="x")))
-    fields = [(n, v) for n, v in message.headers if n not in ("format", "checksum", "kind")]
-    fields.append(("kind", kind.value.encode()))
-    fault, text = fault_of(headers.seal(fields, json.dumps(values).encode()))
+    body = json.dumps(values).encode()
+    fault, text = fault_of(reseal(message, body, kind=kind.value.encode()))
     assert fault is Fault.BODY_INVALID
-    assert what in text
+    assert reason in text
 
 
-def test_reading_a_header_leaves_the_body_alone() -> None:
-    message = encode_record(rows_record())
-    fields = [(n, v) for n, v in message.headers if n not in ("format", "checksum")]
-    assert read_header(headers.seal(fields, b"no arrow")) == HEADER
+def test_read_header_does_not_decode_the_body() -> None:
+    assert read_header(reseal(encode_record(rows_record()), b"no arrow")) == HEADER
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_mutated_messages_give_a_clear_error_or_the_same_shape(seed: int) -> None:
-    """Decode any bytes that a publisher could seal: no crash, no hang, no other kind of error."""
+def test_mutated_bodies_raise_a_delta_error_or_decode(seed: int) -> None:
+    """Decode any bytes that a publisher could seal: no crash, no hang, no other error."""
     rng = np.random.default_rng(seed)
     message = encode_record(rows_record(40, seed=seed))
-    fields = [(n, v) for n, v in message.headers if n not in ("format", "checksum")]
     for _ in range(2000):
         body = bytearray(message.body)
         for _ in range(int(rng.integers(1, 6))):
@@ -462,11 +459,11 @@ def test_mutated_messages_give_a_clear_error_or_the_same_shape(seed: int) -> Non
                     body[at : at + 8] = struct.pack("<q", int(rng.integers(-(1 << 62), 1 << 62)))
             if not body:
                 break
-        sealed_again = headers.seal(fields, bytes(body))
+        mutated = reseal(message, bytes(body))
         try:
-            record = decode(sealed_again)
+            record = decode(mutated)
         except DeltaError:
-            assert len(fault_of(sealed_again)[1]) < 500
+            assert len(fault_of(mutated)[1]) < 500
             continue
         assert isinstance(record.body, RowsBody)
         n = len(record.body.keys)
@@ -476,7 +473,7 @@ def test_mutated_messages_give_a_clear_error_or_the_same_shape(seed: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "dim", "what"),
+    ("name", "dtype", "dim", "reason"),
     [
         ("", "f32", 8, "a name has 1 to 63"),
         ("a/b", "f32", 8, "table 'a/b'"),
@@ -486,10 +483,10 @@ def test_mutated_messages_give_a_clear_error_or_the_same_shape(seed: int) -> Non
         ("t", "f32", 4097, "dim 4097 is outside 1..4096"),
     ],
 )
-def test_schemas_are_checked(name: str, dtype: str, dim: int, what: str) -> None:
+def test_bad_schemas_are_refused(name: str, dtype: str, dim: int, reason: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         TableSchema(name, dtype, dim)
-    assert what in str(caught.value)
+    assert reason in str(caught.value)
 
 
 def test_partition_is_xxh3_of_the_little_endian_key() -> None:
@@ -508,7 +505,7 @@ def _xxh3(key: int) -> int:
     return xxhash.xxh3_64_intdigest(key.to_bytes(8, "little"), seed=0)
 
 
-def test_errors_are_of_the_one_tree() -> None:
+def test_delta_errors_belong_to_petps_errors() -> None:
     assert issubclass(DeltaError, PetpsError)
 
 

@@ -1,8 +1,8 @@
 """A process that writes a directory log until it is killed.
 
 Message number n of partition p is number p + n * P of all messages. Arguments: folder, first number
-of each partition, messages per flush. After each flush it prints the next number of each partition;
-all messages before it are durable.
+of each partition, messages per flush. After each flush the process prints the next number of each
+partition; all messages before it are durable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""HPS messages: those that fit the format exactly become rows, all others are counted."""
+"""HPS messages that fit the format exactly become rows; all others are counted and skipped."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tests.kafka.broker import Broker
 from tests.python.ingest.driver import Driver
 from tests.python.ingest.model import Letters, MemoryTables
 
-P = 3  # as tests/python/ingest/driver.py has it
+P = 3  # the number of partitions of tests/python/ingest/driver.py
 SCHEMA = TableSchema("user", "f32", 4)
 
 
-def encoded(keys: list[int], rows: npt.ArrayLike, *, key: str = "q", size: int = 16) -> bytes:
+def encode(keys: list[int], rows: npt.ArrayLike, *, key: str = "q", size: int = 16) -> bytes:
     """Return a message as KafkaMessageSink writes it, key by key."""
     body = struct.pack("<BBBBI", *b"HCTR", size)
-    for one, row in zip(keys, np.asarray(rows, np.float32), strict=True):
-        body += struct.pack(f"<{key}", one) + row.tobytes()
+    for number, row in zip(keys, np.asarray(rows, np.float32), strict=True):
+        body += struct.pack(f"<{key}", number) + row.tobytes()
     return body
 
 
@@ -41,35 +41,35 @@ def row_of(key: int, salt: float = 0) -> npt.NDArray[np.float32]:
 
 
 @pytest.mark.parametrize(("width", "code"), [(4, "I"), (8, "q")])
-def test_decode(width: int, code: str) -> None:
-    given = [0, 7, 2**31] if width == 4 else [0, 7, -1, 2**62]
-    rows = [row_of(key) for key in given]
-    keys, found = decode_hps(encoded(given, rows, key=code), 4, width)
-    assert keys.tolist() == [key % 2**64 for key in given]
-    assert (found == rows).all()
-    keys, found = decode_hps(encoded([], np.empty((0, 4))), 4, width)
-    assert (keys.shape, found.shape) == ((0,), (0, 4))
+def test_decode_keys_of_4_and_8_bytes(width: int, code: str) -> None:
+    sent = [0, 7, 2**31] if width == 4 else [0, 7, -1, 2**62]
+    rows = [row_of(key) for key in sent]
+    keys, decoded = decode_hps(encode(sent, rows, key=code), 4, width)
+    assert keys.tolist() == [key % 2**64 for key in sent]
+    assert (decoded == rows).all()
+    keys, decoded = decode_hps(encode([], np.empty((0, 4))), 4, width)
+    assert (keys.shape, decoded.shape) == ((0,), (0, 4))
 
 
-GOOD = encoded([1, 2], [row_of(1), row_of(2)])
+GOOD = encode([1, 2], [row_of(1), row_of(2)])
 BAD = {
     "too-short": [b"", b"HCTR", GOOD[:7]],
     "foreign": [b"RTCH" + GOOD[4:], b"\0" * 40, b'{"key": 1, "row": [1.0]}'],
-    "wrong-dim": [encoded([1], [row_of(1)], size=20), encoded([1], [np.ones(5)], size=20)],
-    "torn": [GOOD[:-1], GOOD[:9], GOOD + b"\0", encoded([1], [row_of(1)], key="I")],
-    "not-finite": [encoded([1], [[1, np.nan, 1, 1]]), encoded([1], [[1, 1, np.inf, 1]])],
+    "wrong-dim": [encode([1], [row_of(1)], size=20), encode([1], [np.ones(5)], size=20)],
+    "torn": [GOOD[:-1], GOOD[:9], GOOD + b"\0", encode([1], [row_of(1)], key="I")],
+    "not-finite": [encode([1], [[1, np.nan, 1, 1]]), encode([1], [[1, 1, np.inf, 1]])],
 }
 
 
 @pytest.mark.parametrize("fault", BAD)
-def test_what_does_not_fit_is_named(fault: str) -> None:
+def test_a_message_that_does_not_fit_is_refused_with_its_fault(fault: str) -> None:
     for body in BAD[fault]:
         with pytest.raises(DeltaError) as caught:
             decode_hps(body, 4, 8)
         assert caught.value.fault.value == fault
 
 
-def test_any_cut_or_flipped_bit_of_the_header_is_refused_or_the_same_pairs() -> None:
+def test_cuts_give_fewer_pairs_or_are_refused_and_flipped_header_bits_are_refused() -> None:
     for cut in range(len(GOOD)):
         try:
             keys, _ = decode_hps(GOOD[:cut], 4, 8)
@@ -118,20 +118,20 @@ def site(kafka: Broker, topic: Callable[[], str], tmp_path: Path) -> Site:
     return Site(kafka, topic(), tmp_path)
 
 
-def test_the_way_from_hps_to_served_rows(site: Site) -> None:
+def test_rows_of_hps_are_served(site: Site) -> None:
     expected: dict[int, bytes] = {}
     for round_number in range(4):
         for partition in (0, 1):
             keys = list(range(partition, 60, 2))
             rows = [row_of(key, round_number) for key in keys]
-            site.send(partition, encoded(keys, rows))
+            site.send(partition, encode(keys, rows))
             expected |= {key: row.tobytes() for key, row in zip(keys, rows, strict=True)}
-    site.send(0, encoded([], np.empty((0, 4))))  # a beacon
+    site.send(0, encode([], np.empty((0, 4))))  # a beacon
     bad = [body for bodies in BAD.values() for body in bodies]
     for body in bad:
         site.send(1, body)
     site.send(1, None)  # a tombstone
-    site.send(1, encoded([5], [row_of(5, 9)]))
+    site.send(1, encode([5], [row_of(5, 9)]))
     expected[5] = row_of(5, 9).tobytes()
 
     report = site.bridge()
@@ -147,7 +147,7 @@ def test_the_way_from_hps_to_served_rows(site: Site) -> None:
     # a run reads everything again, in order.
     again = site.bridge()
     assert (again["messages"], again["versions"]) == (0, 0)
-    site.send(0, encoded([2, 1000], [row_of(2, 7), row_of(1000)]))
+    site.send(0, encode([2, 1000], [row_of(2, 7), row_of(1000)]))
     expected |= {2: row_of(2, 7).tobytes(), 1000: row_of(1000).tobytes()}
     assert site.bridge()["rows"] == 2
     assert site.served() == expected
@@ -156,12 +156,12 @@ def test_the_way_from_hps_to_served_rows(site: Site) -> None:
     assert site.served() == expected
 
 
-def test_what_retention_removed_is_counted(site: Site) -> None:
+def test_messages_removed_by_retention_are_counted(site: Site) -> None:
     for number in range(10):
-        site.send(0, encoded([number], [row_of(number)]))
+        site.send(0, encode([number], [row_of(number)]))
     assert site.bridge()["rows"] == 10
     for number in range(10, 20):
-        site.send(0, encoded([number], [row_of(number)]))
+        site.send(0, encode([number], [row_of(number)]))
     at = TopicPartition(site.topic, 0, 15)
     site.admin.delete_records([at])[at].result(30)
     report = site.bridge()
@@ -169,7 +169,7 @@ def test_what_retention_removed_is_counted(site: Site) -> None:
     assert set(site.served()) == {*range(10), *range(15, 20)}
 
 
-def test_a_state_of_something_else(site: Site) -> None:
+def test_a_foreign_state_file_is_refused(site: Site) -> None:
     (site.folder / "state").write_text('{"format": "other"}')
     result = CliRunner().invoke(
         app,

@@ -1,9 +1,9 @@
 """A trainer that may be killed at any moment, and continues from the state that it saved.
 
-Its state is, for each key, the version that wrote it last, or 0 if the key does not exist. It saves
-the whole state after each commit. At the start it loads the state, writes it as a base and begins a
-run with that base. It publishes at least one version, and stops when it reaches the version that
-the file ``enough`` names. Arguments: folder, log, seed.
+Its state is, for each key, the version that wrote the key last, or 0 if the key does not exist. The
+trainer saves the whole state after each commit. At the start it loads the state, writes it as a
+base and begins a run with that base. It publishes at least one version, and stops when it reaches
+the version that the file ``enough`` names. Arguments: folder, log, seed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DIM = 16
 SCHEMA = TableSchema("items", "f32", DIM)
 PARTITIONS = 8
 KEYS = 20_000
-CHANGED = 5_000  # rows a version, a fifth of them deletions
+CHANGED = 5_000  # rows of a version; a fifth of them are deletions
 WAIT_SECONDS = 120.0
 
 Versions = npt.NDArray[np.int64]

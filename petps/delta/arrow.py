@@ -1,7 +1,7 @@
-"""Rows of one chunk as an Arrow IPC stream: {key uint64, row fixed-size binary, null row = delete}.
+"""Rows of a message as an Arrow IPC stream: {key uint64, row fixed-size binary, null = delete}.
 
-It is a stream, not a file: a message is read once from start to end, the log stores its length and
-the checksum covers its integrity, so a footer would be dead weight in every message.
+It is a stream, not a file, because the footer of a file would be useless: a message is read once
+from start to end, the log stores its length, and the checksum covers its integrity.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
     "encode_columns",
     "encode_rows",
     "locate_columns",
-    "rows_per_chunk",
+    "rows_per_message",
     "slices",
     "view_columns",
 ]
@@ -36,8 +36,8 @@ Layout = tuple[int, ...]
 
 KEY: Final = "key"
 ROW: Final = "row"
-# Upper bound, really under 3,000: 15 headers of at most 63 bytes with their names, the stream's
-# schema, padding.
+# Upper bound of a message's bytes without rows, which are really under 3,000: 15 headers of at most
+# 63 bytes with their names, the schema of the stream, padding.
 RESERVED_BYTES: Final = 4096
 # Exceptions that Arrow may raise on bytes that petps did not write.
 _ARROW_ERRORS: Final = (
@@ -52,7 +52,7 @@ _ARROW_ERRORS: Final = (
 )
 
 
-def rows_per_chunk(row_bytes: int, limit: int = MAX_MESSAGE_BYTES) -> int:
+def rows_per_message(row_bytes: int, limit: int = MAX_MESSAGE_BYTES) -> int:
     """Return the largest number of rows whose message fits into ``limit`` bytes; at least 1."""
     bits_per_row = 8 * (8 + row_bytes) + 1
     return max(1, 8 * (limit - RESERVED_BYTES) // bits_per_row)
@@ -60,7 +60,7 @@ def rows_per_chunk(row_bytes: int, limit: int = MAX_MESSAGE_BYTES) -> int:
 
 def slices(n: int, row_bytes: int, limit: int = MAX_MESSAGE_BYTES) -> Iterator[slice]:
     """Cut n rows into consecutive slices, each small enough for one message."""
-    step = rows_per_chunk(row_bytes, limit)
+    step = rows_per_message(row_bytes, limit)
     for start in range(0, n, step):
         yield slice(start, min(n, start + step))
 
@@ -164,7 +164,7 @@ def decode_columns(
 
 
 def locate_columns(body: bytes | memoryview, names: Sequence[str]) -> Layout:
-    """Return the offsets, in encode_columns()' bytes, of keys, columns and ``row``'s null mask.
+    """Return the offsets of keys, columns and the null mask of ``row`` in encode_columns()' bytes.
 
     The first is -1 if the stream has no keys, the last is -1 if it has no null mask.
     """
