@@ -1,15 +1,15 @@
-"""Room ingest: applies a delta log's records to the tables, each once and in order.
+"""Room ingest: applies the records of a delta log to tables, each once and in order.
 
 Owns:        the order rule (order.py), merging (window.py), catch-ups (catch_ups.py), dead letters,
              the choice of the instance that a run feeds, the following thread (ingest.py), its
              status.
-Never does:  depend on a kind of log or of table: it uses Protocols (protocols.py,
-             petps/delta/log.py); skip anything without reporting it.
+Never does:  depend on a kind of log or of table, since it uses Protocols (protocols.py,
+             petps/delta/log.py); skip a record without reporting it.
 Called by:   server.
 Invariants:  Progress is recorded only after the rows it covers are durable. A version is reported
              once every record of it is applied. A stopped partition never applies a later record.
-Threads:     three of its own: one reads and decodes, one applies what was decoded before, and one
-             requests the log's end. Any thread may call Ingest's methods.
+Threads:     Ingest has three threads: one reads and decodes, one applies the decoded records, and
+             one requests the log's end. Any thread may call Ingest's methods.
 """
 
 from petps.server.ingest.dead_letters import DirectoryDeadLetters, LogDeadLetters

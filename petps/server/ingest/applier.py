@@ -10,10 +10,10 @@ __all__ = ["Applier", "InlineApplier", "ThreadApplier"]
 
 
 class Applier(Protocol):
-    """Executor of actions, one after the other. The next call raises a failed action's error."""
+    """Executor of actions, one after the other. The next call raises the error of a failed one."""
 
     def submit(self, action: Callable[[], None]) -> None:
-        """Wait until the action before has ended, then begin this one."""
+        """Wait until the previous action has ended, then begin this one."""
 
     def wait(self) -> None:
         """Return when no action is running."""
@@ -31,9 +31,9 @@ class InlineApplier:
 
 
 class ThreadApplier:
-    """Applier with its own thread: the next window is decoded while this one is applied.
+    """Applier with its own thread, so that the caller decodes the next window during an apply.
 
-    At most one action runs, so the memory held stays bounded.
+    At most one action runs, which bounds the memory.
     """
 
     def __init__(self) -> None:

@@ -117,7 +117,7 @@ class CatchUps:
             for base in candidates:
                 run, seq = base.position(state.partition)
                 passed = base.name in state.tried or harms(state, base, self._tables())
-                if passed or not state.mended_by(run, seq):
+                if passed or not state.is_repaired_by(run, seq):
                     continue
                 publisher = state.publisher if run == state.run else 0
                 after = Progress(

@@ -1,4 +1,4 @@
-"""Undecodable messages, kept in a folder or in a log for the person who fixes the publisher."""
+"""Dead letters: undecodable messages, stored in a folder or a log to help fix the publisher."""
 
 from __future__ import annotations
 
@@ -18,19 +18,17 @@ __all__ = ["DirectoryDeadLetters", "LogDeadLetters"]
 
 _log = logging.getLogger("petps.server.ingest")
 
-# A faulty publisher must not fill the disk: 1,000 letters are at most 1 GB, and show enough.
+# A faulty publisher must not fill the disk: 1,000 letters have at most 1 GB.
 MAX_LETTERS: Final = 1000
-
-
 MAX_REASON_BYTES: Final = 1000
 
 
 class DirectoryDeadLetters:
-    """A folder with one p<partition>-<offset>.json and one .body file for each refused message.
+    """Folder with one p<partition>-<offset>.json and one .body file for each refused message.
 
     The JSON has the message's place and headers, the time and the reason. A message that is refused
-    again, for example after a restart, replaces its letter. Beyond ``max_letters`` nothing more is
-    kept; ingest still counts the messages.
+    again, for example after a restart, replaces its letter. Letters beyond ``max_letters`` are not
+    stored, but ingest still counts the messages.
     """
 
     def __init__(self, folder: str | Path, *, max_letters: int = MAX_LETTERS) -> None:
@@ -43,7 +41,7 @@ class DirectoryDeadLetters:
             self._write(partition, offset, reason, message)
         except OSError as error:
             _log.error(
-                "[ingest] partition %d: the message at %d (%s) could not be kept in %s: %s",
+                "[ingest] partition %d: message at offset %d (%s) could not be stored in %s: %s",
                 partition,
                 offset,
                 reason,
@@ -77,17 +75,17 @@ class DirectoryDeadLetters:
 
 
 class LogDeadLetters:
-    """A log with one message for each dead letter: the refused message after headers of its own.
+    """Log with one message for each dead letter: the refused message with additional headers.
 
-    ``opened`` opens that log; it is called at the first letter, since there may never be one. These
-    headers precede the message's own: dead-letter.{reason, log, partition, offset, time}. A message
-    that is refused again, for example after a restart, is written again. If the log refuses a
-    letter, an error is logged and ingest continues: the count, the reason and the message in the
+    The headers dead-letter.{reason, log, partition, offset, time} precede the message's own. A
+    message that is refused again, for example after a restart, is written again. If the log refuses
+    a letter, an error is logged and ingest continues: the count, the reason and the message in the
     delta log remain.
     """
 
-    def __init__(self, opened: Callable[[], DeltaLog], source: str) -> None:
-        self._opened = opened
+    def __init__(self, open_letters: Callable[[], DeltaLog], source: str) -> None:
+        """``open_letters`` opens the log at the first letter. ``source`` names the delta log."""
+        self._open_letters = open_letters
         self._source = source
         self._letters: DeltaLog | None = None
 
@@ -102,22 +100,22 @@ class LogDeadLetters:
         }
         headers = [(f"dead-letter.{name}", str(value).encode()) for name, value in fields.items()]
         if message is not None:
-            # A message that is too large for any log was refused for that: its beginning suffices.
+            # If the message was refused because it is too large, its beginning suffices.
             letter = Message([*headers, *message.headers], message.body[:MAX_MESSAGE_BYTES])
         else:
             letter = Message(headers, b"")
         try:
             if self._letters is None:
-                self._letters = self._opened()
+                self._letters = self._open_letters()
             self._letters.publish(0, letter)
         except PetpsError as error:
-            _log.error("[ingest] a dead letter was not kept: %s", error)
+            _log.error("[ingest] a dead letter was not stored: %s", error)
             self._letters = None
 
     def close(self) -> None:
-        """Return when the letters are durable, or an error is logged."""
+        """Wait until the letters are durable. Log an error if they cannot be."""
         if self._letters is not None:
             try:
                 self._letters.close()
             except PetpsError as error:
-                _log.error("[ingest] dead letters were not kept: %s", error)
+                _log.error("[ingest] dead letters were not stored: %s", error)

@@ -1,6 +1,6 @@
-"""Locations of the versions' dense weights, by instance, from commit records and bases.
+"""Locations of the dense weights of each instance, from commit records and bases.
 
-A file keeps them for a restarted server: {instance: {"version": v, "dense": location}}.
+A file stores them for restarts: {instance: {"version": v, "dense": location}}.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ __all__ = ["DenseNames"]
 
 _log = logging.getLogger("petps.server.ingest")
 
-MAX_NAMES: Final = 64  # a pool holds no more instances; the oldest entries are dropped
+MAX_NAMES: Final = 64  # a pool holds at most this many instances; older entries are dropped
 
 Dense = tuple[int, str | None]
 
 
 class DenseNames:
-    """(version, location) of each instance's newest version. ``path`` None: kept in memory only.
+    """The (version, location) of each instance's newest version.
 
-    If the file cannot be read or written, a warning is logged and the caller continues.
+    ``path``: the file; None keeps them in memory only. If the file cannot be read or written, a
+    warning is logged and the caller continues.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -36,15 +37,15 @@ class DenseNames:
             for instance, entry in json.loads(path.read_bytes()).items():
                 self._names[str(instance)] = (int(entry["version"]), str(entry["dense"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            _log.warning("[ingest] %s tells no dense weights: %s", path, error)
+            _log.warning("[ingest] %s holds no locations of dense weights: %s", path, error)
             self._names = {}
 
     def of(self, instance: str) -> Dense:
         """Return (version, location) of an instance; (0, None) if it is unknown."""
         return self._names.get(instance, (0, None))
 
-    def note(self, instance: str, dense: Dense) -> None:
-        """Set an instance's (version, location). A location is durable on return."""
+    def set(self, instance: str, dense: Dense) -> None:
+        """Set an instance's (version, location). Durable on return."""
         before = self.of(instance)
         if dense == before:
             return

@@ -1,4 +1,4 @@
-"""Follower: applies each event of the log to its partition. Order, window, stop, catch-up."""
+"""Follower: handles each event of the log: order rule, window, stops, catch-ups."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ _log = logging.getLogger("petps.server.ingest")
 
 
 class Follower:
-    """The order rules over all partitions of one instance. It has no thread and no log.
+    """Follower of all partitions that feed one instance. It has no thread and no log.
 
     take() handles an event. If it returns an offset, the caller must read the partition again from
-    there, and drop the rest of what it had read of the partition. settle() applies what was taken
-    and records the progress; flush() only starts that. step() runs the catch-ups that take() and
-    retry_stale() queued, one after the other. ``until_done`` repeats an action until the pool
-    accepts it, so nothing that was taken is ever dropped.
+    that offset, and drop the other events that it has read of the partition. flush() starts to
+    apply the records taken, and settle() waits until they are applied and their progress is
+    recorded. step() runs the catch-ups that take() and search_bases() queued, one after the other.
+    ``until_done`` repeats an action until the pool accepts it, so no record taken is ever dropped.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class Follower:
     ) -> None:
         """``hand_over`` gives a partition to the follower of the instance that the marker names.
 
-        The run feeds that instance from the offset on. False: no instance takes it; pass it over.
+        The run that begins at the given offset feeds that instance. If ``hand_over`` returns False,
+        the run feeds no instance here, and the follower skips it.
         """
         self._hand_over = hand_over
         self._applier = applier
@@ -99,9 +100,9 @@ class Follower:
         """Handle one event. Return the offset to read its partition from again, or None."""
         state = self._states[event.partition]
         if state.mode is Mode.CATCHING_UP:
-            return None  # read again after the catch-up
+            return None  # the caller reads it again after the catch-up
         if state.refused is not None and state.following:
-            return None  # stop_refused() handles the refusal first; then it is read again
+            return None  # stop_refused() handles the refusal first; then the caller reads it again
         if isinstance(event, Lost):
             return self._lost(state, event)
         if isinstance(event, Damage):
@@ -116,7 +117,7 @@ class Follower:
                 partitions=self._store.partitions,
             )
             if header.run <= state.passing:
-                self._pass_over(state, event, header)
+                self._skip_foreign(state, event, header)
                 return None
             record = None if header.kind is Kind.ROWS else self._decode(event, header)
             marker = record.body if record and isinstance(record.body, ContinueBody) else None
@@ -141,32 +142,33 @@ class Follower:
         """Return the partitions that feed the instance."""
         return list(self._states)
 
-    def _pass_over(self, state: PartitionState, event: Delivery, header: RecordHeader) -> None:
-        """Skip a record of the run that feeds another instance, or a late one of an older run."""
+    def _skip_foreign(self, state: PartitionState, event: Delivery, header: RecordHeader) -> None:
+        """Skip a record of the run that feeds another instance, or of an older run."""
         if header.run < state.passing:
             state.count("zombies")
         if state.following:
-            self._pass(state, event)
+            self._skip(state, event)
 
     def _leave(self, state: PartitionState, offset: int, marker: BaseMarker) -> None:
         """Hand the partition over: the run that begins at ``offset`` feeds another instance."""
         self.settle()
         try:
-            handed = self._hand_over(state, marker, offset)
+            is_handed_over = self._hand_over(state, marker, offset)
         except PetpsError as error:
             reason = f"base {marker.location} of {marker.instance}: {error}"
             if reason != state.reason:
-                _log.error("[ingest] partition %d is stale: %s", state.partition, reason)
+                _log.error("[ingest] partition %d is incomplete: %s", state.partition, reason)
             if state.following:
                 state.stop_at_gap(reason, offset=offset, resume_offset=offset)
             else:
-                state.stop(Mode.STALE, reason, offset=offset, resume_offset=state.resume_offset)
+                resume_offset = state.resume_offset
+                state.stop(Mode.INCOMPLETE, reason, offset=offset, resume_offset=resume_offset)
             state.wait_for(marker)
             return
-        if handed:
+        if is_handed_over:
             del self._states[state.partition]
             return
-        if state.standing.needs_base:  # wait for a base; then the run is read and passed over
+        if state.standing.needs_base:  # wait for a base; then read the run again, and skip it
             state.wait_for(None)
             return
         state.pass_over(marker.header.run, marker.next_offset)
@@ -174,13 +176,13 @@ class Follower:
 
     @property
     def catching_up(self) -> list[int]:
-        """Return the partitions of running and waiting catch-ups: take() drops their events."""
+        """Return the partitions of running and queued catch-ups. take() drops their events."""
         return self._catch_ups.partitions
 
     def step(self) -> dict[int, int | None]:
         """Run a step of the first catch-up. At its end, return {partition: offset to continue at}.
 
-        The offset None is the current reading position.
+        An offset None means the current reading position.
         """
         if not self._catch_ups.partitions:
             return {}
@@ -188,7 +190,7 @@ class Follower:
         return self._catch_ups.step()
 
     def close(self) -> None:
-        """Abandon the catch-ups: a running one may hold a scan, and so the pool, open."""
+        """Abandon the catch-ups, because a running one may hold a scan, and so the pool, open."""
         self._catch_ups.close()
 
     def adopt(self, state: PartitionState, marker: BaseMarker, offset: int) -> None:
@@ -207,7 +209,7 @@ class Follower:
         )
 
     def _schema_of(self, name: str) -> TableSchema | None:
-        if name not in self._tables:  # perhaps created since the last look
+        if name not in self._tables:  # it may have been created since the tables were read
             self._tables = dict(self._store.tables())
         table = self._tables.get(name)
         return None if table is None else table.schema
@@ -237,39 +239,39 @@ class Follower:
             state.complete_version(header.version)
             self._note_dense(header.version, body.dense)
         self._window.touch(state)
-        # Retried rows are applied one record at a time. So the partition stops before the first
-        # record that has no room, and every version before that record counts.
+        # Retry refused rows one record at a time, so that the partition stops directly before the
+        # first record that has no room, and completes every version before it.
         if self._window.rows >= self._rows_max or state.full is not None:
             self.flush()
 
     def _decline(self, state: PartitionState, event: Delivery, decision: Decision) -> None:
         if decision.outcome is Outcome.DUPLICATE:
             state.count("duplicates")
-            self._pass(state, event)
+            self._skip(state, event)
         elif decision.outcome is Outcome.ZOMBIE:
             if state.zombies == 0:
                 _log.warning(
                     "[ingest] partition %d: %s: rejected", state.partition, decision.reason
                 )
             state.count("zombies")
-            self._pass(state, event)
+            self._skip(state, event)
         elif decision.outcome is Outcome.CONFLICT:
             self._halt(state, event, Standing.CONFLICT, 0, decision.reason)
         else:
             self._gap(state, decision.reason, offset=event.offset, resume_offset=event.offset)
 
-    def _pass(self, state: PartitionState, event: Delivery) -> None:
-        """Advance and record the offset: a passed record is no lag, and is not read again."""
+    def _skip(self, state: PartitionState, event: Delivery) -> None:
+        """Move past a record, and record that: it is no lag, and a restart does not read it."""
         state.skip_to(event.next_offset)
         self._window.touch(state)
 
     def _halt(
         self, state: PartitionState, event: Delivery, standing: Standing, target: int, reason: str
     ) -> None:
-        """Stop, and record it: after a restart, reading again would not find the reason."""
+        """Stop, and record the reason, because reading again after a restart would not find it."""
         self.settle()
         if state.refused is not None:
-            return  # the refused rows are read again first, then this event
+            return  # the caller reads the refused rows again first, and then this event
         state.stop_until_base(standing, target, reason, event.offset)
         self._window.touch(state)
         self.settle()
@@ -280,12 +282,12 @@ class Follower:
         if state.refused is not None:
             return  # as in _halt()
         state.stop_at_gap(reason, offset=offset, resume_offset=resume_offset)
-        _log.error("[ingest] partition %d is stale: %s", state.partition, reason)
+        _log.error("[ingest] partition %d is incomplete: %s", state.partition, reason)
 
     def _corrupt(
         self, state: PartitionState, event: Delivery | Damage, reason: str, message: Message | None
     ) -> None:
-        """Write a dead letter and report a gap. Later messages may show that nothing is missing."""
+        """Write a dead letter and report a gap. Later messages may show that no seq is missing."""
         state.count("dead_letters")
         self._dead_letters.add(event.partition, event.offset, reason, message)
         if state.following:
@@ -307,7 +309,7 @@ class Follower:
         record: Record | None,
         decision: Decision,
     ) -> int | None:
-        """Read on in a stopped partition for what ends the stop: a missing seq, a run, a base."""
+        """Handle an event of a stopped partition: a missing seq, a run or a base ends the stop."""
         body = record.body if record else None
         if decision.outcome is Outcome.NEW_RUN and not (
             state.standing.needs_base and header.kind is Kind.CONTINUE
@@ -317,31 +319,31 @@ class Follower:
             return None
         if decision.outcome is Outcome.ZOMBIE:
             state.count("zombies")
-        applies = decision.outcome is Outcome.APPLY and state.refused is None
-        if applies and not state.standing.needs_base:
-            again = state.resume_offset
+        is_next = decision.outcome is Outcome.APPLY and state.refused is None
+        if is_next and not state.standing.needs_base:
+            resume_offset = state.resume_offset
             record = record or self._decode(event, header)
             self._accept(state, event, record, decision)
-            if not state.following or again >= event.offset:
+            if not state.following or resume_offset >= event.offset:
                 return None
-            # The missing record came late: read again what was skipped before it.
-            state.skip_to(again)
-            return again
-        ours = (None, self._store.instance)
+            # The missing record arrived late: read again the records that were skipped before it.
+            state.skip_to(resume_offset)
+            return resume_offset
         # A base that begins a new run was accepted above. After a power loss, the base that began
-        # the current run helps as well.
-        waits = not header.begins_run or state.standing is Standing.LOST_POWER
-        if isinstance(body, BaseBody) and waits and body.instance in ours:
+        # the current run ends the stop too.
+        may_end_stop = not header.begins_run or state.standing is Standing.LOST_POWER
+        is_ours = isinstance(body, BaseBody) and body.instance in (None, self._store.instance)
+        if isinstance(body, BaseBody) and is_ours and may_end_stop:
             marker = BaseMarker(header, body.location, event.next_offset, body.instance)
-            if state.mended_by(header.run, header.seq):
+            if state.is_repaired_by(header.run, header.seq):
                 self._catch_ups.add_of_marker(state, marker, failed=marker.next_offset)
         return None
 
     def _load_base(self, state: PartitionState, offset: int, marker: BaseMarker) -> None:
-        """Catch up to the marker's base, with which the run begins at ``offset``."""
+        """Queue a catch-up to the marker's base, with which the run begins at ``offset``."""
         self.settle()
-        # If the catch-up fails, the partition stays stale here, and the base is tried again.
-        state.stop(Mode.STALE, state.reason, offset=offset, resume_offset=offset)
+        # If the catch-up fails, the partition stays stopped here, and the base is retried.
+        state.stop(Mode.INCOMPLETE, state.reason, offset=offset, resume_offset=offset)
         state.wait_for(marker)
         if not self._catch_ups.add_of_marker(state, marker, fresh=True, failed=marker.next_offset):
             self._catch_ups.fail(state, state.reason, fresh=True)
@@ -352,7 +354,7 @@ class Follower:
             refusal = state.refused
             if refusal is None or not state.following:
                 continue
-            self._applier.wait()  # the window in flight skips its rows of this partition
+            self._applier.wait()  # the apply in flight skips the rows of this partition
             self._window.forget(state)
             if state.full is None:
                 _log.error("[ingest] partition %d stopped: %s", state.partition, refusal.reason)
@@ -364,15 +366,15 @@ class Follower:
         for state in self._states.values():
             if is_over(state):
                 state.forget_refusal()
-                _log.info("[ingest] partition %d goes on: its rows have room", state.partition)
+                _log.info("[ingest] partition %d continues: its rows have room", state.partition)
             elif is_due(state, self._tables):
                 self.settle()
                 state.try_again()
                 offsets[state.partition] = state.offset
         return offsets
 
-    def retry_stale(self) -> None:
-        """Search bases for the stopped partitions, and queue catch-ups to them."""
+    def search_bases(self) -> None:
+        """Search for bases that end the stops of partitions, and queue catch-ups to them."""
         stopped = [
             state
             for state in self._states.values()
@@ -399,7 +401,7 @@ class Follower:
             self.dense = (version, dense)
 
     def flush(self) -> None:
-        """Start to apply what was taken; its progress is recorded after it."""
+        """Start to apply the records taken, and to record their progress."""
         if not self._window:
             return
         window, self._window = self._window, Window()
@@ -407,9 +409,9 @@ class Follower:
         self._applier.submit(lambda: self._apply(window))
 
     def settle(self) -> None:
-        """Return when everything taken is applied, and its progress recorded.
+        """Wait until the records taken are applied, and their progress is recorded.
 
-        Partitions whose rows could not be stored are stopped by then.
+        Then stop the partitions whose rows could not be stored.
         """
         self.flush()
         self._applier.wait()
@@ -420,6 +422,6 @@ class Follower:
         self._pace(window.rows)
 
     def _apply_window(self, window: Window) -> None:
-        """Apply and record a window. A retry is safe: applying it again changes nothing."""
+        """Apply and record a window. A retry is safe, because applying is idempotent."""
         window.apply(self._tables, self._merger, self._store.partitions)
         window.record(self._store)

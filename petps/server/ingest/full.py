@@ -1,7 +1,7 @@
-"""Partitions whose rows could not be stored: when they are tried again.
+"""Rules for retrying partitions whose rows could not be stored.
 
 A refusal stops a partition before the first record that has no room. Its progress, and so its
-version, ends before that record; other partitions continue. The record is tried again at growing
+version, ends before that record; other partitions continue. Ingest retries the record at growing
 intervals, and immediately after a restart.
 """
 
@@ -18,10 +18,10 @@ __all__ = ["full_reason", "harms", "is_due", "is_over"]
 
 
 def full_reason(table: InstanceTable, rows: int) -> str:
-    """Return the reason why rows of new keys were not stored, and the remedy."""
+    """Return why rows of new keys were not stored, and the remedy."""
     return (
         f"table '{table.schema.name}' is full (capacity {table.capacity:,}): {rows:,} new keys "
-        "have no room. Nothing is skipped; they are stored once rows are deleted. Otherwise begin "
+        "have no room. No row is skipped: they are stored once rows are deleted. Otherwise begin "
         "an instance (model@name) with a base, or load a base into a pool with a larger capacity"
     )
 
@@ -40,21 +40,20 @@ def is_due(state: PartitionState, tables: Mapping[str, InstanceTable]) -> bool:
     if time.monotonic() < state.retry_at:
         return False
     table = tables.get(full.table)
-    # The table refused the rows; otherwise the disk did.
-    tables_fault = table is not None and full.reason == full_reason(table, full.rows)
-    if state.retry_wait and table is not None and tables_fault and not table.has_room():
+    # Either the table refused the rows, or the disk did.
+    table_is_full = table is not None and full.reason == full_reason(table, full.rows)
+    if state.retry_wait and table is not None and table_is_full and not table.has_room():
         state.wait_longer()
         return False
     return True
 
 
 def harms(state: PartitionState, base: BaseReader, tables: Mapping[str, InstanceTable]) -> bool:
-    """Return whether the base would damage rows that are consistent at some version.
+    """Return whether the base would replace rows that are consistent by rows that are not.
 
-    This is so if the tables cannot hold all of its rows: only a part of the base would be stored.
+    This is so if the tables cannot hold all rows of the base: only a part would be stored.
     """
-    whole = state.mode is Mode.FULL and not state.standing.needs_base
-    schemas = base.schemas()
-    return whole and any(
-        name in tables and base.rows(name) > tables[name].capacity for name in schemas
+    is_consistent = state.mode is Mode.FULL and not state.standing.needs_base
+    return is_consistent and any(
+        name in tables and base.rows(name) > tables[name].capacity for name in base.schemas()
     )

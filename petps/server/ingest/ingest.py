@@ -26,35 +26,45 @@ __all__ = ["Ingest"]
 
 _log = logging.getLogger("petps.server.ingest")
 
-POLL_SECONDS: Final = 0.1  # how soon stop() and pause() are noticed
-PACE_CREDIT_SECONDS: Final = 0.1  # of unused rate; a longer pause is not made up for
-POLL_BYTES: Final = 8 << 20  # read, and so held, in one poll
-ROWS_MAX: Final = 16384  # rows of one apply: enough to amortise its drains, few enough for pulls
+POLL_SECONDS: Final = 0.1  # longest wait for the log, and so for stop() and pause()
+PACE_CREDIT_SECONDS: Final = 0.1  # the unused rate of this time may be made up for
+POLL_BYTES: Final = 8 << 20  # bytes read by one poll, and so held in memory
+# Rows of one apply: enough to amortise its drains, and few enough for the latency of pulls.
+ROWS_MAX: Final = 16384
 RETRY_FIRST_SECONDS: Final = 0.1
 RETRY_LAST_SECONDS: Final = 5.0
 NICENESS: Final = 10  # of 19
-STALE_SECONDS: Final = 1.0  # between searches for a base
-LOOK_SECONDS: Final = 1.0  # between requests for the log's end; the precision of a lag
+SEARCH_SECONDS: Final = 1.0  # between two searches for bases
+# Between two requests for the log's end, which is also the precision of a lag.
+END_SECONDS: Final = 1.0
 
 
 class _Stopped(Exception):
-    """Signal that stop() was called while an action was being repeated."""
+    """Signal that stop() was called during a wait or a retry."""
 
 
 class _Left(Exception):
-    """Signal that a followed instance was frozen or dropped: the owners must be looked up again."""
+    """Signal that a followed instance was frozen or dropped: find the owners again."""
 
 
 class Ingest:
-    """The threads that follow ``log`` from the store's progress on: read, order, apply, record.
+    """The threads that follow a log from the recorded progress: read, order, apply, record.
 
-    ``partitions`` are the owned ones, by default all. ``bases`` finds bases to catch up to after a
-    gap. ``instances`` chooses the instance that each partition feeds; by default all feed
-    ``store``. ``dense`` keeps the locations of the versions' dense weights. ``rows_per_second``
-    limits the rate so that pulls keep their latency (None: no limit).
+    If the pool or the log fails, ingest retries at growing intervals, and status() reports the
+    error. Threads: any thread may call every method.
 
-    status() reports errors of the pool or of the log; they are retried at growing intervals.
-    Threads: any thread may call every method.
+    Args:
+        log: The log to follow.
+        store: The tables and the progress of the model's current instance.
+        dead_letters: The destination of messages that could not be decoded.
+        bases: Source of bases to catch up to after a gap; None: no bases.
+        instances: Choice of the instance that each partition feeds; None: all feed ``store``.
+        dense: The locations of dense weights; None keeps them in memory.
+        partitions: The partitions to follow; None follows all.
+        rows_per_second: Limit of the rate, so that pulls keep their latency; None: no limit.
+        rows_max: Rows of one apply.
+        poll_bytes: Bytes read by one poll.
+        search_seconds: Seconds between two searches for bases.
     """
 
     def __init__(
@@ -70,17 +80,17 @@ class Ingest:
         rows_per_second: float | None = None,
         rows_max: int = ROWS_MAX,
         poll_bytes: int = POLL_BYTES,
-        stale_seconds: float = STALE_SECONDS,
+        search_seconds: float = SEARCH_SECONDS,
     ) -> None:
         if log.partitions != store.partitions:
             raise InvalidArgument(
                 f"{log.name} has {log.partitions} partitions, model {store.model} "
-                f"{store.partitions}: the number is fixed for ever"
+                f"{store.partitions}: the number can never change"
             )
-        if rows_per_second is not None and rows_per_second <= 0:
-            raise InvalidArgument(f"rows_per_second {rows_per_second}: above 0, or None")
         if rows_max < 1 or poll_bytes < 1:
-            raise InvalidArgument("rows_max and poll_bytes are at least 1")
+            raise InvalidArgument(
+                f"rows_max and poll_bytes must be at least 1, got {rows_max} and {poll_bytes}"
+            )
         self._log = log
         self._store = store
         self._dead_letters = dead_letters
@@ -88,27 +98,27 @@ class Ingest:
         self._instances = instances or SingleInstance(store)
         self._dense = dense or DenseNames()
         self._partitions = sorted(set(range(log.partitions) if partitions is None else partitions))
-        self._rows_per_second = rows_per_second
+        self.set_rate(rows_per_second)
         self._rows_max = rows_max
         self._poll_bytes = poll_bytes
-        self._stale_seconds = stale_seconds
+        self._search_seconds = search_seconds
         self._states: dict[int, PartitionState] = {}
         self._followers: dict[str, Follower] = {}  # by instance
         self._owners: dict[int, Follower] = {}  # by partition
-        # Whether all partitions feed one instance that has been reported as complete.
-        self._whole = False
+        # Whether all partitions feed one instance that was reported as complete.
+        self._is_complete = False
         self._lag = Lag()
-        self._nice = False  # see _yield_to_pulls()
-        self._reached = threading.Event()  # the log's end was reached; see wait_for_end()
-        self._reading = False  # the last poll had events, and the end has not been reached yet
-        self._looked = threading.Event()  # ends the thread that requests the log's end
-        self._looker: threading.Thread | None = None
+        self._is_nice = False  # see _yield_to_pulls()
+        self._end_reached = threading.Event()  # see wait_for_end()
+        self._is_reading = False  # the last poll had events, and the end was not reached yet
+        self._end_thread_stop = threading.Event()
+        self._end_thread: threading.Thread | None = None  # requests the log's end
         self._applier: Applier = InlineApplier()
-        self._held: set[int] = set()  # paused partitions, because they catch up
-        self._troubles_lock = threading.Lock()  # over the next two: several threads report
-        self._troubles: dict[str, str] = {}  # unresolved errors, by place
-        self._errors = 0
-        self._not_before = 0.0  # the rate limit's clock
+        self._paused: set[int] = set()  # partitions that are not read, because they catch up
+        self._errors_lock = threading.Lock()  # over the next two, which several threads write
+        self._errors: dict[str, str] = {}  # current errors, by operation
+        self._error_count = 0
+        self._not_before = 0.0  # when the rate limit allows the next apply
         self._stop = threading.Event()
         self._run = threading.Event()
         self._run.set()
@@ -119,20 +129,24 @@ class Ingest:
         if self._thread is not None:
             raise FailedPrecondition("ingest has been started already")
         self._stop.clear()
-        self._nice = False
-        self._reached.clear()  # stop() set it
+        self._is_nice = False
+        self._end_reached.clear()  # stop() set it
         self._thread = threading.Thread(target=self._main, name="petps-ingest", daemon=True)
         self._thread.start()
-        self._looked = threading.Event()  # a new one: an old thread may still wait for the log
-        self._looker = threading.Thread(
-            target=self._look, args=(self._looked,), name="petps-ingest-end", daemon=True
+        # A new event, because an old thread may still wait for the log.
+        self._end_thread_stop = threading.Event()
+        self._end_thread = threading.Thread(
+            target=self._request_ends_repeatedly,
+            args=(self._end_thread_stop,),
+            name="petps-ingest-end",
+            daemon=True,
         )
-        self._looker.start()
+        self._end_thread.start()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """End the thread after the running apply. Return False if it runs beyond ``timeout``.
+        """Stop the threads after the running apply. Return False after a timeout.
 
-        Progress covers what was applied; start() continues from there.
+        Progress covers everything that was applied; start() continues from there.
         """
         self._stop.set()
         thread = self._thread
@@ -141,14 +155,14 @@ class Ingest:
             if thread.is_alive():
                 return False
             self._thread = None
-        looker, self._looker = self._looker, None
-        if looker is not None:  # not joined: it is a daemon, and may wait for the log
-            self._looked.set()
-            self._reached.set()
+        end_thread, self._end_thread = self._end_thread, None
+        if end_thread is not None:  # not joined: it is a daemon, and may wait for the log
+            self._end_thread_stop.set()
+            self._end_reached.set()
         return True
 
     def pause(self) -> None:
-        """Stop reading, after handling what was read. Pulls continue. See resume()."""
+        """Stop reading, after handling the events read. Pulls continue. See resume()."""
         self._run.clear()
 
     def resume(self) -> None:
@@ -158,7 +172,7 @@ class Ingest:
     def set_rate(self, rows_per_second: float | None) -> None:
         """Change the rate limit; None removes it."""
         if rows_per_second is not None and rows_per_second <= 0:
-            raise InvalidArgument(f"rows_per_second {rows_per_second}: above 0, or None")
+            raise InvalidArgument(f"rows_per_second must be above 0 or None, got {rows_per_second}")
         self._rows_per_second = rows_per_second
 
     def wait_for(self, version: int, timeout: float) -> bool:
@@ -175,8 +189,8 @@ class Ingest:
 
         Return False early if the log or the pool reports an error.
         """
-        self._reached.wait(timeout)
-        return self._nice
+        self._end_reached.wait(timeout)
+        return self._is_nice
 
     def version(self) -> int:
         """Return the highest version that is complete in all owned partitions."""
@@ -184,12 +198,11 @@ class Ingest:
         return min((state.recorded.version for state in states), default=0)
 
     def health(self) -> list[PartitionHealth]:
-        """Return each partition's health: is it followed, and its lag. Never waits for the log."""
-        states = self._known_states()
-        return [self._health(state) for state in states]
+        """Return the health of each partition. Never waits for the log."""
+        return [self._health(state) for state in self._known_states()]
 
     def _known_states(self) -> list[PartitionState]:
-        """Return the states of all partitions; before reading begins, from the pool's progress."""
+        """Return the states of all partitions; before reading begins, from recorded progress."""
         states = dict(self._states)
         for partition in self._partitions:
             if partition not in states:
@@ -200,51 +213,55 @@ class Ingest:
     def _health(self, state: PartitionState) -> PartitionHealth:
         owner = self._owners.get(state.partition)
         instance = (owner.store if owner else self._instances.owner(state.partition)).instance
-        found = state.health(instance, self._lag.of(state.partition, state.recorded.offset))
-        if found.state not in (Mode.FOLLOWING.value, "passing"):
-            return found
-        troubles = self._troubles
+        health = state.health(instance, self._lag.of(state.partition, state.recorded.offset))
+        if health.state not in (Mode.FOLLOWING.value, "passing"):
+            return health
+        errors = self._errors
         if owner is None:
-            reason = troubles.get("follow", "its log is not read yet")
-            return replace(found, state="starting", reason=reason)
-        if "apply" in troubles:
-            return replace(found, state="blocked", reason=troubles["apply"])
-        if away := troubles.get("follow") or troubles.get("end"):
-            return replace(found, state="unreachable", reason=away)
-        return found
+            reason = errors.get("follow", "its log is not read yet")
+            return replace(health, state="starting", reason=reason)
+        if "apply" in errors:
+            return replace(health, state="blocked", reason=errors["apply"])
+        if reason := errors.get("follow") or errors.get("end", ""):
+            return replace(health, state="unreachable", reason=reason)
+        return health
 
-    def _look(self, ended: threading.Event) -> None:
+    def _request_ends_repeatedly(self, stop: threading.Event) -> None:
         """Request the log's end about every second, independently of status().
 
-        The first request waits until ingest has reached the end, LOOK_SECONDS at most: after a
-        restart, reading the log comes first.
+        The first request waits until ingest has reached the end, but at most END_SECONDS: after a
+        restart, reading the log has priority.
         """
-        self._reached.wait(LOOK_SECONDS)
-        while not ended.is_set():
-            self._ask_for_ends(list(self._states.values()))
-            ended.wait(LOOK_SECONDS)
+        self._end_reached.wait(END_SECONDS)
+        while not stop.is_set():
+            self._request_ends(list(self._states.values()))
+            stop.wait(END_SECONDS)
 
-    def _ask_for_ends(self, states: Sequence[PartitionState]) -> None:
-        asked_at = time.monotonic()
+    def _request_ends(self, states: Sequence[PartitionState]) -> None:
+        requested_at = time.monotonic()
         try:
             ends = self._log.end_offsets([state.partition for state in states])
         except PetpsError as error:
             self._report("end", str(error))
             return
-        except Exception as error:  # it must be reported, and must not end this thread
+        except Exception as error:  # report any error, but continue this thread
             self._report("end", f"{type(error).__name__}: {error}")
             return
-        self._overcome("end")
+        self._clear_error("end")
         applied = {state.partition: state.recorded.offset for state in states}
-        self._lag.note(ends, applied, asked_at)
+        self._lag.note(ends, applied, requested_at)
 
     def status(self) -> IngestStatus:
         """Return a snapshot of everything. Requests the log's end."""
         states = self._known_states()
-        self._ask_for_ends(states)
+        self._request_ends(states)
         followers = list(self._followers.values())
         thread = self._thread
-        version, dense = max((each.dense for each in followers), default=(0, None), key=_version)
+        version, dense = max(
+            (follower.dense for follower in followers),
+            default=(0, None),
+            key=lambda dense: dense[0],
+        )
         refused: dict[str, int] = {}
         for state in states:
             if state.full is not None and state.full.table:
@@ -255,8 +272,8 @@ class Ingest:
             paused=not self._run.is_set(),
             model=self._store.model,
             log=self._log.name,
-            error="; ".join(dict.fromkeys(self._troubles.values())),
-            errors=self._errors,
+            error="; ".join(dict.fromkeys(self._errors.values())),
+            errors=self._error_count,
             rows=sum(state.rows for state in states),
             records=sum(state.records for state in states),
             refused=refused,
@@ -272,19 +289,19 @@ class Ingest:
     def _main(self) -> None:
         wait = RETRY_FIRST_SECONDS
         while not self._stop.is_set():
-            began = time.monotonic()
+            start = time.monotonic()
             try:
                 self._follow()
             except _Stopped:
                 return
             except _Left:
-                _log.info("[ingest] an instance was frozen or dropped: going on without it")
-                self._overcome("apply")
-            except Exception as error:  # any error must be reported, and must not end ingest
-                if time.monotonic() - began > RETRY_LAST_SECONDS:
+                _log.info("[ingest] an instance was frozen or dropped: continuing without it")
+                self._clear_error("apply")
+            except Exception as error:  # report any error, but continue ingest
+                if time.monotonic() - start > RETRY_LAST_SECONDS:
                     wait = RETRY_FIRST_SECONDS
                 _log.error(
-                    "[ingest] %s; going on from the recorded progress in %.1f s",
+                    "[ingest] %s; continuing from the recorded progress in %.1f s",
                     error,
                     wait,
                     exc_info=not isinstance(error, PetpsError),
@@ -297,24 +314,24 @@ class Ingest:
         """Follow the log from the recorded progress on, until stop()."""
         with ExitStack() as stack:
             applier = self._applier = ThreadApplier()
-            self._nice = False  # the applying thread is a new one
+            self._is_nice = False  # the applying thread is new
             stack.callback(applier.close)
             stack.callback(self._close_followers)
             self._load_states()
-            self._held.clear()
+            self._paused.clear()
             positions = {p: state.offset for p, state in self._states.items()}
             subscription = self._log.subscribe(positions)
             stack.callback(subscription.close)
-            look = time.monotonic()
+            next_search = time.monotonic()
             while not self._stop.is_set():
                 if not self._run.wait(POLL_SECONDS):
                     continue
                 self._check_live()
                 self._poll(subscription)
-                if time.monotonic() >= look:
+                if time.monotonic() >= next_search:
                     for follower in list(self._followers.values()):
-                        follower.retry_stale()
-                    look = time.monotonic() + self._stale_seconds
+                        follower.search_bases()
+                    next_search = time.monotonic() + self._search_seconds
                 self._catch_up(subscription)
                 self._retry_full(subscription)
 
@@ -328,7 +345,7 @@ class Ingest:
             follower.close()
 
     def _load_states(self) -> None:
-        """Create states and followers from the recorded progress; counters and samples go on."""
+        """Create states and followers from the recorded progress; counters and samples continue."""
         starts = self._log.start_offsets(self._partitions)
         states: dict[int, PartitionState] = {}
         stores: dict[str, InstanceTables] = {}
@@ -336,15 +353,20 @@ class Ingest:
         for partition in self._partitions:
             store = self._instances.owner(partition)
             store = stores.setdefault(store.instance, store)
-            state = self._state(partition, store, starts[partition])
+            state = self._load_state(partition, store, starts[partition])
             states[partition] = by_instance.setdefault(store.instance, {})[partition] = state
-        followers = {name: self._follower(stores[name], of) for name, of in by_instance.items()}
-        self._followers = followers
-        self._owners = {p: each for each in followers.values() for p in each.partitions}
+        self._followers = {
+            name: self._create_follower(stores[name], of) for name, of in by_instance.items()
+        }
+        self._owners = {
+            partition: follower
+            for follower in self._followers.values()
+            for partition in follower.partitions
+        }
         self._states = states
-        self._whole = False
+        self._is_complete = False
 
-    def _state(self, partition: int, store: InstanceTables, start: int) -> PartitionState:
+    def _load_state(self, partition: int, store: InstanceTables, start: int) -> PartitionState:
         state = PartitionState.of(partition, store.progress(partition), start)
         earlier = self._states.get(partition)
         if state.recorded.standing.needs_base:
@@ -353,7 +375,9 @@ class Ingest:
             state.take_counters(earlier)
         return state
 
-    def _follower(self, store: InstanceTables, states: dict[int, PartitionState]) -> Follower:
+    def _create_follower(
+        self, store: InstanceTables, states: dict[int, PartitionState]
+    ) -> Follower:
         follower = Follower(
             store,
             self._bases,
@@ -374,18 +398,18 @@ class Ingest:
         See Follower.
         """
         if self._bases is None or marker.instance is None:
-            raise PetpsError("no checkpoint folder is configured to read it from")
+            raise PetpsError("no checkpoint folder is configured to read the base from")
         partition = state.partition
         base = self._bases.open(marker.location)
         store = self._instances.begin(marker.instance, base, marker.header.run)
         if store is None:
             return False
-        follower = self._followers.get(store.instance) or self._follower(store, {})
-        heir = self._state(partition, store, offset)
+        follower = self._followers.get(store.instance) or self._create_follower(store, {})
+        new_state = self._load_state(partition, store, offset)
         self._followers[store.instance] = self._owners[partition] = follower
-        self._states[partition] = heir
-        self._whole = False
-        follower.adopt(heir, marker, offset)
+        self._states[partition] = new_state
+        self._is_complete = False
+        follower.adopt(new_state, marker, offset)
         return True
 
     def _check_live(self) -> None:
@@ -395,23 +419,21 @@ class Ingest:
                 del self._followers[name]
             elif not follower.store.live():
                 raise _Left
-        if not self._whole and len(self._followers) == 1:
+        if not self._is_complete and len(self._followers) == 1:
             states = self._states.values()
             if all(
                 state.following and state.full is None and not state.recorded.standing.needs_base
                 for state in states
             ):
-                self._whole = True
+                self._is_complete = True
                 self._instances.complete(next(iter(self._followers.values())).store)
 
     def _poll(self, subscription: Subscription) -> None:
-        busy = any(follower.catching_up for follower in self._followers.values())
-        at_once = busy or self._reading
-        events = subscription.poll(
-            max_bytes=self._poll_bytes, timeout=0.0 if at_once else POLL_SECONDS
-        )
-        self._reading = bool(events) and not self._nice
-        self._overcome("follow")
+        is_catching_up = any(follower.catching_up for follower in self._followers.values())
+        timeout = 0.0 if is_catching_up or self._is_reading else POLL_SECONDS
+        events = subscription.poll(max_bytes=self._poll_bytes, timeout=timeout)
+        self._is_reading = bool(events) and not self._is_nice
+        self._clear_error("follow")
         read_again: set[int] = set()
         for event in events:
             if event.partition in read_again:
@@ -427,32 +449,33 @@ class Ingest:
             else:
                 follower.settle()
                 self._yield_to_pulls()
-            self._dense.note(follower.store.instance, follower.dense)
+            self._dense.set(follower.store.instance, follower.dense)
         subscription.observe({p: state.recorded.offset for p, state in self._states.items()})
 
     def _yield_to_pulls(self) -> None:
-        """Lower the priority of this thread and of the applying one, so that pulls come first.
+        """Lower the priority of this thread and of the applying thread, in favour of pulls.
 
-        Do so only once the log's end is reached: after a restart the newest version comes first.
+        Call this only once the log's end is reached: after a restart, the newest version has
+        priority.
         """
-        if not self._nice:
-            self._nice = True
-            self._reached.set()
-            _be_nice()
-            self._applier.submit(_be_nice)
+        if not self._is_nice:
+            self._is_nice = True
+            self._end_reached.set()
+            _lower_priority()
+            self._applier.submit(_lower_priority)
 
     def _catch_up(self, subscription: Subscription) -> None:
         """Run one catch-up step of each follower, between two polls."""
         for follower in list(self._followers.values()):
-            for partition in set(follower.catching_up) - self._held:
+            for partition in set(follower.catching_up) - self._paused:
                 subscription.pause(partition)
-                self._held.add(partition)
+                self._paused.add(partition)
             for partition, offset in follower.step().items():
                 if offset is not None:
                     subscription.seek(partition, offset)
                 subscription.resume(partition)
-                self._held.discard(partition)
-            self._dense.note(follower.store.instance, follower.dense)
+                self._paused.discard(partition)
+            self._dense.set(follower.store.instance, follower.dense)
 
     def _until_done(self, action: Callable[[], None]) -> None:
         """Repeat an action of the pool until it succeeds. Raises _Stopped if stop() comes first."""
@@ -460,28 +483,27 @@ class Ingest:
         while True:
             try:
                 action()
-                self._overcome("apply")
+                self._clear_error("apply")
                 return
             except PetpsError as error:
-                if not all(each.store.live() for each in list(self._followers.values())):
+                if not all(follower.store.live() for follower in list(self._followers.values())):
                     raise _Left from error
                 self._report("apply", f"apply: {error}")
-                _log.error("[ingest] apply failed, trying again in %.1f s: %s", wait, error)
+                _log.error("[ingest] apply failed, retrying in %.1f s: %s", wait, error)
             if self._stop.wait(wait):
                 raise _Stopped
             wait = min(2 * wait, RETRY_LAST_SECONDS)
 
-    def _report(self, where: str, error: str) -> None:
-        with self._troubles_lock:
-            # A new dict, because status() reads it without the lock.
-            self._troubles = {**self._troubles, where: error}
-            self._errors += 1
-        self._reached.set()  # wake wait_for_end(): the end may never be reached
+    def _report(self, operation: str, error: str) -> None:
+        with self._errors_lock:
+            # Create a new dict, because status() reads it without the lock.
+            self._errors = {**self._errors, operation: error}
+            self._error_count += 1
+        self._end_reached.set()  # wake wait_for_end(), because the end may never be reached
 
-    def _overcome(self, where: str) -> None:
-        with self._troubles_lock:
-            if where in self._troubles:
-                self._troubles = {w: text for w, text in self._troubles.items() if w != where}
+    def _clear_error(self, operation: str) -> None:
+        with self._errors_lock:
+            self._errors = {name: text for name, text in self._errors.items() if name != operation}
 
     def _pace(self, rows: int) -> None:
         """Wait as the rate limit requires after ``rows``. Raises _Stopped if stop() comes first."""
@@ -489,7 +511,7 @@ class Ingest:
         if rate is None:
             return
         now = time.monotonic()
-        # The time of the work itself counts as waiting; otherwise the rate is never reached.
+        # The time of the apply itself counts as waiting; otherwise the rate is never reached.
         self._not_before = max(now - PACE_CREDIT_SECONDS, self._not_before) + rows / rate
         while now < self._not_before:
             if self._stop.wait(min(POLL_SECONDS, self._not_before - now)):
@@ -497,12 +519,8 @@ class Ingest:
             now = time.monotonic()
 
 
-def _be_nice() -> None:
+def _lower_priority() -> None:
     own = threading.get_native_id()
-    with suppress(OSError):  # without the permission, ingest runs at its old priority
+    with suppress(OSError):  # without the permission, ingest keeps its priority
         niceness = max(NICENESS, os.getpriority(os.PRIO_PROCESS, own))
         os.setpriority(os.PRIO_PROCESS, own, niceness)
-
-
-def _version(dense: tuple[int, str | None]) -> int:
-    return dense[0]

@@ -1,4 +1,4 @@
-"""Instances for an ingest of a single store."""
+"""Instances of an ingest that follows a single instance."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["SingleInstance"]
 
 
 class SingleInstance:
-    """One store as Instances: it owns every partition, and no other instance can begin."""
+    """One instance as Instances: it owns every partition, and no other instance can begin."""
 
     def __init__(self, store: InstanceTables) -> None:
         self._store = store
@@ -23,7 +23,8 @@ class SingleInstance:
         """See Instances."""
         del run
         raise InvalidArgument(
-            f"{base.name} begins instance {name}, and only {self._store.instance} is followed here"
+            f"{base.name} begins instance {name}, but this ingest follows only "
+            f"{self._store.instance}"
         )
 
     def complete(self, store: InstanceTables) -> None:

@@ -1,4 +1,4 @@
-"""Adapters: the native tables and instances as InstanceTables and Instances of ingest."""
+"""Adapters from native tables and instances to ingest's InstanceTables and Instances."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["NativeInstanceTables", "NativeInstances"]
 
 _log = logging.getLogger("petps.server.ingest")
 
-LOOKUP_KEYS: Final = 4096  # per lookup; each key needs room for its row
+LOOKUP_KEYS: Final = 4096  # keys of a lookup, which needs memory for their rows
 
 
 class _NativeTable:
@@ -51,12 +51,12 @@ class _NativeTable:
         return self._table.status().rows < self.capacity
 
     def holds(self, keys: Keys) -> Mask:
-        found = np.empty(len(keys), np.bool_)
+        mask = np.empty(len(keys), np.bool_)
         out = np.empty((min(len(keys), LOOKUP_KEYS), self._schema.row_bytes), np.uint8)
         for start in range(0, len(keys), LOOKUP_KEYS):
             part = slice(start, start + LOOKUP_KEYS)
-            self._table.pull(keys[part], out[: len(keys[part])], found[part])
-        return found
+            self._table.pull(keys[part], out[: len(keys[part])], mask[part])
+        return mask
 
     def apply(self, keys: Keys, rows: Rows | None, deleted: Mask | None, stamp: int) -> ApplyReport:
         return self._table.apply(keys, rows, deleted, stamp, self._threads)
@@ -70,7 +70,7 @@ class _NativeTable:
 class NativeInstanceTables:
     """The delta-fed tables of an instance in an open pool (petps._native.Tables) as InstanceTables.
 
-    ``threads``: number of threads that apply a large batch, each its share of the index.
+    ``threads``: the number of threads that apply a large batch together.
     """
 
     def __init__(self, tables: _native.Tables, instance: str, *, threads: int = 1) -> None:
@@ -113,19 +113,12 @@ class NativeInstanceTables:
 
     def progress(self, partition: int) -> Progress | None:
         """See InstanceTables."""
-        found = self._tables.progress(self._instance, partition)
-        if found is None:
+        record = self._tables.progress(self._instance, partition)
+        if record is None:
             return None
-        return Progress(
-            partition=partition,
-            run=found.run,
-            seq=found.seq,
-            offset=found.offset,
-            version=found.version,
-            standing=Standing(found.state),
-            target=found.target,
-            publisher=found.publisher,
-        )
+        values = record.as_dict()
+        del values["instance"]
+        return Progress(standing=Standing(values.pop("state")), **values)
 
     def record_progress(self, progress: Sequence[Progress]) -> None:
         """See InstanceTables."""
@@ -133,16 +126,16 @@ class NativeInstanceTables:
             [
                 _native.Progress(
                     instance=self._instance,
-                    partition=each.partition,
-                    run=each.run,
-                    seq=each.seq,
-                    offset=each.offset,
-                    version=each.version,
-                    state=each.standing.value,
-                    target=each.target,
-                    publisher=each.publisher,
+                    partition=entry.partition,
+                    run=entry.run,
+                    seq=entry.seq,
+                    offset=entry.offset,
+                    version=entry.version,
+                    state=entry.standing.value,
+                    target=entry.target,
+                    publisher=entry.publisher,
                 )
-                for each in progress
+                for entry in progress
             ]
         )
 
@@ -150,8 +143,8 @@ class NativeInstanceTables:
 class NativeInstances:
     """The instances of a model in an open pool as Instances.
 
-    ``switch``: Let the model's name refer to a new instance as soon as it is complete.
-    ``threads``: See NativeInstanceTables.
+    ``switch``: whether the model's name switches to a new instance as soon as it is complete.
+    ``threads``: as for NativeInstanceTables.
     """
 
     def __init__(
@@ -174,55 +167,59 @@ class NativeInstances:
         return NativeInstanceTables(self._tables, self._model, threads=self._threads)
 
     def begin(self, name: str, base: BaseReader, run: int) -> NativeInstanceTables | None:
-        """See Instances. A new table takes properties of the model's current table of that name.
+        """See Instances. New tables inherit from the model's current tables of the same name.
 
-        Its capacity is the larger of that table's and the base's rows. It takes the default row if
-        dtype and dim are equal.
+        The capacity is the larger of the current table's capacity and the base's rows. The default
+        row is the current table's if dtype and dim are equal.
         """
         check_instance(self._model, name)
-        meant = self._tables.resolve(self._model)
-        found = next((each for each in self._tables.instances() if each.name == name), None)
-        if found is not None and found.frozen:
+        current = self._tables.resolve(self._model)
+        records = {record.name: record for record in self._tables.instances()}
+        instance = records.get(name)
+        if instance is not None and instance.frozen:
             return None
-        if found is None and self._was_passed(run):
-            _log.info("[ingest] instance %s was dropped: run %d is passed over", name, run)
+        if instance is None and self._was_passed(run):
+            _log.info("[ingest] instance %s was dropped: passing over run %d", name, run)
             return None
-        if found is None:
-            found = self._tables.create_instance(self._model, name, meant.partitions)
+        if instance is None:
+            instance = self._tables.create_instance(self._model, name, current.partitions)
             _log.info("[ingest] instance %s begins with %s", name, base.name)
-        present = {(table.record.instance, table.name): table for table in self._tables.tables()}
+        tables = {(table.record.instance, table.name): table for table in self._tables.tables()}
         for table, schema in base.schemas().items():
-            if (found.id, table) in present:  # created before a crash
+            if (instance.id, table) in tables:  # created before a crash
                 continue
-            like = present.get((meant.id, table))
-            same = like is not None and (like.dtype, like.dim) == (schema.dtype, schema.dim)
+            like = tables.get((current.id, table))
+            has_same_rows = like is not None and (like.dtype, like.dim) == (
+                schema.dtype,
+                schema.dim,
+            )
             self._tables.create_table(
                 table,
-                instance=found.id,
+                instance=instance.id,
                 dim=schema.dim,
                 dtype=schema.dtype,
                 capacity=max(base.rows(table), like.record.capacity if like else 1),
                 feed="delta",
-                default_row=like.default_row() if like and same else None,
+                default_row=like.default_row() if like and has_same_rows else None,
             )
         return NativeInstanceTables(self._tables, name, threads=self._threads)
 
     def _was_passed(self, run: int) -> bool:
         """Return whether a partition has passed the run: its instance existed here and is gone.
 
-        A partition that is followed from the log's start would otherwise create it again.
+        Otherwise a partition that reads the log from its start would create the instance again.
         """
-        ours = {each.id for each in self._tables.instances() if each.model == self._model}
+        ids = {record.id for record in self._tables.instances() if record.model == self._model}
         return any(
             progress.run > run or (progress.state == "passing" and progress.target >= run)
             for progress in self._tables.all_progress()
-            if progress.instance in ours
+            if progress.instance in ids
         )
 
     def complete(self, store: InstanceTables) -> None:
         """See Instances."""
-        meant = self._tables.resolve(self._model)
-        if not self._switch or meant.name == store.instance:
+        current = self._tables.resolve(self._model)
+        if not self._switch or current.name == store.instance:
             return
         instance = self._tables.resolve(store.instance).id
         try:
@@ -231,6 +228,4 @@ class NativeInstances:
             if store.live():
                 raise
             return  # another switch froze it at the same time: that switch wins
-        _log.info(
-            "[ingest] %s means %s now, and no more %s", self._model, store.instance, meant.name
-        )
+        _log.info("[ingest] %s names %s now, before %s", self._model, store.instance, current.name)

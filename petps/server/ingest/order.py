@@ -1,4 +1,4 @@
-"""The order rule: may this message be applied after that one? A pure function, only here."""
+"""The order rule: a pure function that decides whether a message may be applied."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Applied", "Decision", "Outcome", "count_problem", "decide", "mark_of
 
 
 class Outcome(enum.Enum):
-    """Ways to treat a message."""
+    """Decision about a message."""
 
     APPLY = "apply"
     DUPLICATE = "duplicate"  # applied before: count and skip it
-    GAP = "gap"  # a message before it is missing: the partition stops and is stale
+    GAP = "gap"  # a message before it is missing: the partition stops as incomplete
     ZOMBIE = "zombie"  # from an older run: reject and count it
     CONFLICT = "conflict"  # from this run, but another publisher: the partition stops
     NEW_RUN = "new_run"  # begins a higher run, and may do so
@@ -25,7 +25,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """Last applied place of a partition. ``publisher``: mark of the run's writer; 0: not known."""
+    """Last applied message of a partition. ``publisher``: the run's mark (mark_of); 0: unknown."""
 
     run: int = 0
     seq: int = 0
@@ -34,7 +34,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An outcome with its reason in words (empty when nothing is wrong)."""
+    """An outcome with its reason in words; the reason is empty if nothing is wrong."""
 
     outcome: Outcome
     reason: str = ""
@@ -57,15 +57,15 @@ def decide(applied: Applied, header: RecordHeader, marker: ContinueBody | None =
     if applied.publisher not in (0, mark_of(header.publisher)):
         return Decision(
             Outcome.CONFLICT,
-            f"run {header.run} is not {header.publisher}'s alone, another publisher writes it too: "
-            "stop one of them and begin a new run with a base",
+            f"run {header.run} has two publishers, {header.publisher} and another: stop one of "
+            "them and begin a new run with a base",
         )
     if header.seq <= applied.seq:
         return Decision(Outcome.DUPLICATE)
     if header.seq > applied.seq + 1:
         return Decision(
             Outcome.GAP,
-            f"run {header.run}: seq {applied.seq + 1} to {header.seq - 1} are missing",
+            f"run {header.run}: seqs {applied.seq + 1} to {header.seq - 1} are missing",
         )
     return Decision(Outcome.APPLY)
 
@@ -74,33 +74,33 @@ def _begin(applied: Applied, header: RecordHeader, marker: ContinueBody | None) 
     if not header.begins_run:
         return Decision(
             Outcome.GAP,
-            f"run {header.run} is seen first at seq {header.seq} ({header.kind.value}), not at a "
-            "base or continue marker",
+            f"run {header.run} begins here with seq {header.seq} ({header.kind.value}) instead of "
+            "a base or continue marker",
         )
     if header.kind is Kind.BASE:
         return Decision(Outcome.NEW_RUN)
     if marker is None:
-        raise ValueError("a continue marker is decided with its body")
+        raise ValueError("a continue marker needs its body")
     if (marker.previous_run, marker.last_seq) == (applied.run, applied.seq):
         return Decision(Outcome.NEW_RUN)
     return Decision(
         Outcome.GAP,
-        f"run {header.run} goes on from run {marker.previous_run} seq {marker.last_seq}; here run "
-        f"{applied.run} seq {applied.seq} was applied last",
+        f"run {header.run} continues run {marker.previous_run} seq {marker.last_seq}, but run "
+        f"{applied.run} seq {applied.seq} was applied last here",
     )
 
 
 def count_problem(counts: dict[str, int] | None, header: RecordHeader, body: CommitBody) -> str:
     """Return how a commit's counts differ from the rows that arrived.
 
-    Empty when they agree, or when the rows were not counted.
+    The result is empty if they agree, or if the rows were not counted.
     """
     if counts is None:
         return ""
-    said = {name: count.here for name, count in body.tables.items() if count.here}
-    if said == counts:
+    committed = {name: count.here for name, count in body.tables.items() if count.here}
+    if committed == counts:
         return ""
     return (
-        f"version {header.version} says that {said} rows of it are in this partition, "
-        f"{counts} arrived: the publisher lost some"
+        f"the commit of version {header.version} counts the rows {committed} in this partition, "
+        f"but {counts} arrived: the publisher lost some"
     )

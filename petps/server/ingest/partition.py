@@ -1,4 +1,4 @@
-"""One partition as ingest sees it: its place in the stream, its state, its counters."""
+"""The state of one partition in ingest: its place in the stream, its mode, its counters."""
 
 from __future__ import annotations
 
@@ -23,28 +23,26 @@ COUNTERS: Final = (
     "dead_letters",
     "catch_ups",
     "refusals",
-    "samples",
 )
-
 
 FIRST_RETRY_SECONDS: Final = 0.1
 LAST_RETRY_SECONDS: Final = 10.0
 
-# Reason why a partition does not follow after a restart, by its standing.
+# Reason why a partition is stopped after a restart, by its standing.
 _RECORDED_REASONS: Final = {
-    Standing.CATCHING_UP: "the catch-up to version {0.target} was broken off",
-    Standing.INCOMPLETE: "rows that the commit of version {0.target} counts never came: the "
-    "publisher lost some; only a base repairs it",
+    Standing.CATCHING_UP: "the catch-up to version {0.target} was interrupted",
+    Standing.INCOMPLETE: "rows that the commit of version {0.target} counts are missing: the "
+    "publisher lost some; only a base repairs this",
     Standing.CONFLICT: "two publishers wrote run {0.run}: stop one of them and begin a new run "
     "with a base",
     Standing.LOST_POWER: "the machine lost power while the pool had durability 'process': rows may "
-    "be older than what was applied; waiting for a base (in the store, or published again)",
+    "be older than the applied version; waiting for a base, from the store or the publisher",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class BaseMarker:
-    """A base record in the stream: its base may be caught up to, and reading continues after it."""
+    """A base record in the stream. After a catch-up to its base, reading continues after it."""
 
     header: RecordHeader
     location: str
@@ -54,9 +52,9 @@ class BaseMarker:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Rows of a partition that could not be stored. ``until``: {run, seq} of the last of them.
+    """Rows of a partition that could not be stored: their table and their number.
 
-    ``table`` is their table, ``rows`` their number.
+    ``until`` is {run, seq} of the last of them.
     """
 
     reason: str
@@ -69,8 +67,9 @@ class Refusal:
 class PartitionState:
     """State of a partition. Ingest's thread owns it; status reads its fields without a lock.
 
-    run, seq, version and offset include everything taken, applied or still in the window.
-    ``recorded`` is the progress in the pool. ``offset`` is where reading continues after a restart.
+    run, seq, version and offset cover every record taken, whether it is applied or still in the
+    window. ``recorded`` is the progress in the pool. After a restart, reading continues at
+    ``offset``.
     """
 
     partition: int
@@ -82,22 +81,22 @@ class PartitionState:
     publisher: int = 0  # see order.mark_of
     mode: Mode = Mode.FOLLOWING
     reason: str = ""
-    search: str = ""  # while stopped: why no base is found
+    search: str = ""  # while stopped: why the search for a base fails
     standing: Standing = Standing.FOLLOWING
     target: int = 0  # see Standing
-    # While stopped: where to read again once the missing seq has come.
+    # While stopped: the offset to read from again once the missing seq has arrived.
     resume_offset: int = 0
     marker: BaseMarker | None = None
-    # While stopped: bases that failed since the last time that all were tried.
+    # While stopped: the bases that failed since all bases were last tried.
     tried: set[str] = field(default_factory=set)
-    # The applier sets it. The reader clears it while nothing is being applied. In between, no row
-    # and no progress of this partition is written.
+    # Set by the applying thread, and cleared by the reading thread while no apply runs. While it is
+    # set, no row and no progress of this partition is written.
     refused: Refusal | None = None
     # Rows that still have to be stored; None once progress has passed them.
     full: Refusal | None = None
-    retry_at: float = 0.0  # when the reader retries them, by time.monotonic()
+    retry_at: float = 0.0  # when to retry them, by time.monotonic()
     retry_wait: float = 0.0
-    # Rows by table since the last commit; None if the beginning of that version is not known.
+    # Rows by table since the last commit; None if some of them may not have been counted.
     counts: dict[str, int] | None = None
     records: int = 0
     rows: int = 0
@@ -112,39 +111,29 @@ class PartitionState:
 
     @staticmethod
     def of(partition: int, recorded: Progress | None, start: int) -> PartitionState:
-        """Return a state from recorded progress, or else at ``start``, the log's first offset."""
+        """Return a state from recorded progress, or without it at ``start``, the log's start."""
         progress = recorded or Progress(partition, offset=start)
-        state = PartitionState(
-            partition,
-            progress,
-            run=progress.run,
-            seq=progress.seq,
-            version=progress.version,
-            offset=progress.offset,
-            publisher=progress.publisher,
-            standing=progress.standing,
-            target=progress.target,
-            resume_offset=progress.offset,
-        )
+        state = PartitionState(partition, progress)
+        state.go_back()
         if progress.standing.needs_base:
-            conflict = progress.standing is Standing.CONFLICT
-            state.mode = Mode.CONFLICT if conflict else Mode.STALE
+            is_conflict = progress.standing is Standing.CONFLICT
+            state.mode = Mode.CONFLICT if is_conflict else Mode.INCOMPLETE
             state.reason = _RECORDED_REASONS[progress.standing].format(progress)
         return state
 
     @property
     def following(self) -> bool:
-        """Return whether records are applied as they come."""
+        """Return whether the partition applies records."""
         return self.mode is Mode.FOLLOWING
 
     @property
     def passing(self) -> int:
-        """Return the run that feeds another instance and is passed over here; 0 if none."""
+        """Return the run that feeds another instance and that ingest skips here; 0 if none."""
         return self.target if self.standing is Standing.PASSING else 0
 
     @property
     def applied(self) -> Applied:
-        """Return the input of the order rule."""
+        """Return the last applied message, for the order rule."""
         return Applied(self.run, self.seq, self.publisher)
 
     def progress(self) -> Progress:
@@ -160,10 +149,10 @@ class PartitionState:
             self.publisher,
         )
 
-    def mended_by(self, run: int, seq: int) -> bool:
+    def is_repaired_by(self, run: int, seq: int) -> bool:
         """Return whether a base that holds everything up to {run, seq} ends the stop."""
         if self.standing is Standing.CONFLICT:
-            return run > self.run  # within the run it is unknown whose rows a base holds
+            return run > self.run  # a base within the run may hold rows of either publisher
         if self.standing is Standing.LOST_POWER:  # any base is better than rows of unknown age
             return run >= self.target and (run, seq) > (0, 0)
         applied = (self.recorded.run, self.recorded.seq)
@@ -177,16 +166,16 @@ class PartitionState:
     # ---- transitions: a record was taken
 
     def advance(self, header: RecordHeader, next_offset: int) -> None:
-        """Note that the record of this header was taken; reading continues at ``next_offset``."""
+        """Move past the record of this header; reading continues at ``next_offset``."""
         self.run, self.seq, self.publisher = header.run, header.seq, mark_of(header.publisher)
         self.offset = next_offset
 
     def skip_to(self, offset: int) -> None:
-        """Read on at ``offset``: what precedes it is passed over, or has to be read again."""
+        """Continue at ``offset``, later or earlier than now."""
         self.offset = offset
 
     def begin_version(self) -> None:
-        """Count the rows of a version from its beginning."""
+        """Begin to count the rows of a version."""
         self.counts = {}
 
     def count_rows(self, table: str, rows: int) -> None:
@@ -195,20 +184,20 @@ class PartitionState:
             self.counts[table] = self.counts.get(table, 0) + rows
 
     def complete_version(self, version: int) -> None:
-        """Note that a commit was taken: the version is complete, and the next one begins."""
+        """Set the last complete version, and begin the next one."""
         self.version = max(self.version, version)
         self.begin_version()
 
     def record(self, progress: Progress) -> None:
-        """Note the progress that the pool has recorded."""
+        """Set the progress that the pool has recorded."""
         self.recorded = progress
 
     def refuse(self, refusal: Refusal) -> None:
-        """Note rows that could not be stored; the applier calls this."""
+        """Set the rows that could not be stored. The applying thread calls this."""
         self.refused = refusal
 
     def count_applied(self, rows: int, freshness_ms: float) -> None:
-        """Count a record of rows that is applied and recorded."""
+        """Count a record of rows that was applied and recorded."""
         self.samples.add(freshness_ms)
         self.records += 1
         self.rows += rows
@@ -216,15 +205,15 @@ class PartitionState:
     # ---- transitions: stop
 
     def explain(self, reason: str) -> None:
-        """Set why the partition does not follow."""
+        """Set the reason for the stop."""
         self.reason = reason
 
     def explain_search(self, search: str) -> None:
-        """Set why no base is found; an empty text: one is, or none is looked for."""
+        """Set why the search for a base fails; an empty text if it does not fail."""
         self.search = search
 
     def stop(self, mode: Mode, reason: str, *, offset: int, resume_offset: int) -> None:
-        """Apply nothing more until the reason is gone. A restart continues at ``offset``."""
+        """Stop applying. A restart continues at ``offset``."""
         self.mode = mode
         self.reason = reason
         self.refused = None
@@ -233,30 +222,30 @@ class PartitionState:
         self.counts = None
 
     def stop_at_gap(self, reason: str, *, offset: int, resume_offset: int) -> None:
-        """Stop because something is missing in the log."""
+        """Stop because a message is missing in the log."""
         self.count("gaps")
-        self.stop(Mode.STALE, reason, offset=offset, resume_offset=resume_offset)
+        self.stop(Mode.INCOMPLETE, reason, offset=offset, resume_offset=resume_offset)
 
     def stop_until_base(self, standing: Standing, target: int, reason: str, offset: int) -> None:
-        """Stop for a reason that the pool records, and that only a base ends."""
+        """Stop for a reason that the pool records. Only a base ends the stop."""
         is_conflict = standing is Standing.CONFLICT
         self.count("conflicts" if is_conflict else "gaps")
-        mode = Mode.CONFLICT if is_conflict else Mode.STALE
+        mode = Mode.CONFLICT if is_conflict else Mode.INCOMPLETE
         self.stop(mode, reason, offset=offset, resume_offset=offset)
         self.standing, self.target = standing, target
 
     def resume_at(self, offset: int) -> None:
-        """Set where to read again once the missing seq has come."""
+        """Set the offset to read from again once the missing seq has arrived."""
         self.resume_offset = offset
 
     def wait_for(self, marker: BaseMarker | None) -> None:
-        """Wait for the base of a marker; None: for any base."""
+        """Wait for the base of a marker, or if None, for any base."""
         self.marker = marker
 
     # ---- transitions: rows without room
 
     def stop_full(self, refusal: Refusal) -> None:
-        """Stop a following partition. The first retry is at once, the next at growing intervals."""
+        """Stop a following partition. Retry at once, and then at growing intervals."""
         if self.full is None:
             self.retry_at = self.retry_wait = 0.0
         else:
@@ -268,32 +257,33 @@ class PartitionState:
         self.full = refusal
 
     def wait_longer(self) -> None:
-        """Postpone the next retry, by twice the wait of the last one."""
+        """Postpone the next retry by twice the last wait."""
         self.retry_wait = min(max(FIRST_RETRY_SECONDS, 2 * self.retry_wait), LAST_RETRY_SECONDS)
         self.retry_at = time.monotonic() + self.retry_wait
 
     def try_again(self) -> None:
-        """Follow again from the recorded progress. Nothing of the partition may be in flight."""
+        """Follow again from the recorded progress. No row of the partition may be in flight."""
         self.refused = None
         self.mode = Mode.FOLLOWING
 
     def forget_refusal(self) -> None:
-        """Note that progress has passed the rows that had no room."""
+        """Clear the refusal after progress has passed the rows that had no room."""
         self.full = None
 
     # ---- transitions: catch-up
 
     def begin_catch_up(self) -> None:
-        """Apply nothing of the log until the catch-up ends."""
+        """Apply no record until the catch-up ends."""
         self.mode = Mode.CATCHING_UP
         self.refused = None
 
     def end_catch_up(self, after: Progress, *, begins_run: bool) -> None:
-        """Follow from the progress of the base; begins_run: no row of a version precedes it."""
+        """Follow from the progress of the base.
+
+        begins_run: the base begins a run, so all rows of the next version follow it.
+        """
         self.recorded = after
-        self.run, self.seq, self.version = after.run, after.seq, after.version
-        self.offset = after.offset
-        self.publisher = after.publisher
+        self.go_back()
         self.counts = {} if begins_run else None
         self.count("catch_ups")
         self.full = None
@@ -301,23 +291,23 @@ class PartitionState:
         self.follow()
 
     def fail_catch_up(self, recorded: Progress | None, reason: str, *, fresh: bool) -> None:
-        """Stop as ``recorded`` says; fresh: the partition was healthy before, so it is a gap."""
+        """Stop with the recorded progress. fresh: the partition was healthy, so count a gap."""
         if fresh:
             self.count("gaps")
         self.recorded = recorded or self.recorded
         self.standing, self.target = self.recorded.standing, self.recorded.target
-        self.mode = Mode.STALE
+        self.mode = Mode.INCOMPLETE
         self.reason = reason
 
     def find_base_too_large(self, refusal: Refusal) -> None:
-        """After fail_catch_up(): the tables have no room for the base, which is tried again."""
+        """Wait, after fail_catch_up(), to retry a base for which the tables have no room."""
         self.mode = Mode.FULL
         self.count("refusals")
         self.full = refusal
         self.wait_longer()
 
     def go_back(self) -> None:
-        """Forget what was taken but not recorded: reading continues after the recorded progress."""
+        """Go back to the recorded progress, and forget the records taken after it."""
         recorded = self.recorded
         self.run, self.seq, self.version = recorded.run, recorded.seq, recorded.version
         self.publisher = recorded.publisher
@@ -327,11 +317,11 @@ class PartitionState:
 
     def take_counters(self, earlier: PartitionState) -> None:
         """Continue the counters of the state before an error."""
-        for name in COUNTERS:
+        for name in (*COUNTERS, "samples"):
             setattr(self, name, getattr(earlier, name))
 
     def follow(self) -> None:
-        """Follow again: the reason to stop is gone."""
+        """Follow, and clear the reason for a stop."""
         self.mode = Mode.FOLLOWING
         self.reason = self.search = ""
         self.refused = None
@@ -340,14 +330,14 @@ class PartitionState:
         self.marker = None
 
     def pass_over(self, run: int, offset: int) -> None:
-        """Pass over ``run``, which feeds another instance; reading continues at ``offset``."""
+        """Skip ``run``, which feeds another instance; reading continues at ``offset``."""
         self.follow()
         self.standing = Standing.PASSING
         self.target = run
         self.offset = offset
 
     def health(self, instance: str, lag_seconds: float | None) -> PartitionHealth:
-        """Return the partition's own health. The caller adds errors of the log or of the pool."""
+        """Return the partition's own health, to which the caller adds errors of log and pool."""
         full = self.full
         if full is not None and self.mode in (Mode.FOLLOWING, Mode.FULL):
             state, reason = Mode.FULL.value, full.reason
@@ -373,14 +363,6 @@ class PartitionState:
             version=recorded.version,
             lag_records=max(0, end - recorded.offset),
             lag_seconds=None if lag is None else round(lag, 3),
-            records=self.records,
-            rows=self.rows,
-            duplicates=self.duplicates,
-            gaps=self.gaps,
-            zombies=self.zombies,
-            conflicts=self.conflicts,
-            dead_letters=self.dead_letters,
-            catch_ups=self.catch_ups,
-            refusals=self.refusals,
+            **{name: getattr(self, name) for name in COUNTERS},
             freshness=freshness_of(self.samples),
         )

@@ -34,14 +34,14 @@ class Standing(enum.Enum):
 
     FOLLOWING = "following"
     CATCHING_UP = "catching_up"  # rows are a mixture of the old stream and of base ``target``
-    PASSING = "passing"  # run ``target`` feeds, or fed, another instance: it is passed over
-    INCOMPLETE = "incomplete"  # rows that the commit of version ``target`` counts never came
+    PASSING = "passing"  # run ``target`` feeds, or fed, another instance: ingest skips it here
+    INCOMPLETE = "incomplete"  # rows that the commit of version ``target`` counts are missing
     CONFLICT = "conflict"  # two publishers wrote the run
     LOST_POWER = "lost_power"  # the pool lost power: rows may be older than recorded progress
 
     @property
     def needs_base(self) -> bool:
-        """Return whether only a base ends this state, whatever the stream brings."""
+        """Return whether only a base ends this state, whatever messages follow."""
         return self not in (Standing.FOLLOWING, Standing.PASSING)
 
 
@@ -49,8 +49,8 @@ class Standing(enum.Enum):
 class Progress:
     """Applied part of a partition's stream, as the pool stores it.
 
-    ``offset`` is where reading continues. ``target``: see Standing. ``publisher`` is the mark of
-    the run's writer (order.mark_of); 0: not known.
+    Reading continues at ``offset``. ``target``: see Standing. ``publisher`` is the mark of the
+    run's publisher (order.mark_of); 0 if it is unknown.
     """
 
     partition: int
@@ -97,7 +97,7 @@ class InstanceTable(Protocol):
         """
 
     def all_keys(self) -> Iterator[Keys]:
-        """Return in pages every key that exists during the whole scan, and perhaps others."""
+        """Yield pages with every key that exists during the whole scan, and perhaps others."""
 
 
 class InstanceTables(Protocol):
@@ -116,7 +116,7 @@ class InstanceTables(Protocol):
         """Return P of the model."""
 
     def live(self) -> bool:
-        """Return False once the instance is frozen or dropped: write nothing to it any more."""
+        """Return whether the instance may be written. Once it is frozen or dropped, it may not."""
 
     def tables(self) -> Mapping[str, InstanceTable]:
         """Return the tables that deltas feed, by name."""
@@ -129,7 +129,7 @@ class InstanceTables(Protocol):
 
 
 class BaseReader(Protocol):
-    """A base, as petps.checkpoint reads it."""
+    """Reader of a base (petps.checkpoint)."""
 
     @property
     def name(self) -> str:
@@ -141,7 +141,7 @@ class BaseReader(Protocol):
 
     @property
     def instance(self) -> str:
-        """Return the instance whose rows it holds; the model's plain name matches any."""
+        """Return the instance whose rows it holds; the model's plain name fits any instance."""
 
     @property
     def version(self) -> int:
@@ -167,24 +167,24 @@ class BaseReader(Protocol):
     def chunks(
         self, table: str, partitions: Collection[int] | None = None
     ) -> Iterator[tuple[Keys, Rows]]:
-        """Return its rows of some partitions. Raises PetpsError if they can't be read whole."""
+        """Yield the rows of some partitions. Raises PetpsError if they cannot be read whole."""
 
 
 class Instances(Protocol):
-    """The instances of a model, and the choice which of them a partition's deltas feed."""
+    """The instances of a model, and the choice of the instance that a partition's deltas feed."""
 
     def owner(self, partition: int) -> InstanceTables:
         """Return the newest instance that follows the partition, else the model's current one."""
 
     def begin(self, name: str, base: BaseReader, run: int) -> InstanceTables | None:
-        """Return the instance. If it does not exist, create it with the base's tables.
+        """Return the instance ``name``. If it does not exist, create it with the base's tables.
 
         Return None if ``run`` feeds no instance here, because the instance is frozen, or was
-        dropped after the run had begun. Raises PetpsError if it can't be created.
+        dropped after the run had begun. Raises PetpsError if it cannot be created.
         """
 
     def complete(self, store: InstanceTables) -> None:
-        """Accept that all partitions follow the instance: the model's name may refer to it now."""
+        """Handle that all partitions follow the instance: the model's name may switch to it now."""
 
 
 class BaseSource(Protocol):
@@ -201,4 +201,4 @@ class DeadLetters(Protocol):
     """Destination of messages that could not be decoded."""
 
     def add(self, partition: int, offset: int, reason: str, message: Message | None) -> None:
-        """Keep a message (None: the log had lost it) and the reason why it was refused."""
+        """Store a message (None: the log has lost it) and the reason why it was refused."""

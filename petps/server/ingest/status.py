@@ -15,18 +15,18 @@ SAMPLES: Final = 4096
 
 
 class Mode(enum.Enum):
-    """State of a partition in its stream."""
+    """State of a partition in its stream. The values are those that status shows."""
 
     FOLLOWING = "following"
     CATCHING_UP = "catching_up"  # reading a base
-    STALE = "stale"  # something is missing: the served rows grow older until a base comes
-    FULL = "full"  # rows could not be stored: they are retried until there is room
-    CONFLICT = "conflict"  # two publishers write one run
+    INCOMPLETE = "stale"  # a message or rows are missing: the rows grow older until a base arrives
+    FULL = "full"  # rows could not be stored: ingest retries them until there is room
+    CONFLICT = "conflict"  # two publishers wrote one run
 
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """Milliseconds from published to servable, over the last messages. None: no message yet."""
+    """Milliseconds from publishing to servable, over the last messages; None before the first."""
 
     p50_ms: float | None = None
     p90_ms: float | None = None
@@ -37,11 +37,11 @@ class Freshness:
 class PartitionStatus:
     """Status of one partition.
 
-    ``state`` is a Mode, or "passing" (its run feeds another instance), "starting" (ingest has not
-    begun to read it), "unreachable" (the log does not answer), "blocked" (the pool takes no rows).
-    ``lag_seconds`` is the time since the latest moment such that everything the log held then is
-    applied. It grows while the log does not answer. None: ingest has not reached an end since it
-    was started.
+    ``state`` is the value of a Mode, or "passing" (the run feeds another instance), "starting"
+    (ingest has not begun to read the partition), "unreachable" (the log does not answer) or
+    "blocked" (the pool refuses writes). ``lag_seconds`` is the time since everything that the log
+    held was applied. It grows while the log does not answer. It is None until ingest has reached
+    the log's end once.
     """
 
     partition: int
@@ -68,7 +68,7 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class IngestStatus:
-    """Status of all partitions. ``error`` has the unresolved errors; empty when there are none.
+    """Status of all partitions. ``error`` has the current errors; it is empty if there are none.
 
     ``refused`` has the number of rows that wait for room in a full table, by table. ``dense`` is
     the location of the newest version's dense weights, from its commit record.
@@ -117,12 +117,12 @@ class Samples:
         self._count += 1
 
     def values(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Return a copy of the stored values, in no order."""
+        """Return a copy of the values, unordered."""
         return self._values[: min(self._count, SAMPLES)].copy()
 
 
 def freshness_of(*samples: Samples) -> Freshness:
-    """Return percentiles over all ``samples`` together, which hold milliseconds."""
+    """Return percentiles over all ``samples`` together, which are in milliseconds."""
     values = np.concatenate([sample.values() for sample in samples]) if samples else np.empty(0)
     if values.size == 0:
         return Freshness()

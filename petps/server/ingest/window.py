@@ -1,4 +1,4 @@
-"""The window: merges consecutive records into few applies. Each apply costs the same drains."""
+"""The window: merges consecutive records into few applies, because each apply costs drains."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from petps.server.ingest.protocols import InstanceTable, InstanceTables, Keys, M
 
 __all__ = ["Merger", "Window"]
 
-Places = npt.NDArray[np.intp]
+Positions = npt.NDArray[np.intp]
 
 
 class Window:
-    """Records taken and not yet applied, of any partitions. Its owner limits its size.
+    """Records of any partitions that are taken but not applied. The owner limits its size.
 
-    Rows of one table are merged in the order in which they were taken, so a key's newest row wins.
-    Tables share no rows, nor do partitions, so their order among each other does not matter.
+    The rows of a table are merged in the order in which they were taken, so a key's newest row
+    wins. Two tables, or two partitions, share no rows, so their order does not matter.
     """
 
     def __init__(self) -> None:
@@ -44,18 +44,18 @@ class Window:
         self.rows += len(body.keys)
 
     def touch(self, state: PartitionState) -> None:
-        """Mark the partition: its progress is recorded with this window."""
+        """Record the partition's progress with this window."""
         self._touched[state.partition] = state
 
     def forget(self, state: PartitionState) -> None:
-        """Remove everything of a partition."""
+        """Remove the rows and the progress of a partition."""
         self._touched.pop(state.partition, None)
         self._times = [entry for entry in self._times if entry[0] is not state]
         for name, parts in self._bodies.items():
             self._bodies[name] = [part for part in parts if part[0] is not state]
 
     def seal(self) -> None:
-        """Close the window, and fix its progress as of now, however far reading goes on."""
+        """Close the window, and fix the progress to record while reading continues."""
         self._progress = {p: state.progress() for p, state in self._touched.items()}
 
     def __bool__(self) -> bool:
@@ -64,22 +64,23 @@ class Window:
     def apply(self, tables: Mapping[str, InstanceTable], merger: Merger, partitions: int) -> None:
         """Apply all rows in the merger's batches. May be called again after an error.
 
-        If rows cannot be stored, mark their partitions (PartitionState.refused): nothing more of
-        those is applied or recorded. ``partitions`` is P of the model.
+        If rows cannot be stored, refuse their partitions (PartitionState.refused): no further row
+        or progress of those is stored. ``partitions`` is P of the model.
         """
         for name, parts in self._bodies.items():
-            kept = [(state, body) for state, body in parts if state.refused is None]
+            accepted = [(state, body) for state, body in parts if state.refused is None]
+            bodies = [body for _, body in accepted]
             try:
-                left = _apply(tables[name], merger, [body for _, body in kept], self._stamp(name))
+                refused_keys = _apply(tables[name], merger, bodies, self._stamp(name))
             except ResourceExhausted as error:
                 rows = Counter[int]()
-                for state, body in kept:
+                for state, body in accepted:
                     rows[state.partition] += len(body.keys)
                 self._refuse(name, rows, str(error))
                 continue
-            if len(left):
-                rows = Counter(partition_of(left, partitions).tolist())
-                self._refuse(name, rows, full_reason(tables[name], len(left)))
+            if len(refused_keys):
+                rows = Counter(partition_of(refused_keys, partitions).tolist())
+                self._refuse(name, rows, full_reason(tables[name], len(refused_keys)))
 
     def _stamp(self, name: str) -> int:
         return self._stamps[name] & 0xFFFFFFFF
@@ -91,12 +92,12 @@ class Window:
             self._touched[partition].refuse(Refusal(reason, table, count, until))
 
     def record(self, store: InstanceTables) -> None:
-        """Record the progress of the touched partitions. The applied version then covers them."""
-        stored = [state for state in self._touched.values() if state.refused is None]
-        progress = [self._progress[state.partition] for state in stored]
+        """Record the progress of the touched partitions, except the refused ones."""
+        accepted = [state for state in self._touched.values() if state.refused is None]
+        progress = [self._progress[state.partition] for state in accepted]
         if progress:
             store.record_progress(progress)
-        for state, recorded in zip(stored, progress, strict=True):
+        for state, recorded in zip(accepted, progress, strict=True):
             state.record(recorded)
         now = time.time_ns()
         for state, published_ns, rows in self._times:
@@ -106,41 +107,40 @@ class Window:
 
 
 def _apply(table: InstanceTable, merger: Merger, bodies: list[RowsBody], stamp: int) -> Keys:
-    """Apply bodies in their order. Return the keys whose newest row could not be stored."""
-    none = np.empty(0, np.uint64)
-    left, left_rows = none, np.empty((0, table.schema.row_bytes), np.uint8)
-    for keys, rows, deleted in merger.merged(bodies):
+    """Apply bodies in order. Return the keys whose newest row could not be stored."""
+    refused = np.empty(0, np.uint64)
+    refused_rows = np.empty((0, table.schema.row_bytes), np.uint8)
+    for keys, rows, deleted in merger.merge(bodies):
         report = table.apply(keys, rows, deleted, stamp)
-        if len(left):  # drop the refused rows that this batch replaces or deletes
-            still = ~np.isin(left, keys)
-            left, left_rows = left[still], left_rows[still]
+        if len(refused):  # drop the refused rows that this batch replaces or deletes
+            is_current = ~np.isin(refused, keys)
+            refused, refused_rows = refused[is_current], refused_rows[is_current]
         if report.refused:
-            at = _absent_upserts(table, keys, deleted)
-            left = np.concatenate([left, keys[at]])
-            left_rows = np.concatenate([left_rows, rows[at]])
-    if len(left) == 0:
-        return none
+            at = _missing_upserts(table, keys, deleted)
+            refused = np.concatenate([refused, keys[at]])
+            refused_rows = np.concatenate([refused_rows, rows[at]])
+    if len(refused) == 0:
+        return refused
     # Later deletions in this window may have made room.
-    if table.apply(left, left_rows, None, stamp).refused == 0:
-        return none
-    return left[~table.holds(left)]
+    table.apply(refused, refused_rows, None, stamp)
+    return refused[~table.holds(refused)]
 
 
-def _absent_upserts(table: InstanceTable, keys: Keys, deleted: Mask | None) -> Places:
-    """Return the places of each key's last row in the batch, if the table does not hold the key."""
+def _missing_upserts(table: InstanceTable, keys: Keys, deleted: Mask | None) -> Positions:
+    """Return the position of the last row of each written key that the table does not hold."""
     last = len(keys) - 1 - np.unique(keys[::-1], return_index=True)[1]
     if deleted is not None:
         last = last[~deleted[last]]
     last.sort()
-    absent: Places = last[~table.holds(keys[last])]
-    return absent
+    missing: Positions = last[~table.holds(keys[last])]
+    return missing
 
 
 class Merger:
     """Joiner of consecutive bodies into contiguous batches of about ``rows_max`` rows.
 
-    It reuses its memory for the next batch: fresh megabytes would have to be faulted in each time,
-    which costs as much as the copy.
+    It reuses its memory for the next batch, because page faults of fresh memory cost as much as the
+    copy.
     """
 
     def __init__(self, rows_max: int) -> None:
@@ -148,20 +148,20 @@ class Merger:
         self._keys = np.empty(0, np.uint64)
         self._rows = np.empty(0, np.uint8)
 
-    def merged(self, bodies: list[RowsBody]) -> Iterator[tuple[Keys, Rows, Mask | None]]:
-        """Yield batches, each valid until the next. A body that is alone in one is not copied."""
-        run: list[RowsBody] = []
+    def merge(self, bodies: list[RowsBody]) -> Iterator[tuple[Keys, Rows, Mask | None]]:
+        """Yield batches, each valid until the next. A batch of one body is not a copy."""
+        batch: list[RowsBody] = []
         rows = 0
         for body in bodies:
-            if run and rows + len(body.keys) > self._rows_max:
-                yield self._joined(run, rows)
-                run, rows = [], 0
-            run.append(body)
+            if batch and rows + len(body.keys) > self._rows_max:
+                yield self._join(batch, rows)
+                batch, rows = [], 0
+            batch.append(body)
             rows += len(body.keys)
-        if run:
-            yield self._joined(run, rows)
+        if batch:
+            yield self._join(batch, rows)
 
-    def _joined(self, bodies: list[RowsBody], count: int) -> tuple[Keys, Rows, Mask | None]:
+    def _join(self, bodies: list[RowsBody], count: int) -> tuple[Keys, Rows, Mask | None]:
         if len(bodies) == 1:
             return bodies[0].keys, bodies[0].rows, bodies[0].deleted
         deleted: Mask | None = None

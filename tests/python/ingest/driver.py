@@ -1,4 +1,4 @@
-"""Ingest without its threads, and streams with a known state after every seq."""
+"""Ingest without threads, and streams with the known rows after every seq."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Rows = dict[tuple[str, int], bytes]
 
 @dataclass
 class Driver:
-    """An ingest in the caller's thread, which follows a log until nothing more can be done."""
+    """An ingest in the caller's thread, which follows a log until nothing changes any more."""
 
     log: DeltaLog
     store: MemoryTables
@@ -59,44 +59,44 @@ class Driver:
         self.subscription = self.log.subscribe({p: s.offset for p, s in self.states.items()})
 
     def read(self) -> None:
-        """Read until the log has no more and no catch-up is running."""
+        """Read until the log has no more messages and no catch-up is running."""
         while True:
             events = self.subscription.poll(max_bytes=self.poll_bytes, timeout=0)
-            again: set[int] = set()
+            sought: set[int] = set()
             for event in events:
-                if event.partition in again:
+                if event.partition in sought:
                     continue
                 offset = self.follower.take(event)
                 if offset is not None:
                     self.subscription.seek(event.partition, offset)
-                    again.add(event.partition)
+                    sought.add(event.partition)
             self.follower.flush()
             if not events and not self.follower.catching_up:
                 self.follower.settle()
-                again_full = self.follower.retry_full()
-                for partition, at in again_full.items():
-                    self.subscription.seek(partition, at)
-                if not again_full:
+                retries = self.follower.retry_full()
+                for partition, retry_offset in retries.items():
+                    self.subscription.seek(partition, retry_offset)
+                if not retries:
                     return
             self.step()
 
     def step(self) -> None:
         for partition in self.follower.catching_up:
             self.subscription.pause(partition)
-        for partition, read_on in self.follower.step().items():
-            if read_on is not None:
-                self.subscription.seek(partition, read_on)
+        for partition, offset in self.follower.step().items():
+            if offset is not None:
+                self.subscription.seek(partition, offset)
             self.subscription.resume(partition)
 
     def run(self) -> Driver:
-        """Read until the log has no more and no base helps."""
+        """Read until the log has no more messages and no base ends a stop."""
         self.read()
         while True:
-            stood = self.positions()
-            self.follower.retry_stale()
+            before = self.positions()
+            self.follower.search_bases()
             self.step()
             self.read()
-            if self.positions() == stood:
+            if self.positions() == before:
                 return self
 
     def positions(self) -> list[tuple[int, int, str]]:
@@ -138,7 +138,7 @@ def publish_versions(
 
 
 def stream_of(log: DirectoryLog, position: Position) -> Stream:
-    """Decode everything in a log into the rows after each seq: the slow model."""
+    """Decode a log into the rows after each seq: the slow, obvious model."""
     stream = Stream({p: [] for p in range(P)}, position)
     rows: dict[int, Rows] = {p: {} for p in range(P)}
     subscription = log.subscribe(dict.fromkeys(range(P), 0))
@@ -165,12 +165,12 @@ def stream_of(log: DirectoryLog, position: Position) -> Stream:
 
 def rows_by_partition(store: MemoryTables) -> dict[int, Rows]:
     """Return the store's rows by partition."""
-    found: dict[int, Rows] = {p: {} for p in range(P)}
+    rows: dict[int, Rows] = {p: {} for p in range(P)}
     for name, table in store.by_name.items():
         keys = np.array(list(table.rows), dtype=np.uint64)
         for key, p in zip(keys.tolist(), partition_of(keys, P).tolist(), strict=True):
-            found[p][(name, key)] = table.rows[key]
-    return found
+            rows[p][(name, key)] = table.rows[key]
+    return rows
 
 
 def write_base(

@@ -1,4 +1,4 @@
-"""A slow, obvious store: dicts of bytes, to compare ingest's results with a model."""
+"""Slow, obvious tables: dicts of bytes, as a model to compare ingest's results with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Rows = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 
 ALWAYS = 1 << 30
-"""Value of a table's ``fail_next``: fail until a test sets it to 0."""
+"""Value of a table's ``fail_next``: applies fail until a test sets it to 0."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class MemoryTable:
         if self.fail_next:
             if self.fail_next < ALWAYS:  # otherwise another thread resets it
                 self.fail_next -= 1
-            raise self.failure("no space left on device: free some and it goes on")
+            raise self.failure("no space left on device: free some space")
         assert keys.dtype == np.uint64
         assert keys.flags.c_contiguous
         assert keys.flags.aligned
@@ -122,10 +122,9 @@ class MemoryTables:
         return self.recorded.get(partition)
 
     def record_progress(self, progress: Sequence[Progress]) -> None:
-        assert len({each.partition for each in progress}) == len(progress)
-        for each in progress:
-            self.recorded[each.partition] = each
-            self.history.append(each)
+        assert len({entry.partition for entry in progress}) == len(progress)
+        self.recorded.update({entry.partition: entry for entry in progress})
+        self.history += progress
 
     def rows(self) -> dict[str, dict[int, bytes]]:
         return {name: table.rows for name, table in self.by_name.items()}

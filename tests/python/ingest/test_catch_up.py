@@ -29,7 +29,7 @@ from tests.python.ingest.driver import (
 )
 from tests.python.ingest.model import Keys, Letters, Mask, MemoryTables, Report
 from tests.python.ingest.model import Rows as StoredRows
-from tests.python.ingest.test_follow import wait_until
+from tests.python.waiting import wait_until
 
 Apply = Callable[[Keys, StoredRows | None, Mask | None, int], Report]
 
@@ -170,7 +170,7 @@ def test_broken_off_catch_up_never_follows_the_old_stream(tmp_path: Path) -> Non
     shutil.rmtree(tmp_path / "bases")
     driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
     state = driver.states[0]
-    assert state.mode is Mode.STALE
+    assert state.mode is Mode.INCOMPLETE
     assert state.recorded.standing is Standing.CATCHING_UP
     assert rows_by_partition(store)[0] == {}
     driver.close()
@@ -197,8 +197,8 @@ def test_rows_that_are_mixed_stay_so_while_another_instance_is_fed(tmp_path: Pat
         driver = Driver(log, store, Letters(), BaseFolder(bases)).run()
         state = driver.states[0]
         assert (state.mode, state.reason) == (
-            Mode.STALE,
-            "the catch-up to version 7 was broken off",
+            Mode.INCOMPLETE,
+            "the catch-up to version 7 was interrupted",
         )
         assert store.progress(0) == mixed
         assert driver.states[1].passing == 2
@@ -231,7 +231,7 @@ def test_a_base_within_a_run_of_another_instance_mends_nothing(
         log.publish(p, encode_record(Record(replace(header, seq=9), body)))
     driver = Driver(log, MemoryTables(SCHEMAS, P), Letters(), BaseFolder(tmp_path / "bases"))
     driver.run().close()
-    assert {state.mode for state in driver.states.values()} == {Mode.STALE}
+    assert {state.mode for state in driver.states.values()} == {Mode.INCOMPLETE}
     assert rows_by_partition(driver.store) == stream.final()
 
 
@@ -246,11 +246,11 @@ def test_others_follow_while_one_catches_up(tmp_path: Path) -> None:
     publisher._seqs[0] += 1  # skip a seq in partition 0
     publish_versions(publisher, np.random.default_rng(2), 1)
     driver.read()
-    assert driver.states[0].mode is Mode.STALE
+    assert driver.states[0].mode is Mode.INCOMPLETE
     position = publisher.position()
     rows: dict[int, Rows] = {p: {("user", 1000 + i): b"b" * 16 for i in range(90)} for p in [0]}
     write_base(tmp_path / "bases" / "b", rows, {0: (1, position.seqs[0])}, position.version)
-    driver.follower.retry_stale()
+    driver.follower.search_bases()
     steps = 0
     while driver.follower.catching_up:
         publish_versions(publisher, np.random.default_rng(3), 1)
@@ -276,7 +276,7 @@ def test_a_missing_base_is_stale_until_it_is_there(tmp_path: Path) -> None:
     store = MemoryTables(SCHEMAS, P)
     driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
     for state in driver.states.values():
-        assert state.mode is Mode.STALE
+        assert state.mode is Mode.INCOMPLETE
         assert "base b2" in state.reason
         assert "holds no base: there is no manifest.json" in state.reason
         assert state.recorded.run == 1
@@ -295,7 +295,7 @@ def test_without_a_checkpoint_folder_it_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["seqs", "retention", "mismatch"])
-def test_a_gap_is_mended_by_a_base_of_the_same_run(tmp_path: Path, lost: str) -> None:
+def test_a_gap_is_is_repaired_by_a_base_of_the_same_run(tmp_path: Path, lost: str) -> None:
     log = open_log(tmp_path / "log")
     publisher = Publisher(log, "m", tables=SCHEMAS, run=1)
     publisher.begin_continue(None)
@@ -317,7 +317,7 @@ def test_a_gap_is_mended_by_a_base_of_the_same_run(tmp_path: Path, lost: str) ->
             log.trim(p, end)
     driver = Driver(log, store, Letters(), bases).run()
     for state in driver.states.values():
-        assert (state.mode, state.gaps) == (Mode.STALE, 1)
+        assert (state.mode, state.gaps) == (Mode.INCOMPLETE, 1)
         expected = {
             "seqs": "are missing",
             "retention": "retention removed them before they were applied",
@@ -365,7 +365,7 @@ def test_a_base_behind_what_is_served_is_not_taken(tmp_path: Path) -> None:
         99,
     )
     driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
-    assert all(state.mode is Mode.STALE for state in driver.states.values())
+    assert all(state.mode is Mode.INCOMPLETE for state in driver.states.values())
     assert rows_by_partition(store) == stream.final()
     driver.close()
 
@@ -477,7 +477,7 @@ def test_a_damaged_base_leaves_it_stale_and_says_which_file(tmp_path: Path) -> N
     store = MemoryTables(SCHEMAS, P)
     driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
     assert driver.states[0].following
-    assert driver.states[1].mode is Mode.STALE
+    assert driver.states[1].mode is Mode.INCOMPLETE
     assert f"{chunk.name} does not fit its checksum" in driver.states[1].reason
     assert driver.states[1].recorded.standing is Standing.CATCHING_UP
     chunk.write_bytes(whole)

@@ -151,7 +151,7 @@ def test_a_server_whose_log_is_gone_catches_up(tmp_path: Path, policy: str, fres
     trainer.publish()
     driver = driver_of(trainer, server).run()
     for state in driver.states.values():
-        assert state.mode is Mode.STALE, "the newest version is behind what the log still has"
+        assert state.mode is Mode.INCOMPLETE, "the newest version is behind what the log still has"
         assert state.catch_ups == 1
         assert state.recorded.version == checkpointed
     trainer.checkpoint()
@@ -238,7 +238,7 @@ def ingest_of(trainer: Trainer, server: MemoryTables, **options: object) -> Inge
         server,
         dead_letters=Letters(),
         bases=trainer.seen_by(server),
-        stale_seconds=0.01,
+        search_seconds=0.01,
         **options,  # type: ignore[arg-type]
     )
 
@@ -386,7 +386,7 @@ def test_a_store_that_is_not_there_yet_or_not_to_be_read(tmp_path: Path) -> None
     def reasons() -> str:
         return " ".join(each.reason for each in ingest.status().partitions)
 
-    until(lambda: "is seen first at seq" in reasons())
+    until(lambda: "begins here with seq" in reasons())
     (tmp_path / "store").write_text("no folder")
     until(lambda: "no base can be looked for:" in reasons())
     (tmp_path / "store").unlink()
@@ -411,13 +411,13 @@ def test_a_version_of_another_instance_mends_no_gap(tmp_path: Path) -> None:
         [Progress(0, run=1, seq=1, offset=2, standing=Standing.CATCHING_UP, target=9)]
     )
     driver = driver_of(trainer, server)
-    driver.follower.retry_stale()
+    driver.follower.search_bases()
     assert driver.follower.catching_up == []
     theirs = MemoryTables(SCHEMAS, P, instance="m@7")
     theirs.recorded.update(server.recorded)
     driver.close()
     driver = driver_of(trainer, theirs)
-    driver.follower.retry_stale()
+    driver.follower.search_bases()
     assert driver.follower.catching_up == [0]
     driver.close()
 
@@ -500,7 +500,7 @@ def test_a_trainer_that_goes_back_takes_its_servers_along(tmp_path: Path) -> Non
     trainer.version = 1
     trainer.publish()
     driver.run()
-    assert all(state.mode is Mode.STALE for state in driver.states.values())
+    assert all(state.mode is Mode.INCOMPLETE for state in driver.states.values())
     trainer.checkpoint()
     driver.run()
     assert server.rows() == trainer.rows()

@@ -1,10 +1,8 @@
-"""Publisher, directory log, ingest, store: the rows equal a model, whatever happens to the log."""
+"""A publisher, a directory log and ingest: the rows equal those of a simple model."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,33 +18,26 @@ SCHEMAS = [TableSchema("user", "f32", 8), TableSchema("item", "f32", 4)]
 P = 4
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.005)
+def pause(ingest: Ingest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pause a running ingest, and wait until its thread pauses.
 
-
-def paused(ingest: Ingest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pause a running ingest, and return when its thread waits.
-
-    A poll that has begun still takes the messages that it finds.
+    A poll that has begun before still handles the messages that it reads.
     """
-    waits = threading.Event()
+    is_waiting = threading.Event()
     run = ingest._run
-    go_on = run.wait
+    original_wait = run.wait
 
     def wait(seconds: float) -> bool:
         if not run.is_set():
-            waits.set()
-        return go_on(seconds)
+            is_waiting.set()
+        return original_wait(seconds)
 
     monkeypatch.setattr(run, "wait", wait)
     ingest.pause()
-    assert waits.wait(60)
+    assert is_waiting.wait(60)
 
 
-def test_follows_versions(tmp_path: Path) -> None:
+def test_ingest_applies_every_version(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     log = DirectoryLog(tmp_path / "log", partitions=P)
     store = MemoryTables(SCHEMAS, P)
@@ -63,8 +54,8 @@ def test_follows_versions(tmp_path: Path) -> None:
                 rows = rng.standard_normal((n, schema.dim), dtype=np.float32)
                 deleted = rng.random(n) < 0.1
                 publisher.publish(schema.name, keys, rows, deleted)
-                for key, row, gone in zip(keys.tolist(), rows, deleted, strict=True):
-                    if gone:
+                for key, row, is_deleted in zip(keys.tolist(), rows, deleted, strict=True):
+                    if is_deleted:
                         model[schema.name].pop(key, None)
                     else:
                         model[schema.name][key] = row.tobytes()
@@ -84,7 +75,7 @@ def test_follows_versions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows_max", [1, 100, 1 << 20])
-def test_merging_keeps_order(tmp_path: Path, rows_max: int) -> None:
+def test_merged_records_are_applied_in_order(tmp_path: Path, rows_max: int) -> None:
     log = DirectoryLog(tmp_path / "log", partitions=1)
     publisher = Publisher(log, "m", tables=SCHEMAS)
     publisher.begin_continue(None)

@@ -1,8 +1,7 @@
-"""Rows without room: their partitions stop, lose nothing, and continue once there is room."""
+"""Rows without room: their partition stops, loses nothing, and continues once there is room."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,8 @@ from petps.delta.directory import DirectoryLog
 from petps.delta.schema import partition_of
 from petps.errors import ResourceExhausted
 from petps.publish import Publisher
-from petps.server.ingest import Mode
+from petps.server.ingest import Ingest, Mode
+from tests.python.ingest.conftest import Bench
 from tests.python.ingest.driver import (
     SCHEMAS,
     Driver,
@@ -23,20 +23,10 @@ from tests.python.ingest.driver import (
     stream_of,
 )
 from tests.python.ingest.model import ALWAYS, Letters, MemoryTables
-from tests.python.ingest.test_follow import wait_until
-from tests.python.ingest.test_ingest import Bench
 from tests.python.ingest.world import World
+from tests.python.waiting import wait_until
 
 NATIVE_SCHEMAS = [TableSchema("user", "f32", 4)]
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
-    bench.ingest.start()
-    yield bench
-    assert bench.ingest.stop(10)
-    bench.log.close()
 
 
 def keys_of(partition: int, count: int, partitions: int = P) -> np.ndarray:
@@ -49,42 +39,46 @@ def rows_of(keys: np.ndarray, value: float = 1) -> np.ndarray:
     return np.full((len(keys), 4), value, np.float32)
 
 
+def states(ingest: Ingest) -> set[str]:
+    return {partition.state for partition in ingest.health()}
+
+
 def test_a_full_table_stops_its_partitions_and_loses_nothing(bench: Bench) -> None:
     table = bench.store.by_name["user"]
     table.capacity = 5
     version = bench.publish(keys=10)
-    wait_until(lambda: any(each.state == "full" for each in bench.ingest.health()))
+    wait_until(lambda: "full" in states(bench.ingest))
     wait_until(lambda: sum(bench.ingest.status().refused.values()) == 5)
     status = bench.ingest.status()
     assert status.version < version
-    full = [each for each in status.partitions if each.state == "full"]
-    for each in full:
-        assert "table 'user' is full (capacity 5)" in each.reason
-        assert each.version < version
-        assert each.refusals >= 1
-        assert each.lag_records > 0
+    full_partitions = [p for p in status.partitions if p.state == "full"]
+    for partition in full_partitions:
+        assert "table 'user' is full (capacity 5)" in partition.reason
+        assert partition.version < version
+        assert partition.refusals >= 1
+        assert partition.lag_records > 0
     table.capacity = 10
     assert bench.ingest.wait_for(version, 30)
     assert len(table.rows) == 10
-    wait_until(lambda: all(each.state == "following" for each in bench.ingest.health()))
+    wait_until(lambda: states(bench.ingest) == {"following"})
     assert bench.ingest.status().refused == {}
 
 
-def test_a_full_disk_stops_the_partitions_and_passes(bench: Bench) -> None:
+def test_a_full_disk_stops_the_partitions_until_there_is_space(bench: Bench) -> None:
     bench.store.by_name["user"].failure = ResourceExhausted
     bench.store.by_name["user"].fail_next = ALWAYS
     version = bench.publish()
-    wait_until(lambda: {each.state for each in bench.ingest.health()} == {"full"})
-    for each in bench.ingest.status().partitions:
-        assert "no space left on device" in each.reason
-        assert each.version < version
+    wait_until(lambda: states(bench.ingest) == {"full"})
+    for partition in bench.ingest.status().partitions:
+        assert "no space left on device" in partition.reason
+        assert partition.version < version
     bench.store.by_name["user"].fail_next = 0
     assert bench.ingest.wait_for(version, 30)
     assert len(bench.store.by_name["user"].rows) == 50
-    wait_until(lambda: {each.state for each in bench.ingest.health()} == {"following"})
+    wait_until(lambda: states(bench.ingest) == {"following"})
 
 
-class Stopped:
+class StoppedLog:
     """A log with one partition whose second version has no room."""
 
     def __init__(self, folder: Path) -> None:
@@ -106,13 +100,14 @@ class Stopped:
     def follow(self) -> Driver:
         return Driver(self.log, self.store, Letters()).run()
 
-    def check_whole(self) -> None:
+    def check_rows(self) -> None:
+        """Check that the tables have every row of the log."""
         stream = stream_of(self.log, self.publisher.position())
         assert rows_by_partition(self.store) == stream.final()
 
 
 def test_only_the_partition_without_room_stops(tmp_path: Path) -> None:
-    stopped = Stopped(tmp_path)
+    stopped = StoppedLog(tmp_path)
     driver = stopped.follow()
     assert {p: state.mode for p, state in driver.states.items()} == {
         0: Mode.FULL,
@@ -134,18 +129,18 @@ def test_only_the_partition_without_room_stops(tmp_path: Path) -> None:
     driver = stopped.follow()
     assert {state.recorded.version for state in driver.states.values()} == {3}
     assert all(state.full is None for state in driver.states.values())
-    stopped.check_whole()
+    stopped.check_rows()
     driver.close()
 
 
 def test_another_partitions_deletion_makes_room(tmp_path: Path) -> None:
-    stopped = Stopped(tmp_path)
+    stopped = StoppedLog(tmp_path)
     driver = stopped.follow()
     gone = keys_of(1, 1)
     stopped.publisher.publish("user", gone, rows_of(gone), np.ones(1, np.bool_))
     stopped.publisher.commit()
     wait_until(lambda: {s.recorded.version for s in driver.run().states.values()} == {4})
-    stopped.check_whole()
+    stopped.check_rows()
     driver.close()
 
 
@@ -171,7 +166,7 @@ def test_a_version_that_replaces_keys_fits_in_a_full_table(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_had_no_room_is_there_in_the_end(tmp_path: Path, seed: int) -> None:
+def test_every_row_is_stored_in_the_end(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     print(f"seed {seed}")
     log = DirectoryLog(tmp_path / "log", partitions=P)
@@ -198,10 +193,10 @@ def test_whatever_had_no_room_is_there_in_the_end(tmp_path: Path, seed: int) -> 
         assert all(len(table.rows) <= table.capacity for table in store.by_name.values())
     driver.run()
     stream = stream_of(log, publisher.position())
-    found = rows_by_partition(store)
+    rows = rows_by_partition(store)
     for p, state in driver.states.items():
         if state.following:
-            assert found[p] == stream.rows_at(p, state.recorded.run, state.recorded.seq)
+            assert rows[p] == stream.rows_at(p, state.recorded.run, state.recorded.seq)
     for table in store.by_name.values():
         table.capacity = 1 << 30
     wait_until(lambda: {s.recorded.version for s in driver.run().states.values()} == {16})
@@ -210,14 +205,14 @@ def test_whatever_had_no_room_is_there_in_the_end(tmp_path: Path, seed: int) -> 
 
 
 def check_stopped(world: World, version: int) -> None:
-    wait_until(lambda: "full" in {each.state for each in world.ingest.health()})
+    wait_until(lambda: "full" in states(world.ingest))
     wait_until(lambda: sum(world.ingest.status().refused.values()) == 100)
     assert world.tables.applied_version(world.tables.resolve("m").id) < version
     assert world.tables.find("m@1", "user").status().rows == 2000
 
 
-def test_the_whole_way_with_a_pool(tmp_path: Path) -> None:
-    """Write more than the capacity of 2,000 rows: stop, restart, delete rows, and lose nothing."""
+def test_a_full_pool_loses_no_row(tmp_path: Path) -> None:
+    """Write more than the capacity of 2,000 rows: stop, restart, delete rows, continue."""
     world = World(tmp_path, NATIVE_SCHEMAS)
     log = DirectoryLog(tmp_path / "log", partitions=4)
     publisher = Publisher(log, "m", tables=NATIVE_SCHEMAS)
@@ -229,7 +224,7 @@ def test_the_whole_way_with_a_pool(tmp_path: Path) -> None:
     publisher.publish("user", second, rows_of(second, 2))
     version = publisher.commit()
     check_stopped(world, version)
-    world = world.reopened()
+    world.reopen()
     check_stopped(world, version)
     gone = first[:150]
     world.tables.find("m@1", "user").apply(gone, None, np.ones(150, np.bool_))
@@ -237,6 +232,6 @@ def test_the_whole_way_with_a_pool(tmp_path: Path) -> None:
     stored = world.stored(NATIVE_SCHEMAS[0])
     assert sorted(stored) == list(range(150, 2100))
     assert {stored[key] for key in range(1850, 2100)} == {rows_of(first[:1], 2).tobytes()}
-    wait_until(lambda: {each.state for each in world.ingest.health()} == {"following"})
+    wait_until(lambda: states(world.ingest) == {"following"})
     log.close()
     world.close()

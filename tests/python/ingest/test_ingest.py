@@ -1,13 +1,12 @@
-"""Ingest's threads: temporary errors, full tables, pause, rate, restart, status."""
+"""Ingest's threads: temporary errors, pause, rate, restart, status, dead letters."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,37 +16,14 @@ from petps.delta.directory import DirectoryLog
 from petps.errors import FailedPrecondition, InvalidArgument, IoError
 from petps.publish import Publisher
 from petps.server.ingest import DirectoryDeadLetters, Ingest, LogDeadLetters
+from tests.python.ingest.conftest import Bench
 from tests.python.ingest.driver import SCHEMAS, P
 from tests.python.ingest.model import ALWAYS, Letters, MemoryTables
-from tests.python.ingest.test_follow import paused, wait_until
+from tests.python.ingest.test_follow import pause
+from tests.python.waiting import wait_until
 
 
-class Bench:
-    """A log with a publisher, and an ingest that follows the log."""
-
-    def __init__(self, tmp_path: Path, **options: Any) -> None:
-        self.log = DirectoryLog(tmp_path / "log", partitions=P)
-        self.store = MemoryTables(SCHEMAS, P)
-        self.publisher = Publisher(self.log, "m", tables=SCHEMAS)
-        self.publisher.begin_continue(None)
-        self.letters = Letters()
-        self.ingest = Ingest(self.log, self.store, dead_letters=self.letters, **options)
-
-    def publish(self, keys: int = 50, value: float = 1) -> int:
-        self.publisher.publish("user", np.arange(keys), np.full((keys, 4), value, np.float32))
-        return self.publisher.commit()
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
-    bench.ingest.start()
-    yield bench
-    assert bench.ingest.stop(10)
-    bench.log.close()
-
-
-def test_a_passing_error_of_the_pool_is_shown_and_overcome(bench: Bench) -> None:
+def test_a_temporary_error_of_the_pool_is_shown_and_cleared(bench: Bench) -> None:
     bench.store.by_name["user"].fail_next = ALWAYS
     version = bench.publish()
     wait_until(lambda: "no space left on device" in bench.ingest.status().error)
@@ -58,52 +34,45 @@ def test_a_passing_error_of_the_pool_is_shown_and_overcome(bench: Bench) -> None
     assert len(bench.store.by_name["user"].rows) == 50
 
 
-def test_the_logs_end_is_waited_for(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    version = bench.publish()
-    assert not bench.ingest.wait_for_end(0)  # ingest is not started
-    bench.ingest.start()
-    assert bench.ingest.wait_for_end(30)
-    assert bench.ingest.version() == version
-    assert bench.ingest.stop(10)
-    bench.log.close()
+def test_wait_for_end_waits_until_the_log_is_applied(idle_bench: Bench) -> None:
+    version = idle_bench.publish()
+    assert not idle_bench.ingest.wait_for_end(0)  # ingest is not started
+    idle_bench.ingest.start()
+    assert idle_bench.ingest.wait_for_end(30)
+    assert idle_bench.ingest.version() == version
 
 
-def test_the_logs_end_is_waited_for_again_after_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_wait_for_end_waits_again_after_a_restart(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(tmp_path)
-    bench.ingest.start()
     assert bench.ingest.wait_for_end(30)
     assert bench.ingest.stop(10)
     version = bench.publish()
     start_offsets = bench.log.start_offsets
 
-    def slowly(partitions: Sequence[int]) -> dict[int, int]:
+    def read_slowly(partitions: Sequence[int]) -> dict[int, int]:
         time.sleep(0.3)  # wait_for_end() begins before ingest reads anything
         return start_offsets(partitions)
 
-    monkeypatch.setattr(bench.log, "start_offsets", slowly)
+    monkeypatch.setattr(bench.log, "start_offsets", read_slowly)
     bench.ingest.start()
     assert bench.ingest.wait_for_end(30)
     assert bench.ingest.version() == version
-    assert bench.ingest.stop(10)
-    bench.log.close()
 
 
 def test_one_thread_requests_the_end_after_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    idle_bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(tmp_path)
+    bench = idle_bench
     entered, released = threading.Event(), threading.Event()
     end_offsets = bench.log.end_offsets
 
-    def held(partitions: Sequence[int]) -> dict[int, int]:
+    def block(partitions: Sequence[int]) -> dict[int, int]:
         entered.set()
         assert released.wait(30)
         return end_offsets(partitions)
 
-    monkeypatch.setattr(bench.log, "end_offsets", held)
+    monkeypatch.setattr(bench.log, "end_offsets", block)
     bench.ingest.start()
     assert entered.wait(30)  # the first thread waits for the log while ingest restarts
     first = [thread for thread in threading.enumerate() if thread.name == "petps-ingest-end"]
@@ -111,22 +80,17 @@ def test_one_thread_requests_the_end_after_a_restart(
     bench.ingest.start()
     released.set()
     wait_until(lambda: not any(thread.is_alive() for thread in first))
-    assert bench.ingest.stop(10)
-    bench.log.close()
 
 
-def test_nobody_waits_for_an_end_that_may_never_come(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.store.by_name["user"].fail_next = ALWAYS
-    bench.publish()
-    bench.ingest.start()
-    assert not bench.ingest.wait_for_end(3600)  # the pool's error ends the wait
-    assert bench.ingest.status().error
-    assert bench.ingest.stop(10)
-    bench.log.close()
+def test_an_error_ends_the_wait_for_the_end(idle_bench: Bench) -> None:
+    idle_bench.store.by_name["user"].fail_next = ALWAYS
+    idle_bench.publish()
+    idle_bench.ingest.start()
+    assert not idle_bench.ingest.wait_for_end(3600)  # the pool's error ends the wait
+    assert idle_bench.ingest.status().error
 
 
-def test_stop_does_not_wait_for_an_error_to_pass(bench: Bench) -> None:
+def test_stop_does_not_wait_for_the_end_of_an_error(bench: Bench) -> None:
     bench.store.by_name["user"].fail_next = ALWAYS
     bench.publish()
     wait_until(lambda: bench.ingest.status().errors > 0)
@@ -137,9 +101,11 @@ def test_stop_does_not_wait_for_an_error_to_pass(bench: Bench) -> None:
     assert bench.ingest.wait_for(1, 10)
 
 
-def test_pause_and_resume(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_paused_ingest_applies_nothing_until_it_is_resumed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert bench.ingest.wait_for(bench.publish(), 10)
-    paused(bench.ingest, monkeypatch)
+    pause(bench.ingest, monkeypatch)
     assert bench.ingest.status().paused
     version = bench.publish()
     assert not bench.ingest.wait_for(version, 0.3)
@@ -150,21 +116,21 @@ def test_pause_and_resume(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None
     assert bench.ingest.wait_for(version, 10)
 
 
-def test_the_rate_is_bounded(tmp_path: Path) -> None:
+def test_the_rate_limit_delays_applies(tmp_path: Path) -> None:
     bench = Bench(tmp_path, rows_per_second=1000, poll_bytes=2000)
     for _ in range(10):
         version = bench.publish(50)
-    began = time.monotonic()
+    start = time.monotonic()
     bench.ingest.start()
     assert bench.ingest.wait_for(version, 20)
-    assert time.monotonic() - began > 0.3
+    assert time.monotonic() - start > 0.3
     bench.ingest.set_rate(1)
     bench.publish(50)
     time.sleep(0.3)
     assert bench.ingest.stop(10)  # does not wait for the minute that the rate requires
 
 
-def test_the_rate_is_reached_however_long_the_work_takes(
+def test_the_rate_is_reached_whatever_the_applies_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ingest = Bench(tmp_path, rows_per_second=1000).ingest
@@ -178,40 +144,40 @@ def test_the_rate_is_reached_however_long_the_work_takes(
     monkeypatch.setattr(ingest._stop, "wait", wait)
 
     def seconds_of(windows: int, work: float) -> float:
-        began = clock[0]
+        start = clock[0]
         for _ in range(windows):
             clock[0] += work
             ingest._pace(100)
-        return clock[0] - began
+        return clock[0] - start
 
     assert seconds_of(20, 0.05) == pytest.approx(2.0, abs=0.2)
-    assert seconds_of(20, 0.2) == pytest.approx(4.0, abs=0.2)  # slower than the rate: no waits
-    assert seconds_of(20, 0.0) == pytest.approx(2.0, abs=0.2)  # the slowness is not made up for
+    assert seconds_of(20, 0.2) == pytest.approx(4.0, abs=0.2)  # slower than the rate: no wait
+    assert seconds_of(20, 0.0) == pytest.approx(2.0, abs=0.2)  # lost time is not made up for
 
 
-def test_an_unexpected_error_is_shown_and_following_goes_on(
+def test_ingest_shows_an_error_of_the_log_and_continues(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert bench.ingest.wait_for(bench.publish(), 10)
-    broken = [True]
+    is_broken = [True]
     subscribe = bench.log.subscribe
 
-    def flaky(positions: dict[int, int]) -> Subscription:
-        if broken[0]:
+    def subscribe_or_fail(positions: dict[int, int]) -> Subscription:
+        if is_broken[0]:
             raise IoError("the log's disk is away")
         return subscribe(positions)
 
-    monkeypatch.setattr(bench.log, "subscribe", flaky)
+    monkeypatch.setattr(bench.log, "subscribe", subscribe_or_fail)
     assert bench.ingest.stop(10)
     bench.ingest.start()
     wait_until(lambda: "the log's disk is away" in bench.ingest.status().error)
     rows = bench.ingest.status().rows
-    broken[0] = False
+    is_broken[0] = False
     assert bench.ingest.wait_for(bench.publish(), 10)
     assert bench.ingest.status().rows == rows + 50  # the counters continue
 
 
-def test_restarted_at_any_point_it_goes_on(tmp_path: Path) -> None:
+def test_a_restart_at_any_time_loses_nothing(tmp_path: Path) -> None:
     log = DirectoryLog(tmp_path / "log", partitions=P)
     store = MemoryTables(SCHEMAS, P)
     publisher = Publisher(log, "m", tables=SCHEMAS)
@@ -239,14 +205,13 @@ def test_restarted_at_any_point_it_goes_on(tmp_path: Path) -> None:
     assert store.recorded == expected.recorded
     for earlier, later in zip(store.history, store.history[1:], strict=False):
         if earlier.partition == later.partition:
-            assert (later.run, later.seq, later.offset) >= (
-                earlier.run,
-                earlier.seq,
-                earlier.offset,
-            )
+            places = [
+                (progress.run, progress.seq, progress.offset) for progress in (earlier, later)
+            ]
+            assert places == sorted(places)
 
 
-def test_some_partitions_only(tmp_path: Path) -> None:
+def test_only_the_given_partitions_are_followed(tmp_path: Path) -> None:
     log = DirectoryLog(tmp_path / "log", partitions=P)
     store = MemoryTables(SCHEMAS, P)
     publisher = Publisher(log, "m", tables=SCHEMAS)
@@ -262,7 +227,7 @@ def test_some_partitions_only(tmp_path: Path) -> None:
     assert 0 < len(store.by_name["user"].rows) < 90
 
 
-def test_status_is_plain_values(bench: Bench) -> None:
+def test_status_can_be_written_as_json(bench: Bench) -> None:
     assert bench.ingest.wait_for(bench.publish(), 10)
     status = bench.ingest.status()
     values = json.loads(json.dumps(status.as_json()))
@@ -273,7 +238,7 @@ def test_status_is_plain_values(bench: Bench) -> None:
     assert values["log"].startswith("directory log ")
 
 
-def test_wrong_options_are_named(tmp_path: Path) -> None:
+def test_bad_options_are_refused(tmp_path: Path) -> None:
     log = DirectoryLog(tmp_path / "log", partitions=P)
     with pytest.raises(InvalidArgument, match="has 3 partitions, model m 4"):
         Ingest(log, MemoryTables(SCHEMAS, 4), dead_letters=Letters())
@@ -287,7 +252,7 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
     assert ingest.stop(10)
 
 
-def test_dead_letters_are_kept_and_bounded(tmp_path: Path) -> None:
+def test_dead_letters_are_stored_up_to_a_limit(tmp_path: Path) -> None:
     letters = DirectoryDeadLetters(tmp_path / "dead", max_letters=3)
     for offset in (7, 8, 7, 9, 10, 11, 8):
         letters.add(2, offset, "checksum: altered", Message([("a", b"\xff")], b"body"))
@@ -306,9 +271,7 @@ def test_dead_letters_are_kept_and_bounded(tmp_path: Path) -> None:
     assert [path.suffix for path in (tmp_path / "lost").iterdir()] == [".json"]
 
 
-def test_the_reason_of_a_dead_letter_is_cut_to_whole_characters_of_1000_bytes(
-    tmp_path: Path,
-) -> None:
+def test_a_long_reason_of_a_dead_letter_is_cut_between_characters(tmp_path: Path) -> None:
     log = DirectoryLog(tmp_path / "dead", partitions=1)
     letters = LogDeadLetters(lambda: log, "log")
     letters.add(2, 7, "a" + 700 * "é", None)

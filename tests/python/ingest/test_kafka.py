@@ -1,7 +1,7 @@
-"""Ingest from a real broker: messages of a plain producer are counted and kept, never applied.
+"""Ingest from a real broker: faulty messages of a plain producer are counted, never applied.
 
-The invariant is that of test_trouble.py: the rows of a partition are those after its recorded
-{run, seq}. Here the log is Kafka's, and the threads are ingest's own.
+As in test_faulty_streams.py, the rows of a partition are always those after its recorded
+{run, seq}. Here the log is in Kafka, and ingest runs in its own threads.
 """
 
 from __future__ import annotations
@@ -20,40 +20,19 @@ from confluent_kafka.cimpl import TopicPartition
 
 from petps.checkpoint import BaseFolder
 from petps.delta import Message, decode_record, encode_record, read_header
-from petps.delta.directory import DirectoryLog
 from petps.delta.kafka import KafkaLog
 from petps.publish import Publisher
 from petps.server.ingest import Ingest, IngestStatus, LogDeadLetters, PartitionStatus
 from tests.kafka.broker import Broker
-from tests.python.ingest.driver import (
-    SCHEMAS,
-    P,
-    Stream,
-    publish_versions,
-    rows_by_partition,
-    stream_of,
-    write_base,
-)
+from tests.python.ingest.conftest import VERSIONS
+from tests.python.ingest.driver import SCHEMAS, P, Stream, rows_by_partition, write_base
 from tests.python.ingest.model import MemoryTables
-from tests.python.ingest.test_follow import paused
-
-VERSIONS = 12
-
-
-@pytest.fixture(scope="module")
-def stream(tmp_path_factory: pytest.TempPathFactory) -> Stream:
-    """Return a stream of one run with 12 versions."""
-    log = DirectoryLog(tmp_path_factory.mktemp("clean"), partitions=P)
-    publisher = Publisher(log, "m", tables=SCHEMAS, run=5, publisher_id="a")
-    publisher.begin_continue(None)
-    publish_versions(publisher, np.random.default_rng(3), VERSIONS)
-    found = stream_of(log, publisher.position())
-    log.close()
-    return found
+from tests.python.ingest.test_follow import pause
+from tests.python.waiting import wait_until
 
 
 class Site:
-    """A topic, its dead letters, a plain producer, and ingest into a store of plain dicts."""
+    """A topic, its dead letters, a plain producer, and ingest into tables of plain dicts."""
 
     def __init__(self, broker: Broker, topic: str, folder: Path) -> None:
         self.topic = topic
@@ -76,7 +55,7 @@ class Site:
             self.store,
             dead_letters=self.letters,
             bases=BaseFolder(self.bases),
-            stale_seconds=0.05,
+            search_seconds=0.05,
         )
         self.ingest.start()
 
@@ -94,39 +73,39 @@ class Site:
         assert self.producer.flush(30) == 0
 
     def inject_all(self, messages: dict[int, list[Message]]) -> None:
-        for partition, found in messages.items():
-            self.inject(partition, found)
+        for partition, partition_messages in messages.items():
+            self.inject(partition, partition_messages)
 
-    def until(self, holds: Callable[[IngestStatus], object]) -> list[PartitionStatus]:
-        """Return the partitions' status once ``holds`` is true."""
-        deadline = time.monotonic() + 60
-        while True:
+    def until(self, condition: Callable[[IngestStatus], object]) -> list[PartitionStatus]:
+        """Return the partitions' status once the condition holds."""
+
+        def partitions_if_true() -> list[PartitionStatus] | None:
             status = self.ingest.status()
-            if len(status.partitions) == P and holds(status):
-                return status.partitions
-            assert time.monotonic() < deadline, status
-            time.sleep(0.01)
+            is_true = len(status.partitions) == P and condition(status)
+            return status.partitions if is_true else None
 
-    def settled(self, stream: Stream, stopped: str = "following") -> list[PartitionStatus]:
-        """Wait until partition 0 is ``stopped`` and the others have everything; check the rows."""
+        partitions: list[PartitionStatus] = wait_until(partitions_if_true)
+        return partitions
 
-        def holds(status: IngestStatus) -> bool:
+    def settled(self, stream: Stream, state: str = "following") -> list[PartitionStatus]:
+        """Wait until partition 0 has this state and the others have everything; check the rows."""
+
+        def is_settled(status: IngestStatus) -> bool:
             first, *others = status.partitions
-            done = first.state != "following" or first.version >= VERSIONS
+            is_stopped = first.state != "following"
             return (
-                first.state == stopped
-                and done
-                and all(each.version >= VERSIONS for each in others)
-                and (stopped != "following" or first.lag_records == 0)
+                first.state == state
+                and (is_stopped or (first.version >= VERSIONS and first.lag_records == 0))
+                and all(partition.version >= VERSIONS for partition in others)
             )
 
-        found = self.until(holds)
+        partitions = self.until(is_settled)
         rows = rows_by_partition(self.store)
-        for each in found:
-            assert rows[each.partition] == stream.rows_at(each.partition, each.run, each.seq)
-        return found
+        for p in partitions:
+            assert rows[p.partition] == stream.rows_at(p.partition, p.run, p.seq)
+        return partitions
 
-    def dead(self) -> list[tuple[bytes, bytes, bytes]]:
+    def dead_letters(self) -> list[tuple[bytes, bytes, bytes]]:
         """Return (partition, offset, reason) of every dead letter."""
         with KafkaLog(f"{self.place}.dead-letters") as log:
             subscription = log.subscribe({0: 0})
@@ -136,34 +115,30 @@ class Site:
                 assert time.monotonic() < deadline
                 events += subscription.poll(max_bytes=1 << 20, timeout=0.2)
             subscription.close()
-        found = []
-        for event in events:
-            headers = dict(event.message.headers)
-            found.append(
-                tuple(headers[f"dead-letter.{name}"] for name in ("partition", "offset", "reason"))
-            )
-        return found
+        names = [f"dead-letter.{name}" for name in ("partition", "offset", "reason")]
+        headers = [dict(event.message.headers) for event in events]
+        return [(letter[names[0]], letter[names[1]], letter[names[2]]) for letter in headers]
 
 
 @pytest.fixture
 def site(kafka: Broker, topic: Callable[[], str], tmp_path: Path) -> Iterator[Site]:
-    made = Site(kafka, topic(), tmp_path)
-    yield made
-    made.stop()
+    site = Site(kafka, topic(), tmp_path)
+    yield site
+    site.stop()
 
 
-def flipped(message: Message, at: int) -> Message:
+def flip_bit(message: Message, at: int) -> Message:
     body = bytearray(message.body)
     body[at] ^= 1 << at % 8
     return Message(message.headers, bytes(body))
 
 
-def with_header(message: Message, name: str, value: bytes) -> Message:
+def replace_header(message: Message, name: str, value: bytes) -> Message:
     return Message([(n, value if n == name else v) for n, v in message.headers], message.body)
 
 
-def resealed(message: Message, partition: int, **changes: Any) -> Message:
-    """Return a message as another publisher would write it, with a correct checksum."""
+def reseal(message: Message, partition: int, **changes: Any) -> Message:
+    """Return the message with changed headers and a correct checksum."""
     schemas = {schema.name: schema for schema in SCHEMAS}
     record = decode_record(
         message, model="m", partition=partition, partitions=P, schema_of=schemas.get
@@ -180,7 +155,7 @@ CASES: dict[str, Injected] = {
         {"gaps": 2, "duplicates": 2},
         b"",
     ),
-    "dropped": (lambda m: [*m[:9], *m[10:]], "stale", {"gaps": 1}, b""),
+    "lost": (lambda m: [*m[:9], *m[10:]], "stale", {"gaps": 1}, b""),
     "truncated": (
         lambda m: [*m[:7], Message(m[7].headers, bytes(m[7].body)[:-9]), *m[8:]],
         "stale",
@@ -188,13 +163,13 @@ CASES: dict[str, Injected] = {
         b"checksum: headers and body do not fit",
     ),
     "flipped in the body": (
-        lambda m: [*m[:7], flipped(m[7], 333), *m[8:]],
+        lambda m: [*m[:7], flip_bit(m[7], 333), *m[8:]],
         "stale",
         {"gaps": 1, "dead_letters": 1},
         b"checksum: headers and body do not fit",
     ),
     "flipped in a header": (
-        lambda m: [*m[:7], with_header(m[7], "seq", b"9"), *m[8:]],
+        lambda m: [*m[:7], replace_header(m[7], "seq", b"9"), *m[8:]],
         "stale",
         {"gaps": 1, "dead_letters": 1},
         b"checksum: headers and body do not fit",
@@ -211,14 +186,14 @@ CASES: dict[str, Injected] = {
         {"gaps": 1, "dead_letters": 1},
         b"foreign: no header format",
     ),
-    "a zombie writes on": (
-        lambda m: [*m[:9], *(resealed(each, 0, run=4) for each in m[3:7]), *m[9:]],
+    "a zombie continues to write": (
+        lambda m: [*m[:9], *(reseal(message, 0, run=4) for message in m[3:7]), *m[9:]],
         "following",
         {"zombies": 4},
         b"",
     ),
     "two publishers of one run": (
-        lambda m: [*m[:9], resealed(m[9], 0, publisher="b"), *m[9:]],
+        lambda m: [*m[:9], reseal(m[9], 0, publisher="b"), *m[9:]],
         "conflict",
         {"conflicts": 1},
         b"",
@@ -227,7 +202,7 @@ CASES: dict[str, Injected] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_a_plain_producer_injects(site: Site, stream: Stream, name: str) -> None:
+def test_faulty_messages_of_a_plain_producer(site: Site, stream: Stream, name: str) -> None:
     change, state, counters, reason = CASES[name]
     messages = {**stream.messages, 0: change(stream.messages[0])}
     site.inject_all(messages)
@@ -237,22 +212,21 @@ def test_what_a_plain_producer_injects(site: Site, stream: Stream, name: str) ->
     )
     assert {name: getattr(first, name) for name in expected} == {**expected, **counters}
     if reason:
-        ((partition, offset, why),) = site.dead()
+        ((partition, offset, letter_reason),) = site.dead_letters()
         assert (partition, offset) == (b"0", b"7")
-        assert why.startswith(reason)
+        assert letter_reason.startswith(reason)
     if state != "stale":
         assert state == "conflict" or rows_by_partition(site.store) == stream.final()
         return
     # A restart keeps the state; a base ends the stop.
     site.stop()
     site.start()
-    again = site.settled(stream, state)[0]
-    assert (again.run, again.seq, again.offset) == (first.run, first.seq, first.offset)
+    restarted = site.settled(stream, state)[0]
+    assert (restarted.run, restarted.seq, restarted.offset) == (first.run, first.seq, first.offset)
     position = stream.position
     positions = {p: (position.run, position.seqs[p]) for p in range(P)}
     write_base(site.bases / "b", stream.final(), positions, position.version)
-    (mended, *_) = site.settled(stream)
-    assert mended.catch_ups == 1
+    assert site.settled(stream)[0].catch_ups == 1
     assert rows_by_partition(site.store) == stream.final()
 
 
@@ -267,17 +241,16 @@ def test_a_new_run_continues_and_the_old_one_is_rejected(site: Site, stream: Str
         version = publisher.commit()
     assert version == VERSIONS + 1
     site.until(lambda status: status.version == version)
-    late = [resealed(message, 0, seq=999) for message in stream.messages[0][-3:]]
+    late = [reseal(message, 0, seq=999) for message in stream.messages[0][-3:]]
     site.inject(0, late)
-    found = site.until(lambda status: status.partitions[0].zombies == 3)
-    assert {each.state for each in found} == {"following"}
-    assert {each.run for each in found} == {publisher.run}
+    partitions = site.until(lambda status: status.partitions[0].zombies == 3)
+    assert {(p.state, p.run) for p in partitions} == {("following", publisher.run)}
     stored = site.store.by_name["user"].rows
     assert all(stored[key] == np.full(4, 7, np.float32).tobytes() for key in range(60))
 
 
-def test_retention_removed_what_was_needed(site: Site, stream: Stream) -> None:
-    """Remove messages that are needed: ingest reports it, stays stale, and catches up to a base."""
+def test_messages_removed_by_retention_are_a_gap_until_a_base(site: Site, stream: Stream) -> None:
+    """Remove messages that were not applied: the partition stops, and catches up to a base."""
     half = {p: messages[: len(messages) // 2] for p, messages in stream.messages.items()}
     site.inject_all(half)
     reached = {p: read_header(messages[-1]).seq for p, messages in half.items()}
@@ -293,29 +266,30 @@ def test_retention_removed_what_was_needed(site: Site, stream: Stream) -> None:
         f"offsets {reached[0]} to {at.offset - 1} are gone from the log: retention" in first.reason
     )
     assert first.lag_records == len(stream.messages[0]) - reached[0]
-    # A base of the middle, to be followed by the messages that the log still holds.
+    # Write a base of the middle. The log still holds the messages that follow it.
     position = stream.position
     seqs = {p: position.seqs[p] for p in range(P)}
     seqs[0] = at.offset + 1  # offsets count from 0, seqs from 1
     rows = {p: stream.rows_at(p, position.run, seqs[p]) for p in range(P)}
     write_base(site.bases / "b", rows, {p: (position.run, seqs[p]) for p in range(P)}, 11)
-    mended = site.settled(stream)[0]
-    assert mended.catch_ups == 1
+    assert site.settled(stream)[0].catch_ups == 1
     assert rows_by_partition(site.store) == stream.final()
 
 
-def test_pause_resume_and_rate(site: Site, stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    paused(site.ingest, monkeypatch)
+def test_pause_resume_and_rate_limit(
+    site: Site, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pause(site.ingest, monkeypatch)
     site.inject_all(stream.messages)
     ends = {p: len(messages) for p, messages in stream.messages.items()}
-    found = site.until(
+    partitions = site.until(
         lambda status: all(s.lag_records == ends[s.partition] for s in status.partitions)
     )
-    assert all(each.rows == 0 for each in found)
+    assert all(partition.rows == 0 for partition in partitions)
     site.ingest.set_rate(200)
     site.ingest.resume()
-    began = time.monotonic()
-    rows = sum(each.rows for each in site.settled(stream))
+    start = time.monotonic()
+    rows = sum(partition.rows for partition in site.settled(stream))
     assert rows > 300
     assert rows_by_partition(site.store) == stream.final()
     with KafkaLog(site.place) as log:
@@ -323,4 +297,4 @@ def test_pause_resume_and_rate(site: Site, stream: Stream, monkeypatch: pytest.M
         publisher.begin_continue(stream.position)
         version = publisher.commit()
     site.until(lambda status: status.version == version)
-    assert time.monotonic() - began > rows / 200 - 0.5  # the rows before count against the rate
+    assert time.monotonic() - start > rows / 200 - 0.5  # the rows before delay the commit

@@ -1,4 +1,4 @@
-"""Publisher, directory log, ingest and real tables in a pool file, which is reopened."""
+"""A publisher, a directory log, and ingest into real tables of a pool, which is reopened."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ import pytest
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.publish import Publisher
-from tests.python.ingest.test_follow import wait_until
 from tests.python.ingest.world import P, World, write_rows
+from tests.python.waiting import wait_until
 
 SCHEMAS = [TableSchema("user", "f32", 16), TableSchema("item", "int8", 8)]
 SPACE = 500
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[list[World]]:
-    """Yield the open world in a list, so that a test that reopens it can replace it."""
-    holder = [World(tmp_path, SCHEMAS)]
-    yield holder
-    holder[0].close()
+def served(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path, SCHEMAS)
+    yield world
+    world.close()
 
 
 class Trainer:
@@ -42,12 +41,14 @@ class Trainer:
             rows = self.rng.standard_normal((n, schema.dim), dtype=np.float32)
             deleted = self.rng.random(n) < 0.2
             self.publisher.publish(schema.name, keys, rows, deleted)
-            mine = self.rows[schema.name]
-            for key, row, gone in zip(keys.tolist(), schema.encode(rows), deleted, strict=True):
-                if gone:
-                    mine.pop(key, None)
+            table_rows = self.rows[schema.name]
+            for key, row, is_deleted in zip(
+                keys.tolist(), schema.encode(rows), deleted, strict=True
+            ):
+                if is_deleted:
+                    table_rows.pop(key, None)
                 else:
-                    mine[key] = row.tobytes()
+                    table_rows[key] = row.tobytes()
         return self.publisher.commit()
 
 
@@ -56,22 +57,22 @@ def check(served: World, trainer: Trainer) -> None:
         assert served.stored(schema) == trainer.rows[schema.name]
 
 
-def test_follows_and_goes_on_after_reopening(tmp_path: Path, served: list[World]) -> None:
+def test_a_reopened_pool_continues_to_follow(tmp_path: Path, served: World) -> None:
     trainer = Trainer(tmp_path, 1)
     trainer.publisher.begin_continue(None)
     for round_number in range(3):
         for _ in range(10):
             version = trainer.version()
-        assert served[0].ingest.wait_for(version, 30)
-        check(served[0], trainer)
-        instance = served[0].tables.resolve("m").id
-        assert served[0].tables.applied_version(instance) == version
-        progress = served[0].tables.progress(instance, 0)
+        assert served.ingest.wait_for(version, 30)
+        check(served, trainer)
+        instance = served.tables.resolve("m").id
+        assert served.tables.applied_version(instance) == version
+        progress = served.tables.progress(instance, 0)
         assert progress is not None
         assert progress.seq == trainer.publisher.position().seqs[0]
-        served[0] = served[0].reopened()
-        check(served[0], trainer)
-        assert served[0].ingest.status().error == "", round_number
+        served.reopen()
+        check(served, trainer)
+        assert served.ingest.status().error == "", round_number
     trainer.log.close()
 
 
@@ -89,10 +90,10 @@ def write_base(
     )
 
 
-def test_a_base_of_a_new_run_and_a_gap(tmp_path: Path, served: list[World]) -> None:
+def test_a_new_run_begins_with_a_base_and_a_base_ends_a_gap(tmp_path: Path, served: World) -> None:
     trainer = Trainer(tmp_path, 2)
     trainer.publisher.begin_continue(None)
-    assert served[0].ingest.wait_for(trainer.version(), 30)
+    assert served.ingest.wait_for(trainer.version(), 30)
     trainer.log.close()
     # A trainer of other rows begins a run with a base.
     other = Trainer(tmp_path, 3)
@@ -102,19 +103,19 @@ def test_a_base_of_a_new_run_and_a_gap(tmp_path: Path, served: list[World]) -> N
         other.rows[schema.name] = {key: stored[key].tobytes() for key in range(700)}
     write_base(tmp_path / "bases" / "new", other, {}, 50)
     other.publisher.begin_base("new", version=50)
-    assert served[0].ingest.wait_for(50, 30)
-    check(served[0], other)
-    assert served[0].ingest.wait_for(other.version(), 30)
-    check(served[0], other)
-    # It loses messages; the next base repairs that.
+    assert served.ingest.wait_for(50, 30)
+    check(served, other)
+    assert served.ingest.wait_for(other.version(), 30)
+    check(served, other)
+    # The log loses messages; the next base repairs that.
     other.publisher._seqs = [seq + 2 for seq in other.publisher._seqs]
     version = other.version()
-    wait_until(lambda: {p.state for p in served[0].ingest.status().partitions} == {"stale"})
-    assert not served[0].ingest.wait_for(version, 0.3)
+    wait_until(lambda: {p.state for p in served.ingest.status().partitions} == {"stale"})
+    assert not served.ingest.wait_for(version, 0.3)
     position = other.publisher.position()
     positions = {p: (position.run, position.seqs[p]) for p in range(P)}
-    write_base(tmp_path / "bases" / "mend", other, positions, version)
-    assert served[0].ingest.wait_for(version, 30)
-    check(served[0], other)
-    assert all(p.catch_ups == 2 for p in served[0].ingest.status().partitions)
+    write_base(tmp_path / "bases" / "repair", other, positions, version)
+    assert served.ingest.wait_for(version, 30)
+    check(served, other)
+    assert all(p.catch_ups == 2 for p in served.ingest.status().partitions)
     other.log.close()

@@ -1,4 +1,4 @@
-"""A trainer process killed with -9 repeatedly: the served rows end as its last state."""
+"""A trainer process that is killed repeatedly: the served rows end as its last state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEED = 11
 KILLS = 4
 
 
-def trainer(folder: Path) -> subprocess.Popen[str]:
+def start_trainer(folder: Path) -> subprocess.Popen[str]:
     module = "tests.python.publish.trainer_process"
     return subprocess.Popen(
         [sys.executable, "-m", module, str(folder), str(folder / "log"), str(SEED)],
@@ -37,18 +37,18 @@ def test_killed_trainers_leave_no_row_behind(tmp_path: Path) -> None:
     store = MemoryTables([SCHEMA], PARTITIONS, "default", "default@1")
     letters = Letters()
     ingest = Ingest(
-        log, store, dead_letters=letters, bases=BaseFolder(tmp_path / "bases"), stale_seconds=0.05
+        log, store, dead_letters=letters, bases=BaseFolder(tmp_path / "bases"), search_seconds=0.05
     )
     ingest.start()
     version = 0
     for _ in range(KILLS):
-        with trainer(tmp_path) as process:
+        with start_trainer(tmp_path) as process:
             assert process.stdout is not None
             version = int(process.stdout.readline())
             time.sleep(float(rng.uniform(0, 0.2)))
             os.kill(process.pid, signal.SIGKILL)
     (tmp_path / "enough").write_text(str(version + 30))
-    with trainer(tmp_path) as process:
+    with start_trainer(tmp_path) as process:
         lines = process.communicate(timeout=60)[0].splitlines()
     assert process.returncode == 0
     assert ingest.wait_for(int(lines[-1]), 30)

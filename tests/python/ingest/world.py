@@ -33,27 +33,32 @@ class World:
         self.folder = folder
         self.schemas = schemas
         self.switch = switch
+        self._open(partitions)
+
+    def _open(self, partitions: Sequence[int]) -> None:
+        folder = self.folder
         path = folder / "pool"
         if path.exists():
             self.tables = _native.Tables.open(str(path))
         else:
-            self.tables = _make(path, schemas)
+            self.tables = _create(path, self.schemas)
         self.log = DirectoryLog(folder / "log", partitions=P)
         self.ingest = Ingest(
             self.log,
             NativeInstanceTables(self.tables, "m"),
             dead_letters=DirectoryDeadLetters(folder / "dead"),
             bases=BaseFolder(folder / "bases"),
-            instances=NativeInstances(self.tables, "m", switch=switch),
+            instances=NativeInstances(self.tables, "m", switch=self.switch),
             dense=DenseNames(folder / "pool.dense.json"),
             partitions=partitions,
-            stale_seconds=0.02,
+            search_seconds=0.02,
         )
         self.ingest.start()
 
-    def reopened(self, partitions: Sequence[int] = range(P)) -> World:
+    def reopen(self, partitions: Sequence[int] = range(P)) -> None:
+        """Stop, close, and start again, following ``partitions``."""
         self.close()
-        return World(self.folder, self.schemas, switch=self.switch, partitions=partitions)
+        self._open(partitions)
 
     def close(self) -> None:
         if self.tables.closed:
@@ -70,7 +75,7 @@ class World:
 
     def names(self) -> dict[str, bool]:
         """Return by name whether an instance is frozen."""
-        return {each.name: each.frozen for each in self.tables.instances()}
+        return {record.name: record.frozen for record in self.tables.instances()}
 
     def states(self) -> set[tuple[str, str]]:
         return {(p.instance, p.state) for p in self.ingest.status().partitions}
@@ -85,7 +90,7 @@ class World:
             }
 
 
-def _make(path: Path, schemas: Sequence[TableSchema]) -> _native.Tables:
+def _create(path: Path, schemas: Sequence[TableSchema]) -> _native.Tables:
     tables = _native.Tables.create(str(path), durability="process", unit_bytes=64 << 10)
     instance = tables.create_instance("m", "m@1", P)
     for schema in schemas:
@@ -123,15 +128,17 @@ def write_rows(
         dense=dense,
     )
     for schema in schemas:
-        mine = rows[schema.name]
-        keys = np.array(list(mine), dtype=np.uint64)
-        stored = np.frombuffer(b"".join(mine.values()), np.uint8).reshape(-1, schema.row_bytes)
-        where = {key: at for at, key in enumerate(keys.tolist())}
+        table_rows = rows[schema.name]
+        keys = np.array(list(table_rows), dtype=np.uint64)
+        stored = np.frombuffer(b"".join(table_rows.values()), np.uint8).reshape(
+            -1, schema.row_bytes
+        )
+        position_of = {key: at for at, key in enumerate(keys.tolist())}
         writer.add_table(
             schema,
             keys,
-            lambda chosen, stored=stored, where=where: (  # type: ignore[misc]
-                stored[[where[key] for key in chosen.tolist()]],
+            lambda chosen, stored=stored, position_of=position_of: (  # type: ignore[misc]
+                stored[[position_of[key] for key in chosen.tolist()]],
                 None,
             ),
         )

@@ -30,7 +30,7 @@ SCHEMA = TableSchema("fed", "f32", 4)
 SECONDS = 60.0  # to wait for a condition on a busy machine
 
 
-class Fed:
+class FollowingServer:
     """A server that follows a log, and the publisher of that log."""
 
     def __init__(self, serving: Serving, folder: Path) -> None:
@@ -53,7 +53,7 @@ class Fed:
             time.sleep(0.02)
 
     def unready(self) -> str | None:
-        """Return what /readyz says; None for ok."""
+        """Return the reason that /readyz gives; None if the server is ready."""
         url = f"http://127.0.0.1:{self.serving.http_port}/readyz"
         try:
             with urllib.request.urlopen(url, timeout=30):
@@ -71,31 +71,31 @@ class Fed:
         return {entry["state"] for entry in self.serving.status()["ingest"]["partitions"]}
 
 
-def full_table(fed: Fed, patch: pytest.MonkeyPatch) -> None:
+def full_table(fed: FollowingServer, patch: pytest.MonkeyPatch) -> None:
     fed.publish(1100)
 
 
-def lost_messages(fed: Fed, patch: pytest.MonkeyPatch) -> None:
+def lost_messages(fed: FollowingServer, patch: pytest.MonkeyPatch) -> None:
     fed.publisher._seqs = [seq + 2 for seq in fed.publisher._seqs]
     fed.publish(50)
 
 
-def two_publishers(fed: Fed, patch: pytest.MonkeyPatch) -> None:
+def two_publishers(fed: FollowingServer, patch: pytest.MonkeyPatch) -> None:
     """Write the run from another publisher too."""
     fed.publisher._publisher = "somebody-else"
     fed.publish(50)
 
 
-def damaged_chunk(fed: Fed, patch: pytest.MonkeyPatch) -> None:
+def damaged_message(fed: FollowingServer, patch: pytest.MonkeyPatch) -> None:
     from petps.delta import Message
 
     message = fed.log.last_messages([0])[0]
     for partition in range(PARTITIONS):
-        fed.log.publish(partition, Message(message.headers, b"no chunk"))
+        fed.log.publish(partition, Message(message.headers, b"no rows"))
     fed.log.flush()
 
 
-def failing_pool(fed: Fed, patch: pytest.MonkeyPatch) -> None:
+def failing_pool(fed: FollowingServer, patch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise IoError("pool: fdatasync: Input/output error")
 
@@ -103,26 +103,32 @@ def failing_pool(fed: Fed, patch: pytest.MonkeyPatch) -> None:
     fed.publish(50)
 
 
-def log_away(fed: Fed, patch: pytest.MonkeyPatch) -> None:
-    def away(*_: object) -> None:
-        raise Unavailable("the brokers do not answer; check the address")
-
-    patch.setattr(DirectoryLog, "end_offsets", away)
+def unreachable_log(fed: FollowingServer, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DirectoryLog, "end_offsets", raise_unavailable)
 
 
-FAILURES: dict[str, tuple[Callable[[Fed, pytest.MonkeyPatch], None], str, str, str]] = {
-    # failure: the state of the partitions, words of the reason, words of the log
+def raise_unavailable(*_: object) -> None:
+    raise Unavailable("the brokers do not answer; check the address")
+
+
+FAILURES: dict[str, tuple[Callable[[FollowingServer, pytest.MonkeyPatch], None], str, str, str]] = {
+    # name: (function that causes it, state of the partitions, text of the reason, text in the log)
     "full": (full_table, "full", "table 'fed' is full (capacity 1,000)", "is full"),
-    "gap": (lost_messages, "stale", "are missing", "is stale"),
-    "damage": (damaged_chunk, "stale", "refused", "is stale"),
-    "conflict": (two_publishers, "conflict", "is not somebody-else's alone", "stopped"),
+    "gap": (lost_messages, "stale", "are missing", "is incomplete"),
+    "damage": (damaged_message, "stale", "refused", "is incomplete"),
+    "conflict": (
+        two_publishers,
+        "conflict",
+        "has two publishers, somebody-else and another",
+        "stopped",
+    ),
     "pool": (failing_pool, "blocked", "Input/output error", "apply failed"),
-    "away": (log_away, "unreachable", "the brokers do not answer", ""),
+    "away": (unreachable_log, "unreachable", "the brokers do not answer", ""),
 }
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_every_place_says_what_is_wrong(
+def test_every_report_shows_the_failure(
     start: Start,
     channels: Callable[[Serving], grpc.Channel],
     tmp_path: Path,
@@ -130,55 +136,51 @@ def test_every_place_says_what_is_wrong(
     caplog: pytest.LogCaptureFixture,
     name: str,
 ) -> None:
-    act, state, reason, logged = FAILURES[name]
+    cause, state, reason, logged = FAILURES[name]
     serving = start(ingest={"log": tmp_path / "log"}, server={"ready_lag_seconds": 1.5})
-    fed = Fed(serving, tmp_path / "log")
+    fed = FollowingServer(serving, tmp_path / "log")
     health = health_pb2_grpc.HealthStub(channels(serving))
     request = health_pb2.HealthCheckRequest()
-    serving_now = health_pb2.HealthCheckResponse.SERVING
-    fed.wait(lambda: health.Check(request).status == serving_now)
+    is_serving = health_pb2.HealthCheckResponse.SERVING
+    fed.wait(lambda: health.Check(request).status == is_serving)
     before = fed.metrics()
     assert before["petps_server_ready"][0].value == 1
     assert before["petps_ingest_partitions_not_following"][0].value == 0
     assert len(before["petps_ingest_lag_seconds"]) == PARTITIONS
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-        act(fed, patch)
+        cause(fed, patch)
         fed.wait(lambda: state in fed.states())
         fed.wait(lambda: reason in (fed.unready() or ""))
-        fed.wait(lambda: health.Check(request).status != serving_now)
-        found = serving.status()
-        stopped = [each for each in found["ingest"]["partitions"] if each["state"] == state]
-        assert all(reason in each["reason"] for each in stopped)
-        assert reason in found["unready"]
+        fed.wait(lambda: health.Check(request).status != is_serving)
+        status = serving.status()
+        stopped = [entry for entry in status["ingest"]["partitions"] if entry["state"] == state]
+        assert all(reason in entry["reason"] for entry in stopped)
+        assert reason in status["unready"]
         metrics = fed.metrics()
         assert metrics["petps_server_ready"][0].value == 0
         assert metrics["petps_ingest_partitions_not_following"][0].value >= len(stopped) > 0
-        told = {(s.labels["partition"], s.labels["state"]) for s in metrics["petps_ingest_state"]}
-        assert {(str(each["partition"]), state) for each in stopped} <= told
+        labels = [sample.labels for sample in metrics["petps_ingest_state"]]
+        for entry in stopped:
+            assert {"partition": str(entry["partition"]), "state": state} in labels
         fed.wait(lambda: max(s.value for s in fed.metrics()["petps_ingest_lag_seconds"]) > 1.5)
         assert logged in caplog.text
-    if name in ("pool", "away"):  # these failures end without help
+    if name in ("pool", "away"):  # these failures ended with the patch
         fed.wait(lambda: fed.unready() is None)
-        fed.wait(lambda: health.Check(request).status == serving_now)
+        fed.wait(lambda: health.Check(request).status == is_serving)
         assert fed.metrics()["petps_ingest_partitions_not_following"][0].value == 0
     fed.log.close()
 
 
-def test_a_log_that_never_answered_is_no_lag_of_zero(
+def test_the_lag_of_a_log_that_never_answered_is_unknown(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away(*_: object) -> None:
-        raise Unavailable("the brokers do not answer; check the address")
-
-    monkeypatch.setattr(DirectoryLog, "start_offsets", away)
-    monkeypatch.setattr(DirectoryLog, "end_offsets", away)
+    monkeypatch.setattr(DirectoryLog, "start_offsets", raise_unavailable)
+    monkeypatch.setattr(DirectoryLog, "end_offsets", raise_unavailable)
     serving = start(ingest={"log": tmp_path / "log"})
-    status = serving.status()
-    assert {each["state"] for each in status["ingest"]["partitions"]} == {"starting"}
-    assert "partition 0 is starting" in str(serving.unready())
-    entries = status["ingest"]["partitions"]
+    entries = serving.status()["ingest"]["partitions"]
     assert len(entries) == PARTITIONS
-    assert {each["lag_seconds"] for each in entries} == {None}
+    assert {(entry["state"], entry["lag_seconds"]) for entry in entries} == {("starting", None)}
+    assert "partition 0 is starting" in str(serving.unready())
     url = f"http://127.0.0.1:{serving.http_port}/metrics"
     with urllib.request.urlopen(url, timeout=30) as reply:
         families = list(text_string_to_metric_families(reply.read().decode()))
