@@ -19,7 +19,7 @@ from petps.errors import PetpsError
 
 __all__ = ["EXIT_CODES", "app", "main", "report_errors"]
 
-# By the code of petps.errors; every other error exits with 1.
+# Exit code by the code of the error (petps.errors); every other error exits with 1.
 EXIT_CODES: Final = {
     "INVALID_ARGUMENT": 2,
     "NOT_FOUND": 3,
@@ -36,12 +36,13 @@ LOST_POOL: Final = 74
 INTERRUPTED: Final = 130
 
 _EXIT_TEXT = "Exit codes: 0 done; 1 error; " + "; ".join(
-    f"{number} {code.lower().replace('_', ' ')}" for code, number in EXIT_CODES.items()
+    f"{number} {code.lower().replace('_', ' ')}"
+    for code, number in sorted(EXIT_CODES.items(), key=lambda item: item[1])
 )
 _EXIT_TEXT += f"; {LOST_POOL} a page of the pool was lost (disk, file or memory)"
-_HELP = """Serves huge embedding tables from a persistent pool.
+_HELP = """Serve huge embedding tables from a persistent pool.
 
-A first pool, from nothing to a pull over the network:
+Create a pool, load rows, serve them, and pull them over the network:
 
     petps create my.pool --table items:64:f32:1m
 
@@ -51,8 +52,8 @@ A first pool, from nothing to a pull over the network:
 
     petps pull petps://127.0.0.1:7070 items 1 2 3
 
-Everywhere, TARGET is a pool's path (nobody else may have it open) or a running server,
-petps://HOST:PORT or petps://HOST:PORT/MODEL."""
+In all commands, TARGET is a pool's path (no other process may have the pool open) or a running
+server, petps://HOST:PORT or petps://HOST:PORT/MODEL."""
 
 
 def exit_code(error: PetpsError) -> int:
@@ -62,7 +63,7 @@ def exit_code(error: PetpsError) -> int:
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Turn errors of petps into one red sentence and an exit code, not a traceback."""
+    """Report an error as one red sentence and an exit code, not as a traceback."""
     try:
         yield
     except PetpsError as error:
@@ -80,7 +81,7 @@ def report_errors() -> Iterator[None]:
 
 
 class _Commands(TyperGroup):
-    """Group whose commands report errors in one sentence."""
+    """Group of commands that report errors in one sentence."""
 
     def invoke(self, ctx: Any) -> Any:
         with report_errors():

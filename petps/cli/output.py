@@ -24,7 +24,7 @@ def json_out(value: Any) -> None:
 
 
 def note(text: str) -> None:
-    """Write a line for people to standard error; standard output stays a report."""
+    """Write a line for people to standard error; standard output has only the report."""
     typer.echo(text, err=True)
 
 
@@ -83,8 +83,8 @@ def bytes_text(n: float) -> str:
 
 
 @contextmanager
-def progress(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Show a bar on standard error; yield a function to call with each number of items done."""
+def progress(text: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Show a bar on standard error. Yield a function that advances it by n items."""
     if quiet or not sys.stderr.isatty():
         yield lambda n: None
         return
@@ -106,17 +106,17 @@ def progress(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[
         transient=True,
     )
     with bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(text, total=total)
         yield lambda n: bar.advance(task, n)
 
 
 @contextmanager
-def waiting(what: str, *, quiet: bool) -> Iterator[None]:
+def waiting(text: str, *, quiet: bool) -> Iterator[None]:
     """Show a spinner on standard error during work that cannot report its progress."""
     if quiet or not sys.stderr.isatty():
         yield
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(what):
+    with Console(stderr=True).status(text):
         yield

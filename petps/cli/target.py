@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from petps.errors import InUse, InvalidArgument, NotFound
@@ -11,53 +10,32 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["TARGET_HELP", "Target", "TargetTable", "is_server", "open_target"]
+    Keys = npt.NDArray[np.uint64]
+    Rows = npt.NDArray[np.float32]
+    Mask = npt.NDArray[np.bool_]
 
-TARGET_HELP: Final = "A pool's path, or a server: petps://HOST:PORT or petps://HOST:PORT/MODEL."
+__all__ = ["Target", "is_server", "open_target"]
 
-# Commands may take long: one request has at most 65,536 rows, made durable on a disk.
+# A request of a command may take long: it makes up to 65,536 rows durable on a disk.
 DEADLINE_MS: Final = 60_000
-
-
-@dataclass(frozen=True, slots=True)
-class TargetTable:
-    """Properties of a table that a command needs."""
-
-    name: str
-    dim: int
-    dtype: str
 
 
 class Target(Protocol):
     """Tables that can be pulled and pushed, in a pool or on a server."""
 
-    def describe(self, table: str) -> TargetTable:
-        """Return a table's properties. NotFound lists the existing tables."""
+    def dim(self, table: str) -> int:
+        """Return a table's dim. NotFound lists the existing tables."""
 
-    def pull(
-        self, table: str, keys: npt.NDArray[np.uint64]
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    def pull(self, table: str, keys: Keys) -> tuple[Rows, Mask]:
         """Return rows float32[n, dim] and mask bool[n]."""
 
-    def push(
-        self,
-        table: str,
-        keys: npt.NDArray[np.uint64],
-        rows: npt.NDArray[np.float32],
-        allow_not_finite: bool,
-    ) -> dict[str, int]:
+    def push(self, table: str, keys: Keys, rows: Rows, allow_not_finite: bool) -> dict[str, int]:
         """Write rows; return the counts. Durable on return."""
 
-    def load(
-        self,
-        table: str,
-        keys: npt.NDArray[np.uint64],
-        rows: npt.NDArray[np.float32],
-        allow_not_finite: bool,
-    ) -> dict[str, int]:
-        """Write rows as push() does. In a pool, also to a delta-fed table without any delta yet."""
+    def load(self, table: str, keys: Keys, rows: Rows, allow_not_finite: bool) -> dict[str, int]:
+        """Write rows as push() does. A pool also accepts a delta-fed table without deltas yet."""
 
-    def erase(self, table: str, keys: npt.NDArray[np.uint64]) -> dict[str, int]:
+    def erase(self, table: str, keys: Keys) -> dict[str, int]:
         """Delete keys; return the counts. Durable on return."""
 
     def status(self) -> dict[str, Any]:
@@ -80,7 +58,7 @@ def is_server(target: str) -> bool:
     scheme, separator, _ = target.partition("://")
     if separator:
         raise InvalidArgument(
-            f"{target}: '{scheme}://' is not understood; write petps://HOST:PORT[/MODEL] or a path"
+            f"{target}: '{scheme}://' is unknown; write petps://HOST:PORT[/MODEL] or a path"
         )
     return False
 
@@ -101,7 +79,7 @@ class _PoolTarget:
         try:
             self._pool = Pool.open(path, read_only=read_only)
         except NotFound:
-            raise NotFound(f"there is no pool at {path}: make one with `petps create`") from None
+            raise NotFound(f"there is no pool at {path}: create it with `petps create`") from None
         except InUse:
             raise InUse(
                 f"{path} is in use by another process. If that is a server, name the server "
@@ -109,44 +87,29 @@ class _PoolTarget:
             ) from None
         self._model = model
 
-    def describe(self, table: str) -> TargetTable:
-        info = self._pool.table(table, self._model)
-        return TargetTable(info.name, info.dim, info.dtype)
+    def dim(self, table: str) -> int:
+        return self._pool.table(table, self._model).dim
 
-    def pull(
-        self, table: str, keys: npt.NDArray[np.uint64]
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    def pull(self, table: str, keys: Keys) -> tuple[Rows, Mask]:
         return self._pool.pull(table, keys, return_mask=True, model=self._model)
 
-    def push(
-        self,
-        table: str,
-        keys: npt.NDArray[np.uint64],
-        rows: npt.NDArray[np.float32],
-        allow_not_finite: bool,
-    ) -> dict[str, int]:
+    def push(self, table: str, keys: Keys, rows: Rows, allow_not_finite: bool) -> dict[str, int]:
         return self._pool.push(
             table, keys, rows, model=self._model, allow_not_finite=allow_not_finite
         ).as_dict()
 
-    def load(
-        self,
-        table: str,
-        keys: npt.NDArray[np.uint64],
-        rows: npt.NDArray[np.float32],
-        allow_not_finite: bool,
-    ) -> dict[str, int]:
+    def load(self, table: str, keys: Keys, rows: Rows, allow_not_finite: bool) -> dict[str, int]:
         return self._pool.load(
             table, keys, rows, model=self._model, allow_not_finite=allow_not_finite
         ).as_dict()
 
-    def erase(self, table: str, keys: npt.NDArray[np.uint64]) -> dict[str, int]:
+    def erase(self, table: str, keys: Keys) -> dict[str, int]:
         return self._pool.erase(table, keys, model=self._model).as_dict()
 
     def status(self) -> dict[str, Any]:
-        from petps.server.status import normalised
+        from petps.server.status import normalise_status
 
-        return normalised(self._pool.status())
+        return normalise_status(self._pool.status())
 
     def switch_alias(self, alias: str, instance: str) -> None:
         self._pool.switch_alias(alias, instance)
@@ -166,43 +129,34 @@ class _ServerTarget:
             host, _, url_model = url.removeprefix("petps://").partition("/")
             if url_model not in ("", model):
                 raise InvalidArgument(
-                    f"{url} names model '{url_model}', --model '{model}'; name one"
+                    f"{url} names model '{url_model}', but --model is '{model}'; name one model"
                 )
             url = f"petps://{host}/{model}"
         self._client = petps_client.connect(url, name="petps command", hot_sample_every=0)
 
-    def describe(self, table: str) -> TargetTable:
-        info = self._client.describe(table)
-        return TargetTable(info.name, info.dim, info.dtype)
+    def dim(self, table: str) -> int:
+        return int(self._client.describe(table).dim)
 
-    def pull(
-        self, table: str, keys: npt.NDArray[np.uint64]
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    def pull(self, table: str, keys: Keys) -> tuple[Rows, Mask]:
         rows, mask = self._client.pull(table, keys, return_mask=True, deadline_ms=DEADLINE_MS)
         return rows, mask
 
-    def push(
-        self,
-        table: str,
-        keys: npt.NDArray[np.uint64],
-        rows: npt.NDArray[np.float32],
-        allow_not_finite: bool,
-    ) -> dict[str, int]:
-        report = self._client.push(
-            table, keys, rows, allow_not_finite=allow_not_finite, deadline_ms=DEADLINE_MS
+    def push(self, table: str, keys: Keys, rows: Rows, allow_not_finite: bool) -> dict[str, int]:
+        return _counts(
+            self._client.push(
+                table, keys, rows, allow_not_finite=allow_not_finite, deadline_ms=DEADLINE_MS
+            )
         )
-        return _counts(report)
 
     load = push
 
-    def erase(self, table: str, keys: npt.NDArray[np.uint64]) -> dict[str, int]:
-        report = self._client.erase(table, keys, deadline_ms=DEADLINE_MS)
-        return _counts(report)
+    def erase(self, table: str, keys: Keys) -> dict[str, int]:
+        return _counts(self._client.erase(table, keys, deadline_ms=DEADLINE_MS))
 
     def status(self) -> dict[str, Any]:
-        from petps.server.status import normalised
+        from petps.server.status import normalise_status
 
-        return normalised(self._client.status())
+        return normalise_status(self._client.status())
 
     def switch_alias(self, alias: str, instance: str) -> None:
         self._client.switch_alias(alias, instance, deadline_ms=DEADLINE_MS)

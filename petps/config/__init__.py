@@ -1,11 +1,11 @@
 """Room config: the keys of the TOML configuration file, with their meanings and defaults.
 
-Owns:        the schema, its checks, the table of keys for the documentation.
+Owns:        the schema, its checks, and the document of its keys (deploy/config/KEYS.md).
 Never does:  open pools or ports; read the environment; guess an unknown key.
 Called by:   cli and server.
 """
 
-from petps.config.load import load, merged, parse
+from petps.config.load import load, merge, parse
 from petps.config.reference import Key, keys, keys_markdown
 from petps.config.schema import (
     Config,
@@ -29,6 +29,6 @@ __all__ = [
     "keys",
     "keys_markdown",
     "load",
-    "merged",
+    "merge",
     "parse",
 ]

@@ -1,4 +1,4 @@
-"""Reading of a TOML file into a Config, with errors in the user's words."""
+"""Reading of a TOML file into a Config, with errors that name section, key and remedy."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import difflib
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from petps.config.reference import nested_section
 from petps.config.schema import Config
 from petps.errors import InvalidArgument, NotFound
 
-__all__ = ["load", "merged", "parse"]
+__all__ = ["load", "merge", "parse"]
 
 MAX_CONFIG_BYTES = 1 << 20  # 4,096 tables take 800 KiB; a larger file is the wrong file
 
@@ -36,7 +37,7 @@ def load(path: Path | str) -> Config:
         text = path.read_bytes().decode("utf-8")
     except FileNotFoundError:
         raise NotFound(
-            f"{path}: no such configuration file; `petps config` shows what one may say"
+            f"{path}: no such configuration file; `petps config` shows its possible keys"
         ) from None
     except UnicodeDecodeError:
         raise InvalidArgument(f"{path} is not a text file in UTF-8") from None
@@ -51,23 +52,22 @@ def parse(text: str, source: str = "configuration") -> Config:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidArgument(f"{source} is not valid TOML: {error}") from None
-    return _validated(document, source)
+    return _validate(document, source)
 
 
-def merged(base: Config | None, given: dict[str, dict[str, Any]], source: str) -> Config:
-    """Return ``base`` with values of ``given`` in place of its own.
+def merge(base: Config | None, overrides: dict[str, dict[str, Any]], source: str) -> Config:
+    """Return ``base`` with the values of ``overrides``, by section and key, in place of its own.
 
-    ``given`` is by section and key; a value None is left out. Raises InvalidArgument that names
-    ``source`` and the key.
+    A value None overrides nothing. Raises InvalidArgument, which names ``source`` and the key.
     """
     document = {} if base is None else base.model_dump()
-    for section, values in given.items():
+    for section, values in overrides.items():
         chosen = {name: value for name, value in values.items() if value is not None}
         document[section] = {**document.get(section, {}), **chosen}
-    return _validated(document, source)
+    return _validate(document, source)
 
 
-def _validated(document: dict[str, Any], source: str) -> Config:
+def _validate(document: dict[str, Any], source: str) -> Config:
     try:
         return Config.model_validate(document)
     except ValidationError as error:
@@ -76,7 +76,7 @@ def _validated(document: dict[str, Any], source: str) -> Config:
 
 
 def _describe(fault: Any) -> str:
-    """Return one fault of pydantic's list as text: `[server] port: ...`."""
+    """Return one of pydantic's faults as text: `[server] port: ...`."""
     location = [str(part) for part in fault["loc"]]
     # The location has names of a union's members ("float", "list[float]"), useless to the user.
     location = [part for part in location if part not in ("float", "list[float]", "[key]")]
@@ -84,14 +84,14 @@ def _describe(fault: Any) -> str:
     if fault["type"] == "extra_forbidden":
         return f"{where} is not a known key{_nearest(location)}"
     if fault["type"] == "missing":
-        return f"{where} is missing; `petps config` says what it means"
+        return f"{where} is missing; `petps config` describes it"
     if fault["type"] == "string_pattern_mismatch":
-        return f"{where}: {fault['input']!r} may have letters, digits, '_', '-' and '.', at most 63"
+        return f"{where} must be 1 to 63 letters, digits, '_', '-' or '.', got {fault['input']!r}"
     if fault["type"] in ("model_type", "dict_type"):
         return f"{where} is a section: write [{'.'.join(location)}] and its keys below"
     message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-    given = "" if isinstance(fault["input"], dict) else f", not {fault['input']!r}"
-    return f"{where}: {message}{given}"
+    got = "" if isinstance(fault["input"], dict) else f", not {fault['input']!r}"
+    return f"{where}: {message}{got}"
 
 
 def _where(location: list[str]) -> str:
@@ -114,9 +114,5 @@ def _known_keys(section: list[str]) -> Iterable[str]:
     for depth, part in enumerate(section):
         if depth > 0 and section[depth - 1] == "tables":
             continue  # the table's name
-        annotation = model.model_fields[part].annotation
-        candidates = [annotation, *get_args(annotation)]
-        model = next(
-            kind for kind in candidates if isinstance(kind, type) and issubclass(kind, BaseModel)
-        )
+        model = nested_section(model.model_fields[part].annotation) or model
     return model.model_fields

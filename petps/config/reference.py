@@ -33,14 +33,14 @@ class Key:
 
 
 def keys() -> Iterator[Key]:
-    """Return every key, in the order of the schema."""
+    """Yield every key, in the order of the schema."""
     return _keys_of(Config, "")
 
 
 def _keys_of(model: type[BaseModel], section: str) -> Iterator[Key]:
     later: list[tuple[type[BaseModel], str]] = []
     for name, field in model.model_fields.items():
-        nested = _nested(field.annotation)
+        nested = nested_section(field.annotation)
         path = f"{section}.{name}" if section else name
         if nested is not None:
             later.append((nested, f"{path}.<name>" if _is_mapping(field.annotation) else path))
@@ -54,7 +54,8 @@ def _keys_of(model: type[BaseModel], section: str) -> Iterator[Key]:
         yield from _keys_of(nested, path)
 
 
-def _nested(annotation: Any) -> type[BaseModel] | None:
+def nested_section(annotation: Any) -> type[BaseModel] | None:
+    """Return the section that a field holds, or None if it holds a value."""
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
@@ -104,18 +105,13 @@ def keys_markdown() -> str:
     lines = [
         "# Configuration keys",
         "",
-        "Made by `petps config --markdown`; a test keeps it so. Unknown keys are refused.",
+        "`petps config --markdown` writes this document. Unknown keys are refused.",
     ]
     section = None
     for key in keys():
         if key.section != section:
             section = key.section
-            lines += [
-                "",
-                f"## [{section}]",
-                "",
-                "| key | value | default | meaning |",
-                "|---|---|---|---|",
-            ]
+            lines += ["", f"## [{section}]", ""]
+            lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
         lines.append(f"| `{key.name}` | {key.kind} | `{key.default}` | {key.description} |")
     return "\n".join(lines) + "\n"

@@ -37,7 +37,7 @@ class Section(BaseModel):
 
 
 class PoolConfig(Section):
-    """Place of the rows."""
+    """Place and durability of the rows."""
 
     path: Path = Field(
         strict=False,
@@ -47,26 +47,26 @@ class PoolConfig(Section):
     folder: Path | None = Field(
         default=None,
         strict=False,
-        description="Folder for what lies beside the pool (dead letters, bases of a log in Kafka, "
-        "names of dense weights). By default the pool's own; of a device, the log's.",
+        description="Folder for the files beside the pool (dead letters, bases of a log in Kafka, "
+        "locations of dense weights). By default the pool's folder; for a device, the log's.",
     )
     durability: Literal["power", "process"] = Field(
         default="power",
-        description="What an acknowledged write survives: 'power' loss, or only the end of the "
-        "'process' (the kernel writes back when it likes). Used when the pool is created.",
+        description="What an acknowledged write survives: with 'process' a kill of the server, "
+        "with 'power' a power loss too. Used when the pool is created.",
     )
 
 
 class ModelConfig(Section):
     """The model that the tables belong to."""
 
-    name: Name = Field(default="default", description="The model's name, as clients ask for it.")
+    name: Name = Field(default="default", description="The model's name, which clients use.")
     partitions: int = Field(
         default=8,
         ge=1,
         le=MAX_PARTITIONS,
-        description="Partitions of its keys: the unit of ordering and of ownership, and the "
-        "partitions of its delta log. Fixed for ever when the model is created.",
+        description="Number of partitions of its keys, and of its delta log. A partition is the "
+        "unit of order and of ownership. The number can never change.",
     )
 
 
@@ -76,7 +76,7 @@ class LimitsConfig(Section):
     keys_per_pull: int = Field(default=65_536, ge=1, le=65_536, description="Keys of one pull.")
     keys_per_push: int = Field(default=65_536, ge=1, le=65_536, description="Rows of one push.")
     body_bytes: int = Field(
-        default=16 << 20, ge=4096, le=16 << 20, description="Bytes of one frame, both ways."
+        default=16 << 20, ge=4096, le=16 << 20, description="Bytes of one request or reply."
     )
     in_flight: int = Field(
         default=64, ge=1, le=64, description="Unanswered requests of one connection."
@@ -85,48 +85,51 @@ class LimitsConfig(Section):
         default=4096,
         ge=1,
         le=4096,
-        description="Connections at once. When all are taken, a new one gets the place of the one "
-        "that has been idle longest, at least a second.",
+        description="Open connections. At the limit, a new connection replaces the one that has "
+        "been idle longest, if that was idle for at least a second.",
     )
     memory_bytes: int = Field(
         default=0,
         ge=0,
         description="Bytes that requests and replies of all connections may hold; 0: an eighth of "
-        "the machine's memory, at most 2 GiB. Beyond it long requests are refused "
-        "(RESOURCE_EXHAUSTED), pushes wait, and clients that leave replies unread are not read. At "
-        "least four frames of `body_bytes`.",
+        "the machine's memory, at most 2 GiB. At the limit, the server refuses long requests "
+        "(RESOURCE_EXHAUSTED), delays pushes, and does not read from clients that leave replies "
+        "unread. The limit is at least four times `body_bytes`.",
     )
     idle_seconds: float = Field(
         default=300.0,
         ge=0,
-        description="A connection that brings no whole request for this time, while nothing is "
-        "owed to it, is closed; 0: never. Clients reconnect automatically.",
+        description="The server closes a connection that sends no whole request for this time and "
+        "waits for no reply; 0: never. Clients reconnect automatically.",
     )
     frame_ms: int = Field(
         default=30_000,
         ge=10,
-        description="Milliseconds from a request's first byte to its last (slow-loris clients).",
+        description="Milliseconds within which a request must arrive, from its first byte to its "
+        "last.",
     )
     output_stall_ms: int = Field(
         default=10_000,
         ge=10,
-        description="Milliseconds after which a client that takes no reply is closed.",
+        description="Milliseconds after which the server closes a connection whose client reads "
+        "no reply.",
     )
     pin_ms: int = Field(
         default=5_000,
         ge=10,
-        description="Milliseconds that one reply may hold rows from being reused.",
+        description="Milliseconds for which one reply may keep the slots of its rows from reuse.",
     )
 
 
 class ServerConfig(Section):
-    """Endpoints and threads of the server."""
+    """Addresses and threads of the server."""
 
     host: str = Field(
         default="127.0.0.1",
-        description="Numeric address to listen on. All but 127.0.0.1 are open to the network.",
+        description="Numeric address to listen on. Any address but 127.0.0.1 opens the port to the "
+        "network.",
     )
-    port: Port = Field(default=7070, description="Native port; 0: any free one.")
+    port: Port = Field(default=7070, description="Port of the native protocol; 0: any free one.")
     workers: int = Field(
         default=0,
         ge=0,
@@ -138,16 +141,17 @@ class ServerConfig(Section):
         ge=0,
         le=99,
         description="Real-time priority (SCHED_FIFO) of worker threads, so that a pull never waits "
-        "for a processor behind ingest or anything else on the machine; 0: none, their turns are "
-        "short instead. Needs CAP_SYS_NICE or RLIMIT_RTPRIO (systemd: LimitRTPRIO). Have fewer "
-        "workers than processors then: what is left is for everything else.",
+        "for a processor that ingest or another program uses; 0: none, but short time slices. "
+        "Needs CAP_SYS_NICE or RLIMIT_RTPRIO (systemd: LimitRTPRIO). Configure fewer workers than "
+        "processors: all other threads share the remaining processors.",
     )
     gather: Literal["auto", "copy", "sendmsg", "zerocopy"] = Field(
         default="auto",
-        description="How a reply's rows are collected: copied into one buffer, gathered by the "
-        "kernel (sendmsg), or gathered by the network card (zerocopy: for large rows over a real "
-        "network; over loopback the kernel copies anyway). auto: whichever a measurement of 0.1 s "
-        "at start-up found cheapest, by row bytes and rows; `petps status` shows it.",
+        description="How a reply's rows are collected: copied into one buffer (copy), gathered by "
+        "the kernel (sendmsg), or gathered by the network card (zerocopy: for large rows over a "
+        "real network; over loopback the kernel copies anyway). auto: the mode that a measurement "
+        "of 0.1 s at start-up finds cheapest for each row size and number of rows; `petps status` "
+        "shows the result.",
     )
     rdma: str = Field(
         default="off",
@@ -155,54 +159,55 @@ class ServerConfig(Section):
         max_length=63,
         description="Whether clients may ask for RDMA over the native port: 'off', 'auto' (the "
         "first device with an active port) or a device's name. The pool must be in memory (a file "
-        "on tmpfs will do) or on device-DAX: a network card cannot keep the pages of another file. "
-        "As many worker threads again serve it.",
+        "on tmpfs too) or on device-DAX, because a network card cannot pin the pages of other "
+        "files. RDMA gets as many worker threads of its own as `workers`.",
     )
     http_host: str = Field(
         default="127.0.0.1", description="Address of health, /metrics and the status page."
     )
-    http_port: Port = Field(default=7072, description="Port of those; 0: any free one.")
-    http: bool = Field(default=True, description="Whether to serve HTTP at all.")
+    http_port: Port = Field(default=7072, description="Port of HTTP; 0: any free one.")
+    http: bool = Field(default=True, description="Whether to serve HTTP.")
     grpc_host: str = Field(
         default="127.0.0.1", description="Numeric address of gRPC (petps/v1/petps.proto)."
     )
     grpc_port: Port = Field(default=7071, description="Port of gRPC; 0: any free one.")
-    grpc: bool = Field(default=True, description="Whether to serve gRPC at all.")
+    grpc: bool = Field(default=True, description="Whether to serve gRPC.")
     grpc_workers: int = Field(
         default=1,
         ge=1,
         le=MAX_WORKERS,
-        description="Threads that look rows up for gRPC, beside `workers`.",
+        description="Threads that look up rows for gRPC, in addition to `workers`.",
     )
     ready_lag_seconds: float = Field(
         default=60.0,
         ge=0,
-        description="Seconds. Not ready (/readyz, and gRPC health) while a partition of the log is "
-        "not followed, or is longer behind the log than this; the time in which the log does not "
-        "answer counts. 0: however far behind. SIGHUP reloads it.",
+        description="Largest lag, in seconds, of a ready server. /readyz and gRPC health report "
+        "not ready while a partition of the log is not followed or lags more than this. The time "
+        "in which the log does not answer counts. 0: no limit. SIGHUP reloads it.",
     )
     shard_map: Path | None = Field(
         default=None,
         strict=False,
         description="The shard map (petps/server/FORMAT.md): this server owns the partitions that "
-        "it gives to `address`, and reads it again when it changes. Without one it owns all.",
+        "the map assigns to `address`, and reads the map again when it changes. Without a map it "
+        "owns all partitions.",
     )
     address: str | None = Field(
         default=None,
         min_length=1,
         max_length=255,
-        description="How the shard map calls this server, and clients reach it: 'host:port'. By "
-        "default `host` and `port`.",
+        description="This server's name in the shard map, at which clients reach it: 'host:port'. "
+        "By default `host` and `port`.",
     )
     hot_set_seconds: int = Field(
-        default=10, ge=1, description="How often clients are asked to send their hot keys."
+        default=10, ge=1, description="Seconds between two requests to clients for their hot keys."
     )
     drain_seconds: float = Field(
         default=5.0,
         ge=0,
         le=600,
-        description="How long a stop waits for what is in flight before it cuts it. SIGHUP "
-        "reloads it.",
+        description="Seconds for which a stopping server waits for requests in flight before it "
+        "cuts them. SIGHUP reloads it.",
     )
     limits: LimitsConfig = Field(default_factory=LimitsConfig, description="See [server.limits].")
 
@@ -221,34 +226,34 @@ class IngestConfig(Section):
         default=None,
         strict=False,
         description="Folder of the bases to catch up from; by default 'bases' beside the log's "
-        "folder, with Kafka beside the pool.",
+        "folder, or beside the pool if the log is in Kafka.",
     )
     store: str | None = Field(
         default=None,
-        description="A checkpoint store whose versions a server catches up to after a gap, beside "
-        "the bases: a folder, or any URL that fsspec knows (s3://...).",
+        description="A checkpoint store: after a gap, the server catches up to one of its versions "
+        "or to a base. A folder, or any URL that fsspec knows (s3://...).",
     )
     switch: Literal["auto", "manual"] = Field(
         default="auto",
-        description="When the model's plain name comes to mean a new instance (model@name) that a "
-        "base began: 'auto' once all its partitions are loaded, or by 'petps alias'.",
+        description="When the model's plain name switches to a new instance (model@name) that a "
+        "base began. 'auto': once all its partitions are loaded. 'manual': by `petps alias`.",
     )
     rows_per_second: int = Field(
         default=0,
         ge=0,
-        description="Most rows to apply per second; 0: as fast as they come. SIGHUP reloads it.",
+        description="Largest number of rows to apply per second; 0: no limit. SIGHUP reloads it.",
     )
     apply_threads: int = Field(
         default=0,
         ge=0,
         le=MAX_APPLY_THREADS,
-        description="Threads that apply a large batch, each its share of the index; 0: one for "
-        "every four processors.",
+        description="Threads that apply a large batch together; 0: one for every four processors.",
     )
     dead_letters: str | None = Field(
         default=None,
-        description="Where chunks go that could not be read: a folder, by default 'dead-letters' "
-        "beside the pool; or a topic, with Kafka by default the log's with '.dead-letters'.",
+        description="Where the server writes messages that it cannot read: a folder or a topic. By "
+        "default the folder 'dead-letters' beside the pool, or with Kafka the log's topic with "
+        "'.dead-letters' appended.",
     )
 
     @field_validator("log", "store", "dead_letters", mode="before")
@@ -260,19 +265,23 @@ class IngestConfig(Section):
 class TableConfig(Section):
     """One table."""
 
-    dim: int = Field(ge=1, le=MAX_DIM, description="Numbers in a row.")
+    dim: int = Field(ge=1, le=MAX_DIM, description="Values of a row.")
     dtype: Literal["f32", "f16", "bf16", "int8"] = Field(
-        default="f32", description="How a number is stored; int8 is row-wise quantised."
+        default="f32", description="How a value is stored; int8 is row-wise quantised."
     )
     capacity: int = Field(
-        ge=1, description="Rows the table can hold. A full table keeps updating what it has."
+        ge=1,
+        description="Rows that the table can hold. A full table refuses new keys and updates the "
+        "keys that it has.",
     )
     default: float | list[float] = Field(
         default=0.0,
-        description="What a missing key shows: one number for all, or dim numbers.",
+        description="The row that a missing key gets: one number for all its values, or dim "
+        "numbers.",
     )
     feed: Literal["push", "delta"] = Field(
-        default="push", description="Who writes it: pushes (and load), or the delta log."
+        default="push",
+        description="What writes the table: 'push' (pushes and `petps load`) or 'delta' (the log).",
     )
 
     @field_validator("default")
@@ -297,19 +306,17 @@ class TableConfig(Section):
 class Config(Section):
     """A whole file."""
 
-    pool: PoolConfig = Field(description="Where the rows live.")
+    pool: PoolConfig = Field(description="Place and durability of the rows.")
     model: ModelConfig = Field(default_factory=ModelConfig, description="The model of the tables.")
-    server: ServerConfig = Field(default_factory=ServerConfig, description="Doors and threads.")
-    ingest: IngestConfig = Field(
-        default_factory=IngestConfig, description="Where deltas come from."
-    )
+    server: ServerConfig = Field(default_factory=ServerConfig, description="Addresses and threads.")
+    ingest: IngestConfig = Field(default_factory=IngestConfig, description="Source of deltas.")
     kafka: dict[str, str | int | float | bool] = Field(
         default_factory=dict,
         description="Options of Kafka by librdkafka's names (TLS, SASL, ...), and "
-        "'topic.<setting>' for a topic to be made: petps/delta/kafka/FORMAT.md.",
+        "'topic.<setting>' for a topic that petps creates: petps/delta/kafka/FORMAT.md.",
     )
     tables: dict[Name, TableConfig] = Field(
-        default_factory=dict, description="The tables that `petps create` makes, by name."
+        default_factory=dict, description="The tables that `petps create` creates, by name."
     )
 
     @field_validator("kafka", mode="before")
@@ -341,11 +348,11 @@ class Config(Section):
             return Path(self.ingest.log).parent
         raise InvalidArgument(
             f"the pool {self.pool.path} is a device, which has no folder of its own: set "
-            "pool.folder to where dead letters and bases may lie"
+            "pool.folder to a folder for dead letters and bases"
         )
 
     def dead_letters(self) -> str:
-        """Return the place for unreadable chunks: a folder or a topic."""
+        """Return the destination of unreadable messages: a folder or a topic."""
         if self.ingest.dead_letters is not None:
             return self.ingest.dead_letters
         if self.ingest.log is not None and "://" in self.ingest.log:

@@ -4,8 +4,8 @@ Owns:        Pool (float32 in and out), LivePool (pulls beside a server), the ch
              arrays (arrays.py), export.
 Never does:  networking; deltas; files of rows.
 Called by:   petps.open and petps.create, cli, server, demo.
-Invariants:  Keys are never rounded or wrapped silently. When a push returns, it is durable at the
-             pool's level. A pool that is left open is closed at the end of the process.
+Invariants:  Keys are never rounded or wrapped silently. A push is durable, at the pool's level, on
+             return. A pool that is left open is closed at the exit of the process.
 """
 
 from petps.pool.live import LivePool

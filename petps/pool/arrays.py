@@ -1,4 +1,4 @@
-"""Conversion of callers' rows to the arrays of native code, with errors that say what is wrong."""
+"""Checks of callers' rows and of push reports, and the conversion of rows for native code."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from petps import _native
-from petps.errors import InvalidArgument
+from petps.errors import InvalidArgument, ResourceExhausted
 
-__all__ = ["as_rows", "as_stored", "check_finite"]
+__all__ = ["as_rows", "as_stored", "check_finite", "check_refused"]
 
 
 def as_rows(rows: npt.ArrayLike, n: int, dim: int, table: str) -> npt.NDArray[np.float32]:
@@ -28,7 +28,7 @@ def as_rows(rows: npt.ArrayLike, n: int, dim: int, table: str) -> npt.NDArray[np
 
 
 def as_stored(rows: npt.ArrayLike, n: int, row_bytes: int, table: str) -> npt.NDArray[np.uint8]:
-    """Return uint8[n, row_bytes] as a contiguous array. Raises InvalidArgument for another one."""
+    """Return ``rows``, uint8[n, row_bytes], as a contiguous array. Raises InvalidArgument."""
     array: npt.NDArray[Any] = np.asarray(rows)
     if array.shape != (n, row_bytes) or array.dtype != np.uint8:
         raise InvalidArgument(
@@ -46,5 +46,21 @@ def check_finite(
     if bad < rows.shape[0]:
         raise InvalidArgument(
             f"table '{table}': row {first + bad} (key {keys[bad]}) has a NaN or infinity; "
-            "allow_not_finite (--allow-not-finite) takes such rows"
+            "allow_not_finite (--allow-not-finite) accepts such rows"
         )
+
+
+def check_refused(table: _native.Table, report: Any) -> None:
+    """Raise ResourceExhausted, which carries the report, if the table refused new keys.
+
+    ``report`` has the counts refused, updated and inserted.
+    """
+    if report.refused == 0:
+        return
+    error = ResourceExhausted(
+        f"table '{table.name}' is full (capacity {table.record.capacity:,}): {report.refused:,} "
+        f"new keys were refused, {report.updated:,} rows updated, {report.inserted:,} inserted; "
+        "delete rows, or create the table again with a larger capacity"
+    )
+    error.report = report
+    raise error

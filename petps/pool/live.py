@@ -21,8 +21,8 @@ from petps.pool.reader import (
 
 __all__ = ["LivePool"]
 
-# A call starts again only when its instance is dropped during the call, which a switch of the alias
-# precedes. More restarts than this in one call are a mistake of the operator who drops instances.
+# A pull starts again only if its instance is dropped during the pull, after the alias was switched
+# to another one. So many drops during one pull are a mistake of the operator.
 MAX_RESOLUTIONS: Final = 8
 
 
@@ -38,33 +38,22 @@ class LivePool(PoolReader):
 
         Raises NotFound, FailedPrecondition, PermissionDenied, Unimplemented, DataLoss.
         """
-        self._native = _native.LiveReader.open(fspath(path))
+        self._native: _native.LiveReader = _native.LiveReader.open(fspath(path))
 
     def close(self) -> None:
         """Wait for pulls in progress, then close."""
         self._native.close()
-
-    @property
-    def closed(self) -> bool:
-        """Return whether close() was called."""
-        return self._native.closed
-
-    def __enter__(self) -> LivePool:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<petps.LivePool {'closed' if self.closed else self._native.path}>"
 
     def tables(self, model: str | None = None) -> list[TableInfo]:
         """Return all current tables, or those of one model, instance or alias."""
-        wanted = None if model is None else self._native.resolve(model).name
+        selected = None if model is None else self._native.resolve(model).name
         return [
             TableInfo.of(record, instance)
             for instance, record in self._native.tables()
-            if wanted in (None, instance)
+            if selected in (None, instance)
         ]
 
     def _pull(
@@ -94,9 +83,3 @@ class LivePool(PoolReader):
             f"the instance of '{model or DEFAULT_MODEL}' was dropped during the pull, "
             f"{MAX_RESOLUTIONS} times: pull again"
         )
-
-    def _model(self, model: str | None) -> str:
-        if model is not None:
-            return model
-        models = {instance.model for instance in self._native.instances()}
-        return models.pop() if len(models) == 1 else DEFAULT_MODEL

@@ -1,4 +1,4 @@
-"""Pool: an open pool as Python sees it. petps/pool/__init__.py has the rules of this room."""
+"""Pool: an open pool, with the catalogue, rows and upkeep. petps/pool/__init__.py has the rules."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from petps import _native
 from petps.delta.schema import check_instance
-from petps.errors import FailedPrecondition, InvalidArgument, PetpsError, ResourceExhausted
-from petps.pool.arrays import as_rows, as_stored, check_finite
+from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
+from petps.pool.arrays import as_rows, as_stored, check_finite, check_refused
 from petps.pool.reader import (
     DEFAULT_MODEL,
     Form,
@@ -41,7 +41,7 @@ DEFAULT_PARTITIONS: Final = 8
 
 @dataclass(slots=True)
 class PushReport:
-    """Result of a push, in rows. ``refused``: new keys that a full table did not take."""
+    """Result of a push, in rows. ``refused``: new keys that a full table refused."""
 
     inserted: int = 0
     updated: int = 0
@@ -61,19 +61,19 @@ class PushReport:
 
 
 def _close_quietly(native: _native.Tables) -> None:
-    """Close a pool at the end of the process. On an error it recovers at its next open."""
+    """Close a pool at the exit of the process. If that fails, the next open recovers the pool."""
     with contextlib.suppress(PetpsError):
         native.close()
 
 
 class Pool(PoolReader):
-    """An open pool, usable as a context manager. The end of the process closes it at the latest.
+    """An open pool, usable as a context manager. It is closed at the latest when the process exits.
 
     Threads: any thread may call any method; pulls and pushes run without the GIL.
     """
 
     def __init__(self, native: _native.Tables) -> None:
-        self._native = native
+        self._native: _native.Tables = native
         self._finalizer = weakref.finalize(self, _close_quietly, native)
 
     @staticmethod
@@ -98,7 +98,7 @@ class Pool(PoolReader):
     def open(path: str | PathLike[str], *, read_only: bool = False) -> Pool:
         """See petps.open."""
         if not fspath(path):
-            raise InvalidArgument("a pool's path is needed to open it")
+            raise InvalidArgument("path must name a pool, got an empty path")
         return Pool(_native.Tables.open(fspath(path), read_only=read_only))
 
     @property
@@ -110,17 +110,6 @@ class Pool(PoolReader):
         """Close cleanly, after calls in progress. Raises FailedPrecondition while a server runs."""
         self._native.close()
         self._finalizer.detach()
-
-    @property
-    def closed(self) -> bool:
-        """Return whether close() was called."""
-        return self._native.closed
-
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         if self.closed:
@@ -136,21 +125,22 @@ class Pool(PoolReader):
     def create_instance(self, name: str) -> str:
         """Create an instance ``model@...`` with empty copies of the tables of the current one."""
         model = name.partition("@")[0]
-        meant = self._native.resolve(model)
-        made = self._native.create_instance(model, check_instance(model, name), meant.partitions)
+        current = self._native.resolve(model)
+        check_instance(model, name)
+        instance = self._native.create_instance(model, name, current.partitions)
         for table in self._native.tables():
             record = table.record
-            if record.instance == meant.id:
+            if record.instance == current.id:
                 self._native.create_table(
                     table.name,
-                    instance=made.id,
+                    instance=instance.id,
                     dim=record.dim,
                     dtype=record.dtype,
                     capacity=record.capacity,
                     feed=cast(Literal["push", "delta"], record.feed),
                     default_row=table.default_row(),
                 )
-        return made.name
+        return instance.name
 
     def switch_alias(self, alias: str, instance: str) -> None:
         """Make ``alias`` refer to ``instance``, for all tables at once. Durable on return.
@@ -206,22 +196,19 @@ class Pool(PoolReader):
 
     def tables(self, model: str | None = None) -> list[TableInfo]:
         """Return all tables, or those of one model, instance or alias."""
-        wanted = None if model is None else self._native.resolve(model).id
-        tables = self._native.tables()
-        return [self._info(each) for each in tables if wanted in (None, each.record.instance)]
+        selected = None if model is None else self._native.resolve(model).id
+        return [
+            self._info(table)
+            for table in self._native.tables()
+            if selected in (None, table.record.instance)
+        ]
 
     def table(self, name: str, model: str | None = None) -> _native.Table:
         """Return the native table ``name`` of ``model``. NotFound lists the existing tables."""
         return self._native.find(self._instance(model).name, name)
 
     def _instance(self, model: str | None) -> _native.InstanceRecord:
-        if model is not None:
-            return self._native.resolve(model)
-        instances = self._native.instances()
-        models = {instance.model for instance in instances}
-        if len(models) == 1:
-            return self._native.resolve(instances[0].model)
-        return self._native.resolve(DEFAULT_MODEL)
+        return self._native.resolve(self._model(model))
 
     def _info(self, table: _native.Table) -> TableInfo:
         record = table.record
@@ -287,14 +274,14 @@ class Pool(PoolReader):
         model: str | None = None,
         allow_not_finite: bool = False,
     ) -> PushReport:
-        """Write rows as push() does, also to a table for deltas that has not applied any yet."""
+        """Write rows as push() does, also to a delta-fed table that has applied no delta yet."""
         native = self.table(table, model)
         if native.record.feed == "delta" and any(
             progress.instance == native.record.instance for progress in self._native.all_progress()
         ):
             raise FailedPrecondition(
-                f"table '{table}' has applied deltas already, so nothing else may write it: "
-                "publish to its log (petps publish) instead"
+                f"table '{table}' has applied deltas already, so only its log may write it: "
+                "publish to the log (petps publish) instead"
             )
         return self._write(native, keys, rows, allow_not_finite)
 
@@ -307,43 +294,43 @@ class Pool(PoolReader):
         *,
         stored: bool = False,
     ) -> PushReport:
-        checked = as_keys(keys)
+        key_array = as_keys(keys)
         dtype, dim, name = native.dtype, native.dim, native.name
         parts = [
             slice(at, at + MAX_ROWS_PER_APPLY)
-            for at in range(0, checked.shape[0], MAX_ROWS_PER_APPLY)
+            for at in range(0, len(key_array), MAX_ROWS_PER_APPLY)
         ]
         if stored:
-            encoded = as_stored(rows, checked.shape[0], native.row_bytes, name)
+            encoded = as_stored(rows, len(key_array), native.row_bytes, name)
         else:
-            values = as_rows(rows, checked.shape[0], dim, name)
+            values = as_rows(rows, len(key_array), dim, name)
             if not allow_not_finite:
-                check_finite(checked, values, name)
+                check_finite(key_array, values, name)
             encoded = _native.encode_rows(dtype, values)
         if not allow_not_finite and (stored or dtype != "f32"):
             for part in parts:  # a number too large for f16 becomes infinity only when encoded
-                seen = _native.decode_rows(dtype, dim, encoded[part])
-                check_finite(checked[part], seen, name, first=part.start)
+                decoded = _native.decode_rows(dtype, dim, encoded[part])
+                check_finite(key_array[part], decoded, name, first=part.start)
         report = PushReport()
         for part in parts:
-            report.add(native.apply(checked[part], encoded[part]))
-        _check_refused(native, report)
+            report.add(native.apply(key_array[part], encoded[part]))
+        check_refused(native, report)
         return report
 
     def erase(self, table: str, keys: npt.ArrayLike, *, model: str | None = None) -> PushReport:
         """Delete keys. Durable on return. Missing keys are counted and are no error."""
         native = self.table(table, model)
         _check_feed(native)
-        checked = as_keys(keys)
+        key_array = as_keys(keys)
         report = PushReport()
-        for at in range(0, checked.shape[0], MAX_ROWS_PER_APPLY):
-            report.add(native.apply(checked[at : at + MAX_ROWS_PER_APPLY], None))
+        for at in range(0, len(key_array), MAX_ROWS_PER_APPLY):
+            report.add(native.apply(key_array[at : at + MAX_ROWS_PER_APPLY], None))
         return report
 
     def scan(self, table: str, *, model: str | None = None) -> Iterator[tuple[Keys, Rows]]:
         """Yield all rows in pages: keys uint64[n], rows float32[n, dim].
 
-        Rows written during the scan may or may not be seen.
+        The scan may or may not yield rows that are written during it.
         """
         native = self.table(table, model)
         with native.scan() as pages:
@@ -415,17 +402,5 @@ def _default_row(default: float | npt.ArrayLike, dim: int, table: str) -> Rows:
 def _check_feed(table: _native.Table) -> None:
     if table.record.feed == "delta":
         raise FailedPrecondition(
-            f"table '{table.name}' is written by deltas: publish to its log (petps publish) instead"
+            f"only deltas write table '{table.name}': publish to its log (petps publish) instead"
         )
-
-
-def _check_refused(table: _native.Table, report: PushReport) -> None:
-    if report.refused == 0:
-        return
-    error = ResourceExhausted(
-        f"table '{table.name}' is full (capacity {table.record.capacity:,}): {report.refused:,} "
-        f"new keys were refused, {report.updated:,} rows updated, {report.inserted:,} inserted; "
-        "delete rows, or create the table again with a larger capacity"
-    )
-    error.report = report
-    raise error

@@ -1,17 +1,17 @@
-"""The pulls that a pool and a reader beside its server have in common."""
+"""What a pool and a reader beside its server share: pulls, and their use as context managers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, overload
+from typing import Any, Final, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 from petps_client.arrays import as_keys
 
-from petps import _native
+from petps._native import LiveReader, Table, TableRecord, Tables
 from petps.errors import InvalidArgument
 
 __all__ = ["DEFAULT_MODEL", "Form", "Keys", "Mask", "PoolReader", "Rows", "TableInfo", "empty_rows"]
@@ -38,7 +38,7 @@ class TableInfo:
     feed: str
 
     @classmethod
-    def of(cls, record: _native.TableRecord, instance: str) -> TableInfo:
+    def of(cls, record: TableRecord, instance: str) -> TableInfo:
         """Return the description for a record of the catalogue."""
         return cls(
             id=record.id,
@@ -51,17 +51,41 @@ class TableInfo:
         )
 
 
-def empty_rows(table: _native.Table | _native.TableRecord, n: int, dtype: Form) -> Rows:
+def empty_rows(table: Table | TableRecord, n: int, dtype: Form) -> Rows:
     """Return space for n rows in the given form. Raises InvalidArgument for an unknown form."""
     if dtype == "stored":
         return np.empty((n, table.row_bytes), np.uint8)
     if dtype != "f32":
-        raise InvalidArgument(f"dtype '{dtype}' is unknown; rows come as 'f32' or as 'stored'")
+        raise InvalidArgument(f"dtype '{dtype}' is unknown; write 'f32' or 'stored'")
     return np.empty((n, table.dim), np.float32)
 
 
 class PoolReader(ABC):
-    """Pulls from the tables of one pool in this process."""
+    """Pulls from the tables of one pool in this process. Usable as a context manager."""
+
+    _native: Tables | LiveReader
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the pool for this process."""
+
+    @property
+    def closed(self) -> bool:
+        """Return whether close() was called."""
+        return self._native.closed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _model(self, model: str | None) -> str:
+        """Return ``model``, or if None, the only model of the pool or else the default model."""
+        if model is not None:
+            return model
+        models = {instance.model for instance in self._native.instances()}
+        return models.pop() if len(models) == 1 else DEFAULT_MODEL
 
     @overload
     def pull(
@@ -104,7 +128,7 @@ class PoolReader(ABC):
             table: The table's name.
             keys: integers[n].
             out: A C-contiguous float32[n, dim] to fill; it is returned.
-            return_mask: Return (rows, mask); the mask bool[n] says which keys were found.
+            return_mask: Return (rows, mask); mask bool[n] is True for the keys that were found.
             dtype: "f32", or "stored" for uint8[n, row_bytes] as the pool stores them.
             mask: A bool[n] to fill with the mask.
             model: A model, instance or alias; None selects the only model, or else 'default'.
@@ -145,8 +169,8 @@ class PoolReader(ABC):
         model: str | None = None,
     ) -> dict[str, Rows] | dict[str, tuple[Rows, Mask]]:
         """Pull keys of several tables of one instance, as pull() does; return results by table."""
-        all_keys = [as_keys(one) for one in keys.values()]
-        masks = [np.empty(one.shape[0], np.bool_) if return_mask else None for one in all_keys]
+        all_keys = [as_keys(table_keys) for table_keys in keys.values()]
+        masks = [np.empty(len(array), np.bool_) if return_mask else None for array in all_keys]
         rows = dict(zip(keys, self._pull(model, list(keys), all_keys, masks), strict=True))
         if not return_mask:
             return rows

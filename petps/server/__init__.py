@@ -11,6 +11,6 @@ Invariants:  Pulls are served before ingest and the other doors start. SIGTERM a
 """
 
 from petps.server.lifecycle import Serving, serve
-from petps.server.status import normalised
+from petps.server.status import normalise_status
 
-__all__ = ["Serving", "normalised", "serve"]
+__all__ = ["Serving", "normalise_status", "serve"]

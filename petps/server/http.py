@@ -14,12 +14,12 @@ from petps.errors import NotFound, PetpsError, Unavailable
 
 __all__ = ["HttpServer"]
 
-MAX_CONNECTIONS: Final = 32  # a scraper, a probe and some browsers, with a thread each
-REQUEST_SECONDS: Final = 10.0  # a client that is silent for longer is disconnected
+MAX_CONNECTIONS: Final = 32  # a scraper, a probe and a few browsers; each connection has a thread
+REQUEST_SECONDS: Final = 10.0  # the server disconnects a client that is silent for longer
 JSON: Final = "application/json; charset=utf-8"
 TEXT: Final = "text/plain; charset=utf-8"
 
-# Body, content type, status code.
+# (body, content type, status code)
 Answer = tuple[bytes, str, HTTPStatus]
 
 
@@ -75,7 +75,7 @@ class _BoundedServer(ThreadingHTTPServer):
     block_on_close = False
     # A restarted server must have its port back at once.
     allow_reuse_address = True
-    # Connections that wait to be accepted or refused; with a short queue, connecting takes seconds.
+    # Connections that wait to be accepted or refused. With a short queue, connecting takes seconds.
     request_queue_size = 2 * MAX_CONNECTIONS
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
@@ -114,13 +114,13 @@ def _handler(routes: dict[str, Callable[[], Answer]]) -> type[BaseHTTPRequestHan
             route = routes.get(self.path.partition("?")[0])
             if route is None:
                 paths = ", ".join(sorted(routes)).encode()
-                body, kind, code = b"there is only " + paths, TEXT, HTTPStatus.NOT_FOUND
+                body, kind, code = b"known paths are " + paths, TEXT, HTTPStatus.NOT_FOUND
             else:
                 try:
                     body, kind, code = route()
                 except NotFound as error:
                     body, kind, code = str(error).encode(), TEXT, HTTPStatus.NOT_FOUND
-                except PetpsError as error:  # closing: the pool is closed already
+                except PetpsError as error:  # the server is closing, and the pool is closed
                     body, kind, code = str(error).encode(), TEXT, HTTPStatus.SERVICE_UNAVAILABLE
             self.send_response(code)
             self.send_header("Content-Type", kind)

@@ -23,12 +23,12 @@ __all__ = ["IngestPart", "start_ingest"]
 
 Letters = DirectoryDeadLetters | LogDeadLetters
 
-# Options of a topic of dead letters: it stays small, and does not delay ingest.
+# Options of the topic of dead letters, which keep it small and ingest fast.
 DEAD_LETTER_OPTIONS: Final = {"message.timeout.ms": 10_000, "topic.retention.bytes": 1 << 30}
 
 
 class IngestPart:
-    """A running ingest, with the log that it reads and the place of its dead letters."""
+    """A running ingest, with the log that it reads and the destination of its dead letters."""
 
     def __init__(self, ingest: Ingest, log: DeltaLog, dead_letters: Letters) -> None:
         self.ingest = ingest
@@ -41,11 +41,11 @@ class IngestPart:
         return self.ingest.status().as_json()
 
     def health(self) -> list[PartitionHealth]:
-        """Return whether each partition is followed. Never waits for the log."""
+        """Return the health of each partition. Never waits for the log."""
         return self.ingest.health()
 
     def stop(self) -> None:
-        """Stop after the running apply."""
+        """Wait for the running apply, then stop."""
         self.ingest.stop()
         self._dead_letters.close()
         self._log.close()
@@ -54,13 +54,13 @@ class IngestPart:
 def start_ingest(
     config: Config, tables: _native.Tables, location: str, partitions: Sequence[int] | None = None
 ) -> IngestPart:
-    """Follow the log at ``location``: the given ``partitions`` of it, by default all.
+    """Follow ``partitions`` of the log at ``location``; None follows all.
 
-    A missing folder is created. A topic is created by the first publisher. Until then, and while
-    the brokers are away, status shows the error and ingest retries.
+    A missing folder is created. A missing topic is not: its first publisher creates it. Until then,
+    and while the brokers are unreachable, status shows the error and ingest retries.
 
     Raises:
-        NotFound: There is no such model.
+        NotFound: The pool does not have the model.
         FailedPrecondition: The model has no table that deltas feed.
         InvalidArgument: The folder has another number of partitions, or a Kafka option is wrong.
     """
@@ -115,8 +115,8 @@ def _automatic_apply_threads() -> int:
 
 
 def _dead_letters(config: Config, source: str) -> Letters:
-    location = config.dead_letters()
-    if not is_kafka(location):
-        return DirectoryDeadLetters(location)
+    destination = config.dead_letters()
+    if not is_kafka(destination):
+        return DirectoryDeadLetters(destination)
     options = {**config.kafka, **DEAD_LETTER_OPTIONS}
-    return LogDeadLetters(lambda: open_log(location, partitions=1, options=options), source)
+    return LogDeadLetters(lambda: open_log(destination, partitions=1, options=options), source)

@@ -20,7 +20,7 @@ from petps.config import Config
 from petps.config.schema import LimitsConfig
 from petps.errors import InvalidArgument, NotFound, PetpsError
 from petps.server.shard_map import MapFile, ShardMap, ranges
-from petps.server.status import normalised
+from petps.server.status import normalise_status
 
 if TYPE_CHECKING:
     from petps.server.ingest.status import PartitionHealth
@@ -44,21 +44,22 @@ HANDLED_SIGNALS: Final = (
     signal.SIGUSR2,
 )
 REPORT_SECONDS: Final = 1.0  # between two updates of ingest's state in the status
-# How long HTTP and gRPC wait until ingest has read the log to its end. Their imports take 0.2 s of
-# the interpreter, which would delay the newest version. A longer log is read while they start.
+# How long HTTP and gRPC wait until ingest has read the log to its end. Their imports occupy the
+# interpreter for 0.2 s, which would delay the newest version. If the log takes longer, they start.
 READ_FIRST_SECONDS: Final = 0.5
 
 Log = Callable[[str], None]
 
 
 class Serving:
-    """A pool being served. Use as a context manager, or call close().
+    """A running server of a pool. Use it as a context manager, or call close().
 
-    The order matters. The imports of ingest run before the pool is opened, so that the newest
-    version of the log is served soon after the first pull. Pulls are answered as soon as the pool
-    is open. Then ingest starts, and once the log is read, HTTP and gRPC. ``on_serving`` is called
-    once every door is open. The constructor raises errors of opening, of the ports and of ingest's
-    settings; it first undoes what it has done.
+    The constructor first imports ingest, so that the newest version of the log is served soon after
+    the first pull. Then it opens the pool, and from then on the server answers pulls. Then it
+    starts ingest, and after the log is read, HTTP and gRPC. Finally it calls ``on_serving``.
+
+    The constructor raises the errors of the pool, of the ports and of ingest's settings. Before
+    that, it closes everything that it has opened.
     """
 
     def __init__(
@@ -71,9 +72,10 @@ class Serving:
         self._config = config
         self._log = log
         self._draining = False
-        self._open = False  # whether every door is open
+        self._is_open = False  # whether every door is open
         self._ingest: Any = None
-        self._ingest_lock = threading.Lock()  # over the choice whose state is in the status
+        # Held while the ingest is replaced, and while its state is written to the status.
+        self._ingest_lock = threading.Lock()
         self._http: Any = None
         self._grpc: Any = None
         self._metrics: Any = None
@@ -116,19 +118,19 @@ class Serving:
 
     @property
     def grpc_port(self) -> int | None:
-        """Return the gRPC port, or None without gRPC, or before it is served."""
+        """Return the gRPC port; None without gRPC, or before the server serves it."""
         return None if self._grpc is None else int(self._grpc.port)
 
     def status(self) -> dict[str, Any]:
         """Return what `petps status` shows, with ingest's current state."""
         self.report()
-        status: dict[str, Any] = normalised(json.loads(self._server.status_json()))
+        status: dict[str, Any] = normalise_status(json.loads(self._server.status_json()))
         return status
 
     def report(self) -> None:
-        """Update ingest's state, and the reason for not being ready, in the status.
+        """Update, in the status, ingest's state and why the server is not ready.
 
-        Called each second.
+        serve() calls this each second.
         """
         if self._draining:
             return
@@ -142,7 +144,7 @@ class Serving:
             with self._ingest_lock:
                 if self._ingest is ingest:
                     self._server.set_status_member("ingest", state)
-        except Exception as failure:  # any error must be reported, and must not end the serving
+        except Exception as failure:  # report any error, but continue to serve
             error = (
                 "the status lacks ingest's state, but serving continues: "
                 f"{type(failure).__name__}: {failure}"
@@ -155,10 +157,10 @@ class Serving:
         self._server.set_status_member("unready", json.dumps(self.unready()))
 
     def follow_shard_map(self) -> None:
-        """Apply a changed shard map: first to what is served, then to what is ingested.
+        """Apply a changed shard map: first to the served partitions, then to the ingested ones.
 
-        If the map cannot be used, report it in the status and in the log, and keep the current one.
-        Called about every second, by one thread.
+        If the map cannot be used, report the reason in the status and in the log, and keep the
+        current map. serve() calls this about every second, always from the same thread.
         """
         if self._map_file is None:
             return
@@ -171,7 +173,7 @@ class Serving:
         if error != self._map_error:
             self._map_error = error
             self._server.set_status_member("shard_map_error", json.dumps(error))
-            self._log(error or "the shard map is good again")
+            self._log(error or "the shard map can be used again")
 
     def reload(self, config: Config) -> None:
         """Apply the settings that can change while serving, and log those that need a restart.
@@ -196,7 +198,7 @@ class Serving:
             self._log(f"changed, but needs a restart: {', '.join(restart_settings)}")
 
     def close(self) -> None:
-        """Drain and close. Raises the error that kept the pool from being closed cleanly."""
+        """Drain and close. Raises an error if the pool could not be closed cleanly."""
         if self._tables.closed:
             return
         self._stop()
@@ -217,11 +219,11 @@ class Serving:
         self._map = new_map
         partitions = ranges(new_map.owned_by(self._server.address))
         owned = ", ".join(map(str, partitions)) or "none"
-        self._log(f"shard map version {new_map.owners.version}: partitions {owned} are ours")
+        self._log(f"shard map version {new_map.owners.version}: owned partitions are {owned}")
 
     def _shard_map(self) -> dict[str, Any]:
         if self._map is None:
-            raise NotFound("there is no shard map: this server has every partition")
+            raise NotFound("there is no shard map: this server owns every partition")
         return self._map.as_json()
 
     def _open_doors(self) -> None:
@@ -229,9 +231,9 @@ class Serving:
             self._ingest.ingest.wait_for_end(READ_FIRST_SECONDS)
         self._start_http()
         self._start_grpc()
-        self._open = True
+        self._is_open = True
         if self._grpc is not None:
-            self._grpc.tell_health()
+            self._grpc.update_health()
         self.report()
 
     def _start_http(self) -> None:
@@ -266,21 +268,21 @@ class Serving:
             in_flight=server.limits.in_flight,
             status=self.status,
             map_version=lambda: 0 if self._map is None else self._map.owners.version,
-            healthy=lambda: self.unready() is None,
+            is_ready=lambda: self.unready() is None,
         )
 
     def _metrics_text(self) -> bytes:
         if self._metrics is None:
-            from petps.server.metrics import Metrics  # at the first scrape: there may be none
+            from petps.server.metrics import Metrics  # imported at the first scrape
 
             self._metrics = Metrics(self.status, self._server.stats, self.unready)
         text: bytes = self._metrics.text()
         return text
 
     def _follow_log(self) -> None:
-        """Ingest the partitions that the map gives this server, or all without a map.
+        """Ingest the partitions that the map assigns to this server; without a map, all.
 
-        Do nothing if ingest runs for these partitions already.
+        Does nothing if ingest already runs for these partitions.
         """
         location = self._config.ingest.log
         partitions = self._own_partitions()
@@ -292,7 +294,7 @@ class Serving:
 
             self._ingest = start_ingest(self._config, self._tables, location, partitions)
         self._ingested_partitions = partitions
-        if self._open:  # otherwise _open_doors() reports, after the log is read
+        if self._is_open:  # otherwise _open_doors() reports, after the log is read
             self.report()
 
     def _own_partitions(self) -> list[int] | None:
@@ -321,13 +323,14 @@ class Serving:
         return self._fault() or self._unready()
 
     def _unready(self) -> str | None:
-        """Return why the server is not ready, faults of the pool aside.
+        """Return why the server is not ready, except for faults of the pool.
 
-        It is ready when every door is open, every partition is followed and none lags too far.
+        It is ready if every door is open, every partition is followed and no partition lags more
+        than ready_lag_seconds.
         """
         if self._draining:
             return "draining"
-        if not self._open:
+        if not self._is_open:
             return "starting: not every door is open yet"
         if self._config.ingest.log is None:
             return None
@@ -338,16 +341,16 @@ class Serving:
         served_instance = self._tables.resolve(self._config.ingest_model()).name
         for partition in ingest.health():
             if partition.state == "catching_up" and partition.instance != served_instance:
-                continue  # loaded beside the instance that clients are served from
+                continue  # it loads an instance that no client is served from yet
             if reason := _lag_reason(partition, limit):
                 return reason
         return None
 
     def _stop(self) -> None:
-        """Stop ingest (no new rows), then the native server (no new requests), then HTTP.
+        """Stop ingest, then the native server, then HTTP.
 
-        The native server answers the gRPC calls in flight. So gRPC refuses new calls before that,
-        and closes after it.
+        gRPC refuses new calls before the native server stops, and closes after it, because the
+        native server answers the gRPC calls in flight.
         """
         self._draining = True
         if self._grpc is not None:
@@ -400,7 +403,7 @@ def _open(config: Config) -> _native.Tables:
         return _native.Tables.open(str(config.pool.path))
     except NotFound:
         raise NotFound(
-            f"there is no pool at {config.pool.path}: make one with `petps create`, "
+            f"there is no pool at {config.pool.path}: create it with `petps create`, "
             "for instance `petps create --config FILE`"
         ) from None
 
@@ -434,10 +437,10 @@ def _start(
 
 
 class _Signals:
-    """Signals of the process. SIGTERM and SIGINT: drain and close; a second SIGINT: exit now.
+    """Handlers of the process's signals while the context is entered.
 
-    SIGHUP: reload. SIGUSR1 and SIGUSR2 change nothing. The handlers are installed from entering to
-    leaving the context.
+    SIGTERM and SIGINT request a drain and a close; a second SIGINT exits at once. SIGHUP requests a
+    reload. SIGUSR1 and SIGUSR2 do nothing.
     """
 
     def __init__(self) -> None:
@@ -465,13 +468,13 @@ class _Signals:
         self._wake.set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait ``seconds``, or until a signal comes. Return False if the process must stop."""
+        """Wait ``seconds``, or until a signal arrives. Return False if the process must stop."""
         self._wake.wait(seconds)
         self._wake.clear()
         return self.stopped_by is None
 
     def take_reload(self) -> bool:
-        """Return whether a SIGHUP came since the last call."""
+        """Return whether a SIGHUP arrived since the last call."""
         reload, self._is_reload_pending = self._is_reload_pending, False
         return reload
 
@@ -487,19 +490,20 @@ def serve(
 
     Args:
         config: The settings.
-        ready_file: File to write whole once every door is open, and to remove when the doors close.
-            It is JSON with pid, host, port, http_port, grpc_port, pool, opened_at (CLOCK_MONOTONIC
-            seconds when the pool's open was called) and open_ms (from then to the first pull that
-            could be answered).
-        log: Receives lines for the operator.
-        reread: Returns the settings that the file has now, for SIGHUP.
+        ready_file: File to write atomically once every door is open, and to remove before the doors
+            close. It is JSON with pid, host, port, http_port, grpc_port, pool, opened_at
+            (CLOCK_MONOTONIC seconds when the open of the pool began) and open_ms (from then until
+            the server could answer pulls).
+        log: Function that prints a line for the operator.
+        reread: Function that reads the settings again, for SIGHUP.
     """
     if ready_file is not None and not ready_file.parent.is_dir():
         raise InvalidArgument(f"--ready-file: there is no folder {ready_file.parent}")
     if config.ingest.log is not None:
         import petps.server.ingest_part  # noqa: F401
 
-        # A full collection over all imported objects would pause the first apply for 25 ms.
+        # Exclude the imported objects from garbage collection: a full collection over them would
+        # pause the first apply for 25 ms.
         gc.freeze()
     try:
         with _Signals() as signals:
@@ -526,11 +530,11 @@ def _reload(serving: Serving, reread: Callable[[], Config] | None, log: Log) -> 
     try:
         serving.reload(reread())
     except PetpsError as error:
-        log(f"nothing is reloaded, the settings in use stay: {error}")
+        log(f"nothing is reloaded, and the current settings stay: {error}")
 
 
 def _remove(ready_file: Path | None) -> None:
-    """Remove this process's ready file; keep one of another server that has taken the pool."""
+    """Remove this process's ready file, but not that of a server that opened the pool since."""
     if ready_file is None or not ready_file.exists():
         return
     with contextlib.suppress(OSError, ValueError, KeyError):

@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 
 __all__ = ["Metrics"]
 
-# Bounds of the latency buckets: powers of two in ns, which are edges of the native histogram's
-# buckets, from 16 us to 17 s.
+# Bounds of the latency buckets, from 16 us to 17 s: powers of two in ns, because these are also
+# bounds of the native histogram's buckets.
 BOUND_BITS: Final = range(14, 35)
 
 _COUNTERS: Final = {
@@ -28,29 +28,35 @@ _COUNTERS: Final = {
     "misses": "Keys that pulls did not find.",
     "pushes": "Pushes answered.",
     "rows_pushed": "Rows that pushes wrote or deleted.",
-    "rows_refused": "New keys of pushes that full tables did not take.",
+    "rows_refused": "New keys of pushes that full tables refused.",
     "hot_sets": "Hot sets received from clients.",
     "errors": "Error replies.",
     "stale": "Error replies STALE.",
     "wrong_shard": "Error replies WRONG_SHARD.",
     "waits_for_pin": "Times a worker waited because its epoch list was full.",
-    "waits_for_version": "Times a pull was parked until its version is applied.",
+    "waits_for_version": "Times a pull waited until its version was applied.",
     "bytes_received": "Bytes received.",
     "bytes_sent": "Bytes sent.",
-    "connections_opened": "Connections ever opened.",
+    "connections_opened": "Connections opened since the start.",
     "connections_refused": "Connections refused.",
     "connections_closed_for_cause": "Connections closed because they broke a rule or limit.",
     "connections_closed_idle": "Connections closed after idle_seconds.",
-    "connections_closed_for_room": "Idle connections closed because a new one needed the place.",
-    "refused_for_memory": "Requests and replies that memory_bytes had no room for.",
+    "connections_closed_for_room": "Idle connections closed to make room for new ones.",
+    "refused_for_memory": "Requests and replies refused because of memory_bytes.",
+}
+_SERVER_GAUGES: Final = {
+    "connections": "Connections open now.",
+    "pushes_waiting": "Pushes that wait to be written.",
+    "memory_used_bytes": "Bytes that requests and replies of all connections hold.",
+    "memory_limit_bytes": "Limit of petps_server_memory_used_bytes.",
 }
 _GATHER_COUNTERS: Final = {
-    "lists_copied": "Replies that were copied, those without rows too.",
+    "lists_copied": "Replies that were copied, including those without rows.",
     "lists_gathered": "Replies whose rows the kernel gathered.",
     "lists_zerocopy": "Replies whose rows the network card gathered.",
     "zerocopy_sends": "Zero-copy sends.",
     "zerocopy_copied": "Zero-copy sends that the kernel copied nevertheless.",
-    "zerocopy_refused": "Sends for which the kernel had no memory to do them by zero-copy.",
+    "zerocopy_refused": "Zero-copy sends that the kernel refused for lack of memory.",
 }
 _TABLE_GAUGES: Final = {
     "rows": "Rows in the table.",
@@ -58,7 +64,7 @@ _TABLE_GAUGES: Final = {
     "slots": "Slots taken from the pool, used or free.",
     "free_slots": "Free slots.",
     "retired_slots": "Replaced rows whose slots wait for the last reader.",
-    "displaced": "Rows outside their home bucket.",
+    "displaced": "Rows outside their home buckets.",
     "index_bytes": "Bytes of the index.",
     "header_bytes": "Bytes of slot headers.",
     "allocator_bytes": "Bytes of the allocator.",
@@ -66,17 +72,17 @@ _TABLE_GAUGES: Final = {
 _INGEST_COUNTERS: Final = {
     "records": "Messages applied.",
     "rows": "Rows and deletions applied.",
-    "duplicates": "Messages that had been applied before, skipped.",
-    "gaps": "Gaps found.",
-    "zombies": "Messages of an older run, rejected.",
+    "duplicates": "Messages skipped because they were applied before.",
+    "gaps": "Gaps in the log.",
+    "zombies": "Messages rejected because their run is older.",
     "conflicts": "Messages of another publisher of the same run.",
     "dead_letters": "Messages that could not be decoded.",
     "catch_ups": "Catch-ups from a base.",
-    "refusals": "Times that rows could not be stored, and the partition stopped.",
+    "refusals": "Times a partition stopped because its rows could not be stored.",
 }
 _INGEST_GAUGES: Final = {
     "version": "Last version committed.",
-    "seq": "Last message applied, counted in its run.",
+    "seq": "Seq of the last applied message.",
     "lag_records": "Messages that wait in the log.",
     "lag_seconds": "Seconds since everything in the log was applied; +Inf: never.",
 }
@@ -99,7 +105,9 @@ class _Collector(Collector):
         stats = self._stats()
         yield from _server_metrics(stats)
         yield GaugeMetricFamily(
-            "petps_server_ready", "1: /readyz says ok.", float(self._unready() is None)
+            "petps_server_ready",
+            "1: the server is ready (/readyz).",
+            float(self._unready() is None),
         )
         for name, text in _GATHER_COUNTERS.items():
             yield CounterMetricFamily(f"petps_transport_{name}", text, value=status["gather"][name])
@@ -111,22 +119,8 @@ class _Collector(Collector):
 def _server_metrics(stats: dict[str, Any]) -> Iterator[Metric]:
     for name, text in _COUNTERS.items():
         yield CounterMetricFamily(f"petps_server_{name}", text, value=stats[name])
-    yield GaugeMetricFamily(
-        "petps_server_connections", "Connections open now.", value=stats["connections"]
-    )
-    yield GaugeMetricFamily(
-        "petps_server_pushes_waiting", "Pushes that wait to be written.", stats["pushes_waiting"]
-    )
-    yield GaugeMetricFamily(
-        "petps_server_memory_used_bytes",
-        "Bytes that requests and replies of all connections hold.",
-        stats["memory_used_bytes"],
-    )
-    yield GaugeMetricFamily(
-        "petps_server_memory_limit_bytes",
-        "Limit of petps_server_memory_used_bytes.",
-        stats["memory_limit_bytes"],
-    )
+    for name, text in _SERVER_GAUGES.items():
+        yield GaugeMetricFamily(f"petps_server_{name}", text, value=stats[name])
     latency = HistogramMetricFamily(
         "petps_server_latency_seconds",
         "From the decoded request to the posted reply.",
@@ -138,7 +132,7 @@ def _server_metrics(stats: dict[str, Any]) -> Iterator[Metric]:
 
 
 def _buckets(histogram: dict[str, Any]) -> list[tuple[str, float]]:
-    """Return cumulative counts at the bounds; `buckets` holds (largest value, values up to it)."""
+    """Return cumulative counts at the bounds. `buckets` has (value, count up to it)."""
     result: list[tuple[str, float]] = []
     for bits in BOUND_BITS:
         counts = [count for upper, count in histogram["buckets"] if upper <= 1 << bits]
@@ -161,7 +155,7 @@ def _pool_metrics(status: dict[str, Any]) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "petps_server_shard_map_version",
-        "Version of the shard map in use; 0: none, this server has everything.",
+        "Version of the shard map in use; 0: none, this server owns every partition.",
         status["shard"]["map_version"],
     )
     versions = GaugeMetricFamily(
@@ -184,22 +178,17 @@ def _table_metrics(status: dict[str, Any]) -> Iterator[Metric]:
 
 def _ingest_metrics(ingest: dict[str, Any]) -> Iterator[Metric]:
     partitions = ingest.get("partitions", [])
-    families: list[tuple[str, Metric]] = [
-        (name, CounterMetricFamily(f"petps_ingest_{name}", text, labels=["partition"]))
-        for name, text in _INGEST_COUNTERS.items()
+    kinds: list[tuple[type[CounterMetricFamily | GaugeMetricFamily], dict[str, str]]] = [
+        (CounterMetricFamily, _INGEST_COUNTERS),
+        (GaugeMetricFamily, _INGEST_GAUGES),
     ]
-    families += [
-        (name, GaugeMetricFamily(f"petps_ingest_{name}", text, labels=["partition"]))
-        for name, text in _INGEST_GAUGES.items()
-    ]
-    for name, family in families:
-        for partition in partitions:
-            family.add_sample(  # the same as add_metric of both families
-                f"{family.name}_total" if family.type == "counter" else family.name,
-                {"partition": str(partition["partition"])},
-                math.inf if partition[name] is None else partition[name],
-            )
-        yield family
+    for kind, texts in kinds:
+        for name, text in texts.items():
+            family = kind(f"petps_ingest_{name}", text, labels=["partition"])
+            for partition in partitions:
+                value = math.inf if partition[name] is None else partition[name]
+                family.add_metric([str(partition["partition"])], value)
+            yield family
     if ingest:
         yield CounterMetricFamily(
             "petps_ingest_errors", "Errors of the log, a base or a table.", value=ingest["errors"]
@@ -225,7 +214,7 @@ def _ingest_metrics(ingest: dict[str, Any]) -> Iterator[Metric]:
         yield rows_waiting
     freshness = GaugeMetricFamily(
         "petps_ingest_freshness_milliseconds",
-        "Published to servable, over the last messages.",
+        "Time from publishing to servable, over the last messages.",
         labels=["quantile"],
     )
     for name, value in (ingest.get("freshness") or {}).items():
@@ -235,11 +224,7 @@ def _ingest_metrics(ingest: dict[str, Any]) -> Iterator[Metric]:
 
 
 class Metrics:
-    """The text of /metrics.
-
-    status: returns a normalised status; stats: native ``Server.stats()``; unready: returns why the
-    server is not ready, or None.
-    """
+    """The text of /metrics."""
 
     def __init__(
         self,
@@ -247,6 +232,10 @@ class Metrics:
         stats: Callable[[], dict[str, Any]],
         unready: Callable[[], str | None],
     ) -> None:
+        """``status`` returns a normalised status, ``stats`` that of the native server.
+
+        ``unready`` returns why the server is not ready, or None.
+        """
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Collector(status, stats, unready))
 

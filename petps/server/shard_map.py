@@ -16,13 +16,13 @@ from petps.errors import InvalidArgument, NotFound
 
 __all__ = ["MapFile", "ShardMap", "parse", "ranges"]
 
-MAX_MAP_BYTES: Final = 1 << 20  # 1,024 servers of one partition each are 80 KiB
+MAX_MAP_BYTES: Final = 1 << 20  # a map of 1,024 servers with one partition each has 80 KiB
 
 _RANGE: Final = re.compile(r"(\d{1,4})-(\d{1,4})")
 
 
 def _expand_ranges(items: Any) -> Any:
-    """Return a list of partitions with the numbers of each range in its place."""
+    """Replace each range in a list of partitions by its numbers."""
     if not isinstance(items, list):
         return items
     partitions: list[Any] = []
@@ -60,17 +60,17 @@ class _Document(_Model):
 
 @dataclass(frozen=True)
 class ShardMap:
-    """Content of the file: the owners, and the partitions that servers only follow, by address."""
+    """Content of the file: the owners, and the partitions that each address only follows."""
 
     owners: _native.ShardMap
     follows: Mapping[str, Sequence[int]]
 
     def owned_by(self, address: str) -> list[int]:
-        """Return the partitions that this server answers for."""
+        """Return the partitions that the server at ``address`` owns."""
         return self.owners.owned_by(address)
 
     def ingested_by(self, address: str) -> list[int]:
-        """Return the partitions of the log that this server applies."""
+        """Return the partitions of the log that the server at ``address`` applies."""
         return sorted({*self.owned_by(address), *self.follows.get(address, ())})
 
     def as_json(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class ShardMap:
 
 
 class MapFile:
-    """A map in a file, which is read again when the file changes. One thread at a time."""
+    """Reader of a map's file, which it reads again when the file changes. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -151,10 +151,10 @@ def _build_map(document: _Document) -> ShardMap:
     follows: dict[str, list[int]] = {}
     for server in document.servers:
         if server.address in follows:
-            raise InvalidArgument(f"{server.address} appears twice")
+            raise InvalidArgument(f"{server.address} appears twice; give each server one entry")
         if server.follows is not None:
             follows[server.address] = server.follows
-        if server.partitions or server.follows is None:  # a server may only follow
+        if server.partitions or server.follows is None:  # otherwise the server only follows
             servers.append((server.address, server.partitions))
     owners = _native.ShardMap(
         model=document.model,
@@ -166,14 +166,14 @@ def _build_map(document: _Document) -> ShardMap:
         for partition in followed:
             if partition >= owners.partitions:
                 raise InvalidArgument(
-                    f"{address} follows partition {partition}, but there are 0 to "
+                    f"{address} follows partition {partition}, but partitions are 0 to "
                     f"{owners.partitions - 1}"
                 )
     return ShardMap(owners, follows)
 
 
 def _describe(fault: Any) -> str:
-    """Return one fault of pydantic's list as text."""
+    """Return one of pydantic's faults as text."""
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"])
     where = where.removeprefix(".") or "the file"
     if fault["type"] == "extra_forbidden":
@@ -189,7 +189,7 @@ def _describe(fault: Any) -> str:
 
 
 def ranges(partitions: Sequence[int]) -> list[int | str]:
-    """Return partitions with ranges joined: [0, 1, 2, 7] -> ["0-2", 7]."""
+    """Return partitions as numbers and ranges: [0, 1, 2, 7] -> ["0-2", 7]."""
     result: list[int | str] = []
     first = last = -2
     for partition in sorted(partitions):

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["DTYPE_NAMES", "normalised"]
+__all__ = ["normalise_status"]
 
-DTYPE_NAMES: Final = ("f32", "f16", "bf16", "int8")  # native/codec/codec.h Dtype, never renumbered
+_DTYPE_NAMES: Final = ("f32", "f16", "bf16", "int8")  # native/codec/codec.h Dtype, never renumbered
 
 
-def normalised(status: dict[str, Any]) -> dict[str, Any]:
-    """Return a status whose tables name their dtype and instance; native servers send numbers.
+def normalise_status(status: dict[str, Any]) -> dict[str, Any]:
+    """Replace the numbers of a native server's status by names, in place, and return the status.
 
-    The state of an instance is ``serving`` (an alias or the plain model name refers to it),
-    ``frozen`` (an alias was switched away from it) or ``following`` (exists beside the served one).
-    Changes ``status`` in place.
+    Tables then name their dtype and instance. Instances get their aliases and a state: ``serving``
+    (an alias or the plain model name refers to it), ``frozen`` (an alias was switched away from it)
+    or ``following`` (it exists beside the served instance).
     """
     instances = {entry["id"]: entry["name"] for entry in status.get("instances", [])}
     for table in status.get("tables", []):
         dtype = table["dtype"]
         if isinstance(dtype, int):
-            table["dtype"] = DTYPE_NAMES[dtype] if dtype < len(DTYPE_NAMES) else f"dtype {dtype}"
+            is_known = dtype < len(_DTYPE_NAMES)
+            table["dtype"] = _DTYPE_NAMES[dtype] if is_known else f"dtype {dtype}"
         if isinstance(table["instance"], int):
             table["instance"] = instances.get(table["instance"], str(table["instance"]))
     aliased_ids = set(status.get("aliases", {}).values())

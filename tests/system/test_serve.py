@@ -204,7 +204,7 @@ def test_signals_that_do_not_end_it(pool: Path, tmp_path: Path, started: list[Pr
     wait_for_line(process, "changed, but needs a restart: server.workers")
     file.write_text("[server]\nready_lag = 1\n")
     process.child.send_signal(signal.SIGHUP)
-    wait_for_line(process, "nothing is reloaded, the settings in use stay: ")
+    wait_for_line(process, "nothing is reloaded, and the current settings stay: ")
     with Connection(facts["port"]) as connection:
         _, found = connection.pull(table_ids(connection)["items"], DIM, np.array([1], np.uint64))
         assert found.tolist() == [True]
@@ -392,7 +392,7 @@ def test_what_cannot_be_served(pool: Path, tmp_path: Path) -> None:
     assert fails() == (2, "error: name the pool: `petps serve PATH`, or --config FILE\n")
     code, message = fails(tmp_path / "none")
     assert code == 3
-    assert "make one with `petps create`" in message
+    assert "create it with `petps create`" in message
     code, message = fails(pool, "--port", 70_000)
     assert code == 2
     assert "[server] port" in message

@@ -1,4 +1,4 @@
-"""One module for each command. Importing them must be cheap: typer and the standard library."""
+"""One module for each command. They import only typer and the standard library at first."""
 
 from __future__ import annotations
 
@@ -23,27 +23,18 @@ from petps.cli.commands import (
 
 __all__ = ["register"]
 
-_SETUP = "Pools"
-_VERSIONS = "Versions"
-_ROWS = "Rows"
-_RUN = "Running"
+# The commands by their heading in the help text.
+_HEADINGS = {
+    "Pools": (create.create, status.status, verify.verify, config.config),
+    "Versions": (versions.instances, versions.alias, versions.drop),
+    "Rows": (load.load, pull.pull, push.push, export.export, publish.publish),
+    "Running": (serve.serve, import_hps.import_hps, demo.demo),
+}
 
 
 def register(app: typer.Typer) -> None:
-    """Add every command."""
-    app.command(rich_help_panel=_SETUP)(create.create)
-    app.command(rich_help_panel=_SETUP)(status.status)
-    app.command(rich_help_panel=_SETUP)(verify.verify)
-    app.command(rich_help_panel=_SETUP)(config.config)
-    app.command(rich_help_panel=_VERSIONS)(versions.instances)
-    app.command(rich_help_panel=_VERSIONS)(versions.alias)
-    app.command(rich_help_panel=_VERSIONS)(versions.drop)
-    app.command(rich_help_panel=_ROWS)(load.load)
-    app.command(rich_help_panel=_ROWS)(pull.pull)
-    app.command(rich_help_panel=_ROWS)(push.push)
-    app.command(rich_help_panel=_ROWS)(export.export)
-    app.command(rich_help_panel=_ROWS)(publish.publish)
-    app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel=_VERSIONS)
-    app.command(rich_help_panel=_RUN)(serve.serve)
-    app.command("import-hps", rich_help_panel=_RUN)(import_hps.import_hps)
-    app.command(rich_help_panel=_RUN)(demo.demo)
+    """Add every command to the app."""
+    for heading, functions in _HEADINGS.items():
+        for function in functions:
+            app.command(rich_help_panel=heading)(function)
+    app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel="Versions")

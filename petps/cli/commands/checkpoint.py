@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Look at, restore, merge and drop the versions of a checkpoint store.",
+    help="Show, restore, merge and delete the versions of a checkpoint store.",
     rich_markup_mode="rich",
 )
 
 _STORE = Annotated[
     str, typer.Argument(metavar="STORE", help="A folder, or any URL that fsspec knows (s3://...).")
 ]
-_VERSION = Annotated[int, typer.Argument(metavar="VERSION", help="Of `petps checkpoint list`.")]
+_VERSION = Annotated[
+    int, typer.Argument(metavar="VERSION", help="A version that `petps checkpoint list` shows.")
+]
 _JSON = Annotated[bool, typer.Option("--json", help="Report as JSON.")]
 # Values of --on: the place where deltas are merged.
 HERE: Final = "here"
@@ -44,7 +46,7 @@ def _open(url: str) -> Store:
 
 @app.command("list")
 def list_(store: _STORE, json_: _JSON = False) -> None:
-    """List the versions: kind, time, size.
+    """List the versions, with their kind, time and size.
 
     [bold]Examples[/bold]
 
@@ -105,20 +107,23 @@ def _time_text(ns: int) -> str:
 @app.command()
 def show(
     store: _STORE,
-    version: Annotated[int | None, typer.Argument(metavar="[VERSION]", help="One of them.")] = None,
-    graph: Annotated[bool, typer.Option("--graph", help="Draw which chunks hold what.")] = False,
+    version: Annotated[
+        int | None, typer.Argument(metavar="[VERSION]", help="Show only this version.")
+    ] = None,
+    graph: Annotated[
+        bool, typer.Option("--graph", help="Draw which versions each chunk belongs to.")
+    ] = False,
     json_: _JSON = False,
 ) -> None:
     """Show the content of a store, or what the restore of one version reads.
 
-    "quantised" has, for each column, the method and bits, and the bins and ratio that were chosen
-    by sampling rows with that seed. "restores" is how often a training has resumed (restore
+    "quantised" lists, for each column, the method and bits, and the bins and ratio that sampling
+    rows with that seed chose. "restores" counts how often a training has resumed (restore
     --resume).
 
-    With --graph each line is drawn. A chunk has a row, a version has a column, and a bar covers the
-    versions that the chunk belongs to. A version consists of the chunks whose bars cross its
-    column. A k above a column shows a version that `keep` marked, for a return after corruption
-    that is noticed late.
+    With --graph the command draws each lineage. A chunk has a row, a version has a column, and a
+    bar covers the versions that the chunk belongs to. A version consists of the chunks whose bars
+    cross its column. A k above a column marks a version that `keep` protects from `purge`.
 
     [bold]Examples[/bold]
 
@@ -183,9 +188,9 @@ def _facts(store: Store, version: int | None) -> dict[str, Any]:
 
 
 def _graph(line: Line, *, active: bool) -> list[str]:
-    """Draw one row for each chunk: #### over the versions of its span; kept versions have a k."""
+    """Draw one row for each chunk: # under the versions of its span; kept versions have a k."""
     versions = [record.version for record in line.versions]
-    heading = f"line of base {line.began}, versions {versions[0]} to {versions[-1]}"
+    heading = f"lineage of base {line.began}, versions {versions[0]} to {versions[-1]}"
     drawing = [f"{heading}: active, the next version continues it" if active else heading]
     if any(record.kept for record in line.versions):
         marks = "".join("k" if record.kept else " " for record in line.versions)
@@ -203,7 +208,7 @@ def _graph(line: Line, *, active: bool) -> list[str]:
 
 @app.command()
 def verify(store: _STORE, json_: _JSON = False) -> None:
-    """Read all of a store and check it against its checksums.
+    """Read a whole store and check it against its checksums.
 
     [bold]Examples[/bold]
 
@@ -387,23 +392,23 @@ class _BaseRows:
 @app.command()
 def merge(
     store: _STORE,
-    stride: Annotated[int, typer.Option(help="Deltas that become one.")] = 2,
+    stride: Annotated[int, typer.Option(help="How many deltas become one.")] = 2,
     on: Annotated[
         str,
         typer.Option(
             metavar="here|ray[://HOST:PORT]",
-            help="Where: in this process; by Ray, on the cluster that RAY_ADDRESS names or else on "
-            "this machine's processors; or on the Ray cluster at HOST:PORT.",
+            help="Where to merge. here: in this process. ray: on the Ray cluster that RAY_ADDRESS "
+            "names, or else on this machine's processors. ray://HOST:PORT: on that Ray cluster.",
         ),
     ] = HERE,
     json_: _JSON = False,
 ) -> None:
-    """Merge deltas of the newest line in layers, so that a restore reads less. No version changes.
+    """Merge deltas of the newest lineage in layers, so a restore reads less. No version changes.
 
     No trainer may write the store at the same time: the slower of two writers is refused. With
-    --on ray (pip install petps[ray], here and on the cluster) several merges run at once, in
-    workers that read and write the store directly. A merge that fails leaves its deltas unmerged;
-    the other merges continue.
+    --on ray (pip install petps[ray], here and on the cluster) several merges run at once, in Ray
+    tasks that read and write the store directly. If a merge fails, its deltas stay unmerged and the
+    other merges continue.
 
     [bold]Examples[/bold]
 
@@ -415,7 +420,7 @@ def merge(
     from petps.checkpoint.policy import Merged
 
     if stride < 2:
-        raise InvalidArgument(f"--stride {stride}: at least 2 deltas become one")
+        raise InvalidArgument(f"--stride must be at least 2, got {stride}")
     checkpoint_store = _open(store)
     deltas_before = len(checkpoint_store.state.line.deltas())
     merge_count = merges_due(checkpoint_store.state.line, stride)
@@ -438,7 +443,7 @@ def _executor(on: str) -> Iterator[Executor]:
         yield InPlace()
         return
     if on != RAY and not on.startswith(f"{RAY}://"):
-        raise InvalidArgument(f"--on {on}: {HERE}, {RAY} or {RAY}://HOST:PORT")
+        raise InvalidArgument(f"--on must be {HERE}, {RAY} or {RAY}://HOST:PORT, got {on}")
     from petps.checkpoint.on_ray import OnRay
 
     with OnRay(None if on == RAY else on) as executor:
@@ -448,12 +453,13 @@ def _executor(on: str) -> Iterator[Executor]:
 @app.command()
 def purge(
     store: _STORE,
-    newest: Annotated[int, typer.Option(help="How many of the newest versions stay.")],
+    newest: Annotated[int, typer.Option(help="How many of the newest versions to keep.")],
     json_: _JSON = False,
 ) -> None:
     """Delete all versions except the newest and those marked by `keep`.
 
-    Everything that a remaining version needs remains. Also removes files that crashes left.
+    The remaining versions lose nothing that they need. The command also deletes files that crashes
+    left.
 
     [bold]Examples[/bold]
 
@@ -465,7 +471,7 @@ def purge(
         json_out({"dropped": dropped_versions})
         return
     remaining = len(checkpoint_store.state.versions())
-    note(f"{store}: {len(dropped_versions)} versions dropped, {remaining} stay")
+    note(f"{store}: {len(dropped_versions)} versions deleted, {remaining} remain")
 
 
 @app.command()
@@ -474,7 +480,7 @@ def keep(
     version: _VERSION,
     off: Annotated[bool, typer.Option("--off", help="Remove the mark.")] = False,
 ) -> None:
-    """Mark a version so that purge keeps it, for a return after corruption that is noticed late.
+    """Mark a version so that purge keeps it, for a rollback after corruption is noticed late.
 
     [bold]Examples[/bold]
 
@@ -488,10 +494,12 @@ def keep(
 def rollback(
     store: _STORE,
     version: _VERSION,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; the newer versions are lost.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Confirm that the newer versions are lost.")
+    ] = False,
     json_: _JSON = False,
 ) -> None:
-    """Delete the versions that are newer than VERSION: training continues from it.
+    """Delete the versions that are newer than VERSION, so that training continues from it.
 
     [bold]Examples[/bold]
 
@@ -505,18 +513,18 @@ def rollback(
     if newer_versions and not yes:
         raise FailedPrecondition(
             f"{len(newer_versions)} versions, {newer_versions[0]} to {newer_versions[-1]}, "
-            "would be lost: say --yes"
+            "would be lost: confirm with --yes"
         )
     dropped_versions = checkpoint_store.rollback(version)
     if json_:
         json_out({"dropped": dropped_versions, "newest": version})
         return
-    note(f"{store}: {len(dropped_versions)} versions dropped, {version} is the newest")
+    note(f"{store}: {len(dropped_versions)} versions deleted, {version} is the newest")
 
 
 @app.command()
 def diff(store: _STORE, first: _VERSION, second: _VERSION, json_: _JSON = False) -> None:
-    """Count keys that only one of two versions has, or that have different rows in both.
+    """Count the keys that one of two versions lacks, or that have different rows in them.
 
     [bold]Examples[/bold]
 
@@ -537,16 +545,14 @@ def diff(store: _STORE, first: _VERSION, second: _VERSION, json_: _JSON = False)
         for old_column, new_column in zip(
             old_schemas[name].columns, new_schemas[name].columns, strict=True
         ):
-            old_values, new_values = (
-                old_rows.columns[old_column.name][old_positions],
-                new_rows.columns[new_column.name][new_positions],
-            )
-            if old_column != new_column:
-                is_same &= (old_column.values(old_values) == new_column.values(new_values)).all(
-                    axis=1
+            old_values: Any = old_rows.columns[old_column.name][old_positions]
+            new_values: Any = new_rows.columns[new_column.name][new_positions]
+            if old_column != new_column:  # stored in two ways: compare the decoded values
+                old_values, new_values = (
+                    old_column.values(old_values),
+                    new_column.values(new_values),
                 )
-            else:
-                is_same &= (old_values == new_values).all(axis=1)
+            is_same &= (old_values == new_values).all(axis=1)
         rows.append(
             {
                 "table": name,

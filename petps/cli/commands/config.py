@@ -8,20 +8,19 @@ from typing import Annotated
 
 import typer
 
+from petps.cli.options import JsonReport
 from petps.cli.output import facts, json_out, table
 
 
 def config(
     file: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[FILE]", help="Check this file, and show every value that it gives."
-        ),
+        typer.Argument(metavar="[FILE]", help="Check this file, and show the values that result."),
     ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="The keys as the document deploy/config/KEYS.md.")
+        bool, typer.Option("--markdown", help="Write the document deploy/config/KEYS.md.")
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+    json_: JsonReport = False,
 ) -> None:
     """Show every key of a configuration file, or check one.
 

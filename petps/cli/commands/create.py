@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from petps.cli.options import JsonReport
 from petps.cli.output import json_out, note
 from petps.errors import AlreadyExists, InvalidArgument, PetpsError
 
@@ -32,18 +33,18 @@ class _TableSpec:
 def create(
     pool: Annotated[
         Path | None,
-        typer.Argument(metavar="[POOL]", help="Path of the new pool; or take it from --config."),
+        typer.Argument(metavar="[POOL]", help="Path of the new pool; by default that of --config."),
     ] = None,
     table: Annotated[
         list[str] | None,
         typer.Option(
-            help="A table as NAME:DIM:DTYPE:CAPACITY; dtype f32, f16, bf16 or int8; capacity in "
-            "rows, 10m is ten million. Repeat for more tables.",
+            help="A table. DTYPE is f32, f16, bf16 or int8. CAPACITY is in rows; 10m is ten "
+            "million. Repeatable.",
             metavar="NAME:DIM:DTYPE:CAPACITY",
         ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="Take pool, model and tables from it.")
+        Path | None, typer.Option(help="Take pool, model and tables from this file.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="The model of the tables; by default 'default'.")
@@ -51,20 +52,20 @@ def create(
     instance: Annotated[
         str | None,
         typer.Option(
-            help="With --add: a new instance MODEL@NAME, with the model's tables, empty; load "
-            "into it (petps load --model MODEL@NAME), then switch (petps alias)."
+            help="With --add: create the instance MODEL@NAME, with empty copies of the model's "
+            "tables. Load it (petps load --model MODEL@NAME), then switch to it (petps alias)."
         ),
     ] = None,
     partitions: Annotated[
         int | None,
-        typer.Option(help="Partitions of a new model, fixed for ever; by default 8."),
+        typer.Option(help="Partitions of a new model, which can never change; by default 8."),
     ] = None,
     durability: Annotated[
         str | None,
         typer.Option(help="'power' (default) or 'process': what an acknowledged write survives."),
     ] = None,
     feed: Annotated[
-        str, typer.Option(help="Who writes the tables of --table: 'push' or 'delta'.")
+        str, typer.Option(help="What writes the tables of --table: 'push' or 'delta'.")
     ] = "push",
     add: Annotated[
         bool, typer.Option("--add", help="Add the missing tables to an existing pool.")
@@ -73,7 +74,7 @@ def create(
         bool,
         typer.Option("--replace", help="Overwrite the data of a device (/dev/dax0.0)."),
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+    json_: JsonReport = False,
 ) -> None:
     """Create a pool with tables, or add tables to one.
 
@@ -106,25 +107,19 @@ def create(
                 raise InvalidArgument(
                     f"table '{name}' is both in --table and in {config}; name it once"
                 )
-            specs.append(
-                _TableSpec(
-                    name,
-                    section.dim,
-                    section.dtype,
-                    section.capacity,
-                    section.default,
-                    section.feed,
-                )
-            )
+            specs.append(_TableSpec(name, **section.model_dump()))
     if pool is None:
         raise InvalidArgument("name the new pool: `petps create PATH ...`, or --config FILE")
     if replace and (add or not pool.is_char_device()):
         raise InvalidArgument(
-            "--replace is for a new pool on a device; remove a pool's file yourself"
+            "--replace is only for a new pool on a device; delete a pool's file yourself"
         )
     if instance is not None:
         if not add or specs:
-            raise InvalidArgument("--instance needs --add and no tables: it has those of the model")
+            raise InvalidArgument(
+                "--instance needs --add, and no --table or --config with tables: the instance gets "
+                "the model's tables"
+            )
         report = _add_instance(pool, instance)
         if json_:
             json_out(report)
@@ -132,8 +127,8 @@ def create(
         note(f"{instance}: {len(report['tables'])} tables, empty")
         return
     if len(set(names)) < len(names):
-        raise InvalidArgument("a --table of the same name appears twice; name each once")
-    report = _make(
+        raise InvalidArgument("two --table options have the same name; name each table once")
+    report = _create_tables(
         pool,
         specs,
         model or "default",
@@ -172,7 +167,7 @@ def _parse(text: str, feed: str) -> _TableSpec:
         )
     name, dim, dtype, capacity = parts
     if not dim.isdigit():
-        raise InvalidArgument(f"--table {text}: dim '{dim}' is no number")
+        raise InvalidArgument(f"--table {text}: dim must be a number, got '{dim}'")
     return _TableSpec(name, int(dim), dtype, _count(capacity, text), 0.0, feed)
 
 
@@ -183,12 +178,12 @@ def _count(text: str, argument: str) -> int:
         return round(float(digits) * factor)
     except (ValueError, OverflowError):
         raise InvalidArgument(
-            f"--table {argument}: capacity '{text}' is no number of rows; write 500000, 500k or "
-            "1.5m"
+            f"--table {argument}: capacity must be a number of rows, got '{text}'; write 500000, "
+            "500k or 1.5m"
         ) from None
 
 
-def _make(
+def _create_tables(
     path: Path,
     specs: list[_TableSpec],
     model: str,
@@ -217,7 +212,7 @@ def _make(
         with pool:
             tables = _add_tables(pool, specs, model, partitions)
     except BaseException:
-        if is_new:  # a pool with only some of the tables is worse than none
+        if is_new:  # leave no pool that has only some of the tables
             with contextlib.suppress(PetpsError):
                 Pool.discard(path)
         raise
@@ -225,26 +220,14 @@ def _make(
         "pool": str(path),
         "created": is_new,
         "model": model,
-        "tables": [
-            {
-                "name": info.name,
-                "id": info.id,
-                "instance": info.instance,
-                "dim": info.dim,
-                "dtype": info.dtype,
-                "capacity": info.capacity,
-                "feed": info.feed,
-                "added": added,
-            }
-            for info, added in tables
-        ],
+        "tables": [{**asdict(info), "added": is_added} for info, is_added in tables],
     }
 
 
 def _add_tables(
     pool: Pool, specs: list[_TableSpec], model: str, partitions: int
 ) -> list[tuple[TableInfo, bool]]:
-    """Return every table of ``specs`` and whether it is new. An existing table must be the same."""
+    """Return every table of ``specs`` and whether it is new. An existing table must be equal."""
     if model not in [instance.model for instance in pool.native.instances()]:
         pool.create_model(model, partitions)
     existing_tables = {info.name: info for info in pool.tables(model)}
@@ -252,16 +235,7 @@ def _add_tables(
     for spec in specs:
         existing_table = existing_tables.get(spec.name)
         if existing_table is None:
-            new_table = pool.create_table(
-                spec.name,
-                dim=spec.dim,
-                dtype=spec.dtype,
-                capacity=spec.capacity,
-                default=spec.default,
-                feed=spec.feed,
-                model=model,
-            )
-            result.append((new_table, True))
+            result.append((pool.create_table(**asdict(spec), model=model), True))
             continue
         if (existing_table.dim, existing_table.dtype, existing_table.capacity) != (
             spec.dim,

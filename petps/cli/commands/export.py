@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from petps.cli.options import JsonReport, ModelOption
 from petps.cli.output import bytes_text, json_out, note, progress
 
 
@@ -16,13 +17,14 @@ def export(
         Path, typer.Argument(metavar="POOL", help="The pool; no server may have it open.")
     ],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder for the base.")],
-    model: Annotated[str | None, typer.Option(help="Model, instance or alias.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+    model: ModelOption = None,
+    json_: JsonReport = False,
 ) -> None:
     """Write all rows of a model as a base: sorted Arrow files and a manifest.
 
-    A base loads into another pool (`petps load`), begins a trainer's run, and lets servers catch up
-    after a gap. It exists once its manifest exists: an interrupted export leaves no base.
+    You can load a base into another pool (`petps load`) or begin a trainer's run with it, and
+    servers catch up from it after a gap. The manifest is written last: an interrupted export leaves
+    no base.
 
     [bold]Examples[/bold]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from petps.cli.kafka import KAFKA_HELP, LOG_HELP
+from petps.cli.options import LOG_HELP, JsonReport, KafkaOption
 from petps.cli.output import json_out, note
 from petps.errors import InvalidArgument
 
@@ -24,35 +24,33 @@ def import_hps(
     brokers: Annotated[
         str, typer.Argument(metavar="BROKERS", help="HPS's brokers: HOST:PORT[,HOST:PORT].")
     ],
-    log: Annotated[
-        str,
-        typer.Argument(metavar="LOG", help=f"The delta log to write: {LOG_HELP}."),
-    ],
+    log: Annotated[str, typer.Argument(metavar="LOG", help=f"The delta log to write: {LOG_HELP}.")],
     table: Annotated[
         list[str],
         typer.Option(help="NAME:DIM[:DTYPE] of a table, read from hps_et.MODEL.NAME. Repeatable."),
     ],
     state: Annotated[
-        Path, typer.Option(help="File that keeps the positions in HPS's topics; made if missing.")
+        Path,
+        typer.Option(help="File that stores the positions in HPS's topics; created if missing."),
     ],
-    model: Annotated[str, typer.Option(help="The model, in HPS and here.")] = "default",
+    model: Annotated[str, typer.Option(help="The model, by HPS's and petps's name.")] = "default",
     key_bytes: Annotated[int, typer.Option(help="Bytes of a key: 8, or 4.")] = 8,
-    partitions: Annotated[int, typer.Option(help="Partitions of a new log; the model's.")] = 8,
+    partitions: Annotated[
+        int, typer.Option(help="Partitions of a new log: as many as the model has.")
+    ] = 8,
     version_seconds: Annotated[
         float, typer.Option(min=0.01, help="Seconds from one version to the next.")
     ] = 1.0,
     once: Annotated[
         bool, typer.Option("--once", help="Publish what HPS's topics hold now, then stop.")
     ] = False,
-    kafka_option: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help=KAFKA_HELP)
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+    kafka_option: KafkaOption = None,
+    json_: JsonReport = False,
 ) -> None:
     """Publish messages from HugeCTR HPS's Kafka topics to a delta log, until Ctrl-C.
 
-    Servers follow the log like any other. A message that does not fit the table exactly is counted
-    and skipped. After a restart the command continues at the positions in the state file.
+    Servers follow the log like any other. The command counts and skips a message that does not fit
+    its table exactly. After a restart it continues at the positions in the state file.
 
     [bold]Examples[/bold]
 
@@ -97,7 +95,7 @@ def _schema(text: str) -> TableSchema:
 
 @contextlib.contextmanager
 def _until_signal() -> Iterator[list[int]]:
-    """Collect SIGTERM and Ctrl-C, so that everything read becomes a version before the end."""
+    """Collect SIGTERM and Ctrl-C, so that all rows read become a version before the exit."""
     signals: list[int] = []
     numbers = (signal.SIGTERM, signal.SIGINT)
     old_handlers = {

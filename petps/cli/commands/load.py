@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from petps.cli.options import (
+    AllowNotFinite,
+    JsonReport,
+    KeyColumn,
+    ModelOption,
+    RowColumn,
+    TableName,
+    TargetName,
+)
 from petps.cli.output import json_out, note, progress
-from petps.cli.target import TARGET_HELP, Target, TargetTable, open_target
+from petps.cli.target import Target, open_target
 from petps.errors import InvalidArgument, ResourceExhausted
 
 if TYPE_CHECKING:
@@ -17,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def load(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_HELP)],
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table to fill.")],
+    target: TargetName,
+    table: TableName,
     source: Annotated[
         list[Path],
         typer.Argument(
@@ -27,16 +37,14 @@ def load(
             "emb_vector), a base of `petps export`, or a checkpoint store.",
         ),
     ],
-    key_column: Annotated[str | None, typer.Option(help="Name of the keys in the file.")] = None,
-    row_column: Annotated[str | None, typer.Option(help="Name of the rows in the file.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model, instance or alias.")] = None,
+    key_column: KeyColumn = None,
+    row_column: RowColumn = None,
+    model: ModelOption = None,
     version: Annotated[
-        int | None, typer.Option(help="Of a checkpoint store; the newest, if left out.")
+        int | None, typer.Option(help="The version of a checkpoint store; by default the newest.")
     ] = None,
-    allow_not_finite: Annotated[
-        bool, typer.Option("--allow-not-finite", help="Take rows with NaN or infinity.")
-    ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+    allow_not_finite: AllowNotFinite = False,
+    json_: JsonReport = False,
 ) -> None:
     """Load rows from files into a table.
 
@@ -58,14 +66,11 @@ def load(
     from petps.cli.sources import Columns, open_sources
 
     sources = open_sources(source, Columns(key_column, row_column), table, version)
-    opened = open_target(target, model=model, read_only=False)
-    try:
-        shape = opened.describe(table)
-        for each in sources:
-            _check_dim(each, shape)
-        report = _load_all(opened, shape, sources, allow_not_finite, quiet=json_)
-    finally:
-        opened.close()
+    with closing(open_target(target, model=model, read_only=False)) as handle:
+        dim = handle.dim(table)
+        for opened_source in sources:
+            _check_dim(opened_source, opened_source.dim, table, dim)
+        report = _load_all(handle, table, dim, sources, allow_not_finite, quiet=json_)
     if json_:
         json_out(report)
         return
@@ -76,50 +81,46 @@ def load(
     )
 
 
-def _check_dim(source: Source, table: TargetTable) -> None:
-    if source.dim is not None and source.dim != table.dim:
+def _check_dim(source: Source, source_dim: int | None, table: str, dim: int) -> None:
+    if source_dim not in (None, dim):
         raise InvalidArgument(
-            f"table '{table.name}' has dim {table.dim}, but {source.name} has rows of "
-            f"dim {source.dim}"
+            f"table '{table}' has dim {dim}, but {source.name} has rows of dim {source_dim}"
         )
 
 
 def _load_all(
     target: Target,
-    table: TargetTable,
+    table: str,
+    dim: int,
     sources: list[Source],
     allow_not_finite: bool,
     *,
     quiet: bool,
 ) -> dict[str, Any]:
-    sizes = [source.rows for source in sources]
-    total = None if None in sizes else sum(size for size in sizes if size is not None)
+    from petps.cli.sources import total_rows
+
     counts = {"inserted": 0, "updated": 0}
     rows_read = 0
-    begun = time.perf_counter()
-    with progress(f"loading {table.name}", total, quiet=quiet) as advance:
+    start = time.perf_counter()
+    with progress(f"loading {table}", total_rows(sources), quiet=quiet) as advance:
         for source in sources:
             for keys, rows in source.chunks():
-                if rows.shape[1] != table.dim:
-                    raise InvalidArgument(
-                        f"table '{table.name}' has dim {table.dim}, but {source.name} has rows of "
-                        f"dim {rows.shape[1]}"
-                    )
+                _check_dim(source, rows.shape[1], table, dim)
                 try:
-                    report = target.load(table.name, keys, rows, allow_not_finite)
+                    report = target.load(table, keys, rows, allow_not_finite)
                 except ResourceExhausted as error:
                     raise ResourceExhausted(f"after {rows_read:,} rows: {error}") from None
                 except InvalidArgument as error:
                     raise InvalidArgument(
-                        f"{source.name}, rows from {rows_read:,} on: {error}"
+                        f"{source.name}, after {rows_read:,} rows: {error}"
                     ) from None
                 for name in counts:
                     counts[name] += report[name]
                 rows_read += len(keys)
                 advance(len(keys))
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     return {
-        "table": table.name,
+        "table": table,
         "sources": [source.name for source in sources],
         "rows": rows_read,
         **counts,

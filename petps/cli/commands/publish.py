@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from petps.cli.kafka import KAFKA_HELP, LOG_HELP
+from petps.cli.options import (
+    LOG_HELP,
+    AllowNotFinite,
+    JsonReport,
+    KafkaOption,
+    KeyColumn,
+    RowColumn,
+    TableName,
+    parse_key,
+)
 from petps.cli.output import json_out, note, progress
 from petps.errors import InvalidArgument
 
@@ -24,7 +33,7 @@ def publish(
         str,
         typer.Argument(metavar="LOG", help=f"The delta log: {LOG_HELP}. A new log is created."),
     ],
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table.")],
+    table: TableName,
     source: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -33,7 +42,9 @@ def publish(
     ] = None,
     model: Annotated[str, typer.Option(help="The model.")] = "default",
     dtype: Annotated[str, typer.Option(help="The table's dtype.")] = "f32",
-    dim: Annotated[int | None, typer.Option(help="The table's dim; by default the file's.")] = None,
+    dim: Annotated[
+        int | None, typer.Option(help="The table's dim; by default that of the files.")
+    ] = None,
     delete: Annotated[list[str] | None, typer.Option(help="A key to delete. Repeatable.")] = None,
     base: Annotated[
         Path | None,
@@ -42,25 +53,23 @@ def publish(
     instance: Annotated[
         str | None,
         typer.Option(
-            help="With --base: MODEL@NAME, which servers load beside what they serve, and switch "
-            "to; without it they replace what they serve."
+            help="With --base: servers load the base as the new instance MODEL@NAME and then "
+            "switch to it. Without it they replace the rows of the instance that they serve."
         ),
     ] = None,
-    partitions: Annotated[int, typer.Option(help="Partitions of a new log; the model's.")] = 8,
-    kafka_option: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help=KAFKA_HELP)
-    ] = None,
-    key_column: Annotated[str | None, typer.Option(help="Name of the keys in the file.")] = None,
-    row_column: Annotated[str | None, typer.Option(help="Name of the rows in the file.")] = None,
-    allow_not_finite: Annotated[
-        bool, typer.Option("--allow-not-finite", help="Take rows with NaN or infinity.")
-    ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+    partitions: Annotated[
+        int, typer.Option(help="Partitions of a new log: as many as the model has.")
+    ] = 8,
+    kafka_option: KafkaOption = None,
+    key_column: KeyColumn = None,
+    row_column: RowColumn = None,
+    allow_not_finite: AllowNotFinite = False,
+    json_: JsonReport = False,
 ) -> None:
     """Publish rows to a delta log as one version. Servers that follow the log apply them.
 
-    The rows become a new run, which continues at the log's end. When the command returns, they are
-    durable and visible to servers.
+    The rows become a new run, which continues at the log's end. When the command returns, the rows
+    are durable in the log, and servers can read them.
 
     [bold]Examples[/bold]
 
@@ -74,15 +83,16 @@ def publish(
 
         petps publish kafka://127.0.0.1:9092/deltas items changed.npz --partitions 8
     """
-    from petps.cli.commands.push import _key
     from petps.cli.sources import Columns, open_sources
     from petps.delta import kafka_options, open_log
 
     if not source and not delete and base is None:
         raise InvalidArgument("nothing to publish: name files of rows, --delete KEY or --base")
     if instance is not None and base is None:
-        raise InvalidArgument("an instance begins with a base: --instance goes with --base")
-    deleted_keys = [_key(text, "--delete") for text in delete or []]
+        raise InvalidArgument(
+            "a new instance begins with a base: give --instance together with --base"
+        )
+    deleted_keys = [parse_key(text) for text in delete or []]
     sources = open_sources(source or [], Columns(key_column, row_column), table)
     schema = _schema(table, dtype, dim, sources)
     options = kafka_options(kafka_option)
@@ -94,7 +104,8 @@ def publish(
             schema,
             sources,
             deleted_keys,
-            (base, instance),
+            base,
+            instance,
             allow_not_finite,
             json_,
         )
@@ -115,10 +126,10 @@ def _schema(table: str, dtype: str, dim: int | None, sources: list[Source]) -> T
     if dim is None:
         dims = {source.dim for source in sources if source.dim is not None}
         if not dims:
-            raise InvalidArgument("the files do not tell the table's dim; name it with --dim")
+            raise InvalidArgument("the files do not state the table's dim; name it with --dim")
         if len(dims) > 1:
             raise InvalidArgument(
-                f"the files have rows of dim {', '.join(map(str, sorted(dims)))}; one is needed"
+                f"the files have rows of dim {', '.join(map(str, sorted(dims)))}; all must be equal"
             )
         dim = dims.pop()
     for source in sources:
@@ -133,29 +144,32 @@ def _publish(
     schema: TableSchema,
     sources: list[Source],
     deleted_keys: list[int],
-    base: tuple[Path | None, str | None],
+    base: Path | None,
+    instance: str | None,
     allow_not_finite: bool,
     quiet: bool,
 ) -> dict[str, Any]:
+    import numpy as np
+
+    from petps.cli.sources import total_rows
     from petps.publish import Publisher, end_of
 
     position = end_of(log, model)
     publisher = Publisher(log, model, tables=[schema], allow_not_finite=allow_not_finite)
-    if base[0] is None:
+    if base is None:
         publisher.begin_continue(position)
     else:
-        _begin_base(publisher, base[0], model, base[1])
+        _begin_base(publisher, base, model, instance)
     rows = 0
-    sizes = [source.rows for source in sources]
-    total = None if None in sizes else sum(size for size in sizes if size is not None)
-    with progress(f"publishing {schema.name}", total, quiet=quiet) as advance:
+    with progress(f"publishing {schema.name}", total_rows(sources), quiet=quiet) as advance:
         for source in sources:
             for keys, values in source.chunks():
                 publisher.publish(schema.name, keys, values)
                 rows += len(keys)
                 advance(len(keys))
     if deleted_keys:
-        _publish_deletions(publisher, schema.name, deleted_keys)
+        deletions = np.array(deleted_keys, np.uint64)
+        publisher.publish(schema.name, deletions, None, np.ones(len(deletions), np.bool_))
     version = publisher.commit() if rows or deleted_keys else publisher.version
     return {
         "model": model,
@@ -165,12 +179,6 @@ def _publish(
         "run": publisher.run,
         "version": version,
     }
-
-
-def _publish_deletions(publisher: Publisher, table: str, keys: list[int]) -> None:
-    import numpy as np
-
-    publisher.publish(table, np.array(keys, np.uint64), None, np.ones(len(keys), np.bool_))
 
 
 def _begin_base(publisher: Publisher, folder: Path, model: str, instance: str | None) -> None:

@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from petps.cli.options import JsonReport, ModelOption, TableName, TargetName, parse_key
 from petps.cli.output import json_out, note, table
-from petps.cli.target import TARGET_HELP, open_target
+from petps.cli.target import open_target
 from petps.errors import InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-VALUES_SHOWN = 6  # of a row on a terminal; --json and --out write all
+VALUES_SHOWN = 6  # values of a row on a terminal; --json and --out write all
 
 
 def pull(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_HELP)],
-    table_: Annotated[str, typer.Argument(metavar="TABLE", help="The table.")],
+    target: TargetName,
+    table_: TableName,
     keys: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY...]", help="Keys: numbers from 0 to 2^64-1.")
     ] = None,
     keys_file: Annotated[
-        Path | None, typer.Option("--keys", help="A .npy file of keys instead.")
+        Path | None, typer.Option("--keys", help="Read the keys from this .npy file instead.")
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Write to this file: .npy (rows), or .npz (keys, rows, found)."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model, instance or alias.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+    model: ModelOption = None,
+    json_: JsonReport = False,
 ) -> None:
-    """Show the rows of keys. A missing key shows the table's default row and is marked.
+    """Show the rows of keys. A missing key is marked, and shows the table's default row.
 
     [bold]Examples[/bold]
 
@@ -47,11 +49,8 @@ def pull(
     if out is not None and out.suffix not in (".npy", ".npz"):
         raise InvalidArgument(f"--out {out}: write .npy (rows alone) or .npz (keys, rows, found)")
     key_array = _keys(keys or [], keys_file)
-    handle = open_target(target, model=model, read_only=True)
-    try:
+    with closing(open_target(target, model=model, read_only=True)) as handle:
         rows, mask = handle.pull(table_, key_array)
-    finally:
-        handle.close()
     if out is not None:
         _write(out, key_array, rows, mask)
     if json_:
@@ -73,10 +72,7 @@ def _keys(texts: list[str], file: Path | None) -> npt.NDArray[np.uint64]:
     if (file is None) == (not texts):
         raise InvalidArgument("name the keys, either as arguments or with --keys FILE.npy")
     if file is None:
-        for text in texts:
-            if not text.isdecimal() or int(text) >= 1 << 64:
-                raise InvalidArgument(f"key '{text}' is no number from 0 to 2^64-1")
-        return np.array([int(text) for text in texts], dtype=np.uint64)
+        return np.array([parse_key(text) for text in texts], dtype=np.uint64)
     try:
         return as_keys(np.load(file, allow_pickle=False))
     except FileNotFoundError:
@@ -111,11 +107,7 @@ def _show_json(
     mask: npt.NDArray[np.bool_],
     out: Path | None,
 ) -> None:
-    report: dict[str, object] = {
-        "table": name,
-        "keys": len(keys),
-        "found": int(mask.sum()),
-    }
+    report: dict[str, object] = {"table": name, "keys": len(keys), "found": int(mask.sum())}
     if out is not None:
         report["out"] = str(out)
     else:

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
 
+from petps.cli.options import (
+    AllowNotFinite,
+    JsonReport,
+    ModelOption,
+    TableName,
+    TargetName,
+    parse_key,
+)
 from petps.cli.output import json_out, note
-from petps.cli.target import TARGET_HELP, open_target
+from petps.cli.target import open_target
 from petps.errors import InvalidArgument
 
 
 def push(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_HELP)],
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table.")],
+    target: TargetName,
+    table: TableName,
     rows: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ROW...]", help="Rows as KEY=NUMBER,NUMBER,...: dim numbers each."),
+        typer.Argument(metavar="[ROW...]", help="Rows as KEY=NUMBER,NUMBER,..., with dim numbers."),
     ] = None,
     delete: Annotated[list[str] | None, typer.Option(help="A key to delete. Repeatable.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model, instance or alias.")] = None,
-    allow_not_finite: Annotated[
-        bool, typer.Option("--allow-not-finite", help="Take rows with NaN or infinity.")
-    ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+    model: ModelOption = None,
+    allow_not_finite: AllowNotFinite = False,
+    json_: JsonReport = False,
 ) -> None:
     """Write a few rows, or delete keys. For files, see `petps load`.
 
@@ -40,19 +47,18 @@ def push(
     if not rows and not delete:
         raise InvalidArgument("nothing to push: write KEY=NUMBER,NUMBER,... or --delete KEY")
     updates = [_row(text) for text in rows or []]
-    deleted_keys = [_key(text, text) for text in delete or []]
+    deleted_keys = [parse_key(text) for text in delete or []]
     conflicts = {key for key, _ in updates} & set(deleted_keys)
     if conflicts:
-        raise InvalidArgument(f"key {min(conflicts)} is both written and deleted; do one")
-    handle = open_target(target, model=model, read_only=False)
-    try:
-        dim = handle.describe(table).dim
+        raise InvalidArgument(f"key {min(conflicts)} is both written and deleted; give it once")
+    counts = {"inserted": 0, "updated": 0, "deleted": 0, "absent": 0}
+    with closing(open_target(target, model=model, read_only=False)) as handle:
+        dim = handle.dim(table)
         for key, values in updates:
             if len(values) != dim:
                 raise InvalidArgument(
                     f"table '{table}' has dim {dim}, but key {key} has {len(values)} numbers"
                 )
-        counts = {"inserted": 0, "updated": 0, "deleted": 0, "absent": 0}
         reports = []
         if updates:
             keys = np.array([key for key, _ in updates], np.uint64)
@@ -63,28 +69,19 @@ def push(
         for report in reports:
             for name in counts:
                 counts[name] += report[name]
-    finally:
-        handle.close()
     if json_:
         json_out({"table": table, **counts})
         return
-    labels = {"inserted": "new", "updated": "replaced", "deleted": "deleted", "absent": "not there"}
+    labels = {"inserted": "new", "updated": "replaced", "deleted": "deleted", "absent": "missing"}
     note(f"{table}: " + ", ".join(f"{counts[name]:,} {labels[name]}" for name in counts))
 
 
-def _key(text: str, argument: str) -> int:
-    if not text.isdecimal() or int(text) >= 1 << 64:
-        raise InvalidArgument(f"{argument}: key '{text}' is no number from 0 to 2^64-1")
-    return int(text)
-
-
 def _row(text: str) -> tuple[int, list[float]]:
-    key, separator, values = text.partition("=")
+    key_text, separator, values = text.partition("=")
     if not separator:
         raise InvalidArgument(f"'{text}': write KEY=NUMBER,NUMBER,..., for instance 42=0.1,0.2")
+    key = parse_key(key_text)
     try:
-        return _key(key, text), [float(value) for value in values.split(",")]
-    except ValueError as error:
-        if isinstance(error, InvalidArgument):
-            raise
+        return key, [float(value) for value in values.split(",")]
+    except ValueError:
         raise InvalidArgument(f"'{text}': '{values}' is not a list of numbers") from None

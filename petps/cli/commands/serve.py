@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from petps.cli.kafka import KAFKA_HELP, LOG_HELP
+from petps.cli.options import LOG_HELP, KafkaOption
 from petps.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -17,48 +17,53 @@ if TYPE_CHECKING:
 
 def serve(
     pool: Annotated[
-        Path | None, typer.Argument(metavar="[POOL]", help="The pool; or take it from --config.")
+        Path | None, typer.Argument(metavar="[POOL]", help="The pool; by default that of --config.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A configuration file (`petps config`).")
+        Path | None, typer.Option(help="A configuration file (`petps config` lists its keys).")
     ] = None,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on; by default 127.0.0.1.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(help="Native port, by default 7070; 0: any free one.")
+        int | None,
+        typer.Option(help="Port of the native protocol, by default 7070; 0: any free one."),
     ] = None,
     http_port: Annotated[
         int | None,
         typer.Option(help="Port of health, /metrics and the status page, by default 7072."),
     ] = None,
-    no_http: Annotated[bool, typer.Option("--no-http", help="No HTTP at all.")] = False,
+    no_http: Annotated[bool, typer.Option("--no-http", help="Do not serve HTTP.")] = False,
     grpc_port: Annotated[
         int | None, typer.Option(help="Port of gRPC, by default 7071; 0: any free one.")
     ] = None,
-    no_grpc: Annotated[bool, typer.Option("--no-grpc", help="No gRPC at all.")] = False,
+    no_grpc: Annotated[bool, typer.Option("--no-grpc", help="Do not serve gRPC.")] = False,
     workers: Annotated[
-        int | None, typer.Option(help="Worker threads; 0, the default: one for each processor.")
+        int | None,
+        typer.Option(help="Worker threads; 0, the default: one for each processor, at most 8."),
     ] = None,
     gather: Annotated[
-        str | None, typer.Option(help="auto (the default), copy, sendmsg or zerocopy.")
+        str | None,
+        typer.Option(
+            help="How replies collect their rows: auto (the default), copy, sendmsg or zerocopy."
+        ),
     ] = None,
     log: Annotated[
         str | None, typer.Option(metavar="LOG", help=f"Follow this delta log: {LOG_HELP}.")
     ] = None,
-    kafka_option: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help=KAFKA_HELP)
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="The model that the log writes.")] = None,
+    kafka_option: KafkaOption = None,
+    model: Annotated[str | None, typer.Option(help="The model of the log's deltas.")] = None,
     shard_map: Annotated[
-        Path | None, typer.Option(help="The shard map: serve the partitions it gives this server.")
+        Path | None,
+        typer.Option(help="The shard map: serve only the partitions that it assigns to --address."),
     ] = None,
     address: Annotated[
         str | None,
         typer.Option(help="This server's address in the shard map; by default HOST:PORT."),
     ] = None,
     ready_file: Annotated[
-        Path | None, typer.Option(help="Write this file (JSON: pid, port, ...) when serving.")
+        Path | None,
+        typer.Option(help="Write this file (JSON: pid, port, ...) once the server serves."),
     ] = None,
 ) -> None:
     """Serve a pool over the network until SIGTERM or Ctrl-C.
@@ -87,7 +92,7 @@ def serve(
 
     _native.stop_on_lost_pool()
 
-    # Rooms report through logging ([ingest] ...): warnings and errors are for the operator.
+    # The rooms log ([ingest] ...); the operator needs their warnings and errors.
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
 
     overrides: dict[str, dict[str, Any]] = {
@@ -116,17 +121,17 @@ def serve(
 
 
 def _print_line(text: str) -> None:
-    # typer.echo flushes: a reader that waits for the line must not wait for a full buffer. A reader
-    # that has closed the pipe must not stop the server.
+    # typer.echo flushes, so a reader of the pipe gets each line at once. A reader that has closed
+    # the pipe must not stop the server.
     with contextlib.suppress(OSError):
         typer.echo(text)
 
 
 def _settings(file: Path | None, overrides: dict[str, dict[str, Any]]) -> Config:
     """Return the configuration of ``file``, overridden by the command line."""
-    from petps.config import load, merged
+    from petps.config import load, merge
 
     base = None if file is None else load(file)
     if base is None and overrides["pool"]["path"] is None:
         raise InvalidArgument("name the pool: `petps serve PATH`, or --config FILE")
-    return merged(base, overrides, "command line")
+    return merge(base, overrides, "command line")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any
+from contextlib import closing
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
 import typer
 
+from petps.cli.options import JsonReport, TargetName
 from petps.cli.output import bytes_text, facts, json_out, table
-from petps.cli.target import TARGET_HELP, open_target
+from petps.cli.target import open_target
 
 
-def status(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_HELP)],
-    json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
-) -> None:
+def status(target: TargetName, json_: JsonReport = False) -> None:
     """Show a pool or a running server: tables, rows, bytes, versions, ingest.
 
     [bold]Examples[/bold]
@@ -23,11 +24,8 @@ def status(
 
         petps status petps://127.0.0.1:7070 --json
     """
-    handle = open_target(target, model=None, read_only=True)
-    try:
+    with closing(open_target(target, model=None, read_only=True)) as handle:
         report = handle.status()
-    finally:
-        handle.close()
     if json_:
         json_out(report)
         return
@@ -91,7 +89,7 @@ def _shard_text(shard: dict[str, Any]) -> str:
 
 
 def _gather_text(gather: dict[str, Any]) -> str:
-    """Return how replies are sent: 'copy (set)', or the measured modes, as runs of row sizes."""
+    """Return the gather mode: 'copy (set)', or the measured mode for each range of row sizes."""
     if gather["mode"] != "auto":
         return f"{gather['mode']} (set)"
     if not gather["measured"]:
@@ -99,14 +97,11 @@ def _gather_text(gather: dict[str, Any]) -> str:
     parts = []
     for rows in sorted({choice["rows"] for choice in gather["choices"]}):
         cells = [choice for choice in gather["choices"] if choice["rows"] == rows]
-        runs: list[list[Any]] = []
-        for cell in cells:
-            if runs and runs[-1][0] == cell["mode"]:
-                runs[-1][2] = cell["row_bytes"]
-            else:
-                runs.append([cell["mode"], cell["row_bytes"], cell["row_bytes"]])
-        ranges = ", ".join(f"{mode} {low}..{high}" for mode, low, high in runs)
-        parts.append(f"{rows} rows: {ranges} B")
+        ranges = []
+        for mode, group in groupby(cells, key=itemgetter("mode")):
+            sizes = [cell["row_bytes"] for cell in group]
+            ranges.append(f"{mode} {sizes[0]}..{sizes[-1]}")
+        parts.append(f"{rows} rows: {', '.join(ranges)} B")
     return f"auto, measured in {gather['measuring_ms']:.0f} ms; " + "; ".join(parts)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from petps.cli.options import JsonReport
 from petps.cli.output import facts, json_out, note, waiting
 from petps.errors import DataLoss
 
@@ -20,20 +21,20 @@ def verify(
         bool,
         typer.Option(
             "--accept",
-            help="If it is clean, take a pool that lost power back into service, without progress.",
+            help="Allow a clean pool that lost power to be served again. It forgets its progress.",
         ),
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+    json_: JsonReport = False,
 ) -> None:
     """Read everything in a pool and check it: buckets, counters, headers, row checksums.
 
     A crash may leave stale tags, high counters and unreachable slots. They are no faults: the next
-    server heals them. The exit code is 9 when there are faults.
+    server heals them. The exit code is 9 if there are faults.
 
     After a power loss, a pool with durability 'process' may hold rows of any age, and progress that
-    is newer than its rows. With --accept a clean pool can be served again. Every partition that was
-    followed then waits for a base, from the checkpoint store or from a publisher. A pool with
-    faults is never accepted, and stays as it is.
+    is newer than its rows. With --accept a clean pool can be served again. Every partition that
+    followed the log then waits for a base, from the checkpoint store or from a publisher. A pool
+    with faults is never accepted, and --accept does not change it.
 
     [bold]Examples[/bold]
 
@@ -53,13 +54,13 @@ def verify(
         finally:
             tables.close()
     is_accepted = accept and report.clean and lost_power
-    without_base = 0
+    waiting_partitions = 0
     fed_by_pushes: list[str] = []
     if is_accepted:
-        # Only the clean close of a writer marks the pool as whole again.
+        # Only a clean close after a writable open marks the pool as whole again.
         tables = _native.Tables.open(str(pool), accept_lost_power=True)
         try:
-            without_base = sum(
+            waiting_partitions = sum(
                 progress.state in ("lost_power", "catching_up")
                 for progress in tables.all_progress()
             )
@@ -76,7 +77,7 @@ def verify(
                 **report.as_dict(),
                 "lost_power": lost_power,
                 "accepted": is_accepted,
-                "partitions_waiting_for_a_base": without_base,
+                "partitions_waiting_for_a_base": waiting_partitions,
                 "push_fed_tables": fed_by_pushes,
                 "seconds": round(seconds, 3),
             }
@@ -106,25 +107,25 @@ def verify(
         return
     note(f"{pool}: clean, {report.rows:,} rows checked in {seconds:.1f} s")
     if is_accepted:
-        _note_accepted(without_base, fed_by_pushes)
+        _note_accepted(waiting_partitions, fed_by_pushes)
     elif lost_power:
         note(
-            "it lost power with durability 'process': each row is one that was written for its "
-            "key, but any may be older than what was acknowledged last; `petps verify --accept` "
-            "takes it back into service"
+            "it lost power with durability 'process': each row was written for its key, but may be "
+            "older than the last acknowledged one; `petps verify --accept` takes it back into "
+            "service"
         )
 
 
-def _note_accepted(without_base: int, fed_by_pushes: list[str]) -> None:
+def _note_accepted(waiting_partitions: int, fed_by_pushes: list[str]) -> None:
     note("it lost power and is accepted: it can be served again")
-    if without_base:
+    if waiting_partitions:
         note(
-            f"{without_base:,} partitions forgot what they had applied and wait for a base: serve "
-            "the pool with the checkpoint store configured, or publish a base; until then `petps "
+            f"{waiting_partitions:,} partitions have no progress and wait for a base: serve the "
+            "pool with the checkpoint store configured, or publish a base; until then `petps "
             "status` shows them as stale, and they serve rows of any age"
         )
     if fed_by_pushes:
         note(
             f"tables fed by pushes: {', '.join(fed_by_pushes)}: pushes since the last clean close "
-            "may be missing, deleted keys may be back; push again what must be there"
+            "may be missing, and deleted keys may be back; repeat these pushes and deletions"
         )

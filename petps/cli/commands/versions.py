@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
 
+from petps.cli.options import JsonReport, TargetName
 from petps.cli.output import json_out, note, table
-from petps.cli.target import TARGET_HELP, open_target
+from petps.cli.target import open_target
 from petps.errors import FailedPrecondition, InvalidArgument
 
-_TARGET = Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_HELP)]
-_JSON = Annotated[bool, typer.Option("--json", help="Report as JSON.")]
 
-
-def instances(target: _TARGET, json_: _JSON = False) -> None:
+def instances(target: TargetName, json_: JsonReport = False) -> None:
     """List the instances of every model, and whether each is serving, following or frozen.
 
     [bold]Examples[/bold]
@@ -23,30 +22,17 @@ def instances(target: _TARGET, json_: _JSON = False) -> None:
 
         petps instances petps://127.0.0.1:7070
     """
-    handle = open_target(target, model=None, read_only=True)
-    try:
-        status = handle.status()
-    finally:
-        handle.close()
-    rows = _instances(status)
+    with closing(open_target(target, model=None, read_only=True)) as handle:
+        rows = _instances(handle.status())
     if json_:
         json_out({"instances": rows})
         return
-    table(
-        ("instance", "state", "alias", "tables", "rows", "version", "run"),
-        [
-            (
-                row["name"],
-                row["state"],
-                ", ".join(row["aliases"]),
-                row["tables"],
-                row["rows"],
-                row["version"],
-                row["run"],
-            )
-            for row in rows
-        ],
-    )
+    columns = ("name", "state", "aliases", "tables", "rows", "version", "run")
+    lines = [
+        [", ".join(row[name]) if name == "aliases" else row[name] for name in columns]
+        for row in rows
+    ]
+    table(("instance", "state", "alias", *columns[3:]), lines)
 
 
 def _instances(status: dict[str, Any]) -> list[dict[str, Any]]:
@@ -71,7 +57,7 @@ def _instances(status: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def alias(
-    target: _TARGET,
+    target: TargetName,
     instance: Annotated[
         str | None,
         typer.Argument(
@@ -84,12 +70,13 @@ def alias(
     back: Annotated[
         bool, typer.Option("--back", help="Switch back to the instance before the last switch.")
     ] = False,
-    json_: _JSON = False,
+    json_: JsonReport = False,
 ) -> None:
     """Switch the name of a model to another instance, for all tables at once, or switch it back.
 
-    The previous instance is frozen: pulls by its own name continue, deltas no longer reach it.
-    Clients that pull by the model's name follow within seconds. No answer mixes two instances.
+    The previous instance is frozen: it gets no more deltas, but can still be pulled by its own
+    name. Clients that pull by the model's name follow within seconds. No answer mixes two
+    instances.
 
     [bold]Examples[/bold]
 
@@ -101,25 +88,24 @@ def alias(
     """
     if (instance is None) != back:
         raise InvalidArgument("write either an instance, MODEL@NAME, or --back")
-    handle = open_target(target, model=None, read_only=False)
-    try:
+    with closing(open_target(target, model=None, read_only=False)) as handle:
         status = handle.status()
         name = name or (instance.partition("@")[0] if instance else _only_model(status))
         new_instance = instance or _previous_instance(status, name)
         old_instance = _current_instance(status, name)
         handle.switch_alias(name, new_instance)
-    finally:
-        handle.close()
     if json_:
         json_out({"alias": name, "instance": new_instance, "before": old_instance})
         return
-    note(f"{name} means {new_instance} now" + (f", before {old_instance}" if old_instance else ""))
+    note(f"{name} names {new_instance} now" + (f", before {old_instance}" if old_instance else ""))
 
 
 def _only_model(status: dict[str, Any]) -> str:
     models = sorted({record["model"] for record in status["instances"]})
     if len(models) != 1:
-        raise InvalidArgument(f"there are several models: {', '.join(models)}; say --name MODEL")
+        raise InvalidArgument(
+            f"there are several models: {', '.join(models)}; choose one with --name MODEL"
+        )
     return str(models[0])
 
 
@@ -142,27 +128,25 @@ def _current_instance(status: dict[str, Any], name: str) -> str | None:
 
 
 def drop(
-    target: _TARGET,
-    instance: Annotated[str, typer.Argument(metavar="INSTANCE", help="MODEL@NAME.")],
-    json_: _JSON = False,
+    target: TargetName,
+    instance: Annotated[
+        str, typer.Argument(metavar="INSTANCE", help="The instance to remove: MODEL@NAME.")
+    ],
+    json_: JsonReport = False,
 ) -> None:
     """Remove an instance and its tables. Their space is reused once no pull reads them.
 
-    An instance that an alias (or the plain model name) refers to is not dropped: switch that first.
+    The command refuses an instance that an alias (or the plain model name) names: switch the alias
+    first.
 
     [bold]Examples[/bold]
 
         petps drop petps://127.0.0.1:7070 ranking@6
     """
     if "@" not in instance:
-        raise InvalidArgument(
-            f"'{instance}' names a model: name one instance of it, {instance}@NAME"
-        )
-    handle = open_target(target, model=None, read_only=False)
-    try:
+        raise InvalidArgument(f"'{instance}' is a model; name an instance of it: {instance}@NAME")
+    with closing(open_target(target, model=None, read_only=False)) as handle:
         handle.drop_instance(instance)
-    finally:
-        handle.close()
     if json_:
         json_out({"dropped": instance})
         return

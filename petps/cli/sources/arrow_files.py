@@ -15,20 +15,20 @@ from petps.cli.sources.base import (
     KEY_NAMES,
     ROW_NAMES,
     Chunk,
-    checked_keys,
-    checked_rows,
     chunk_rows,
+    convert_keys,
+    convert_rows,
     pick,
 )
 from petps.errors import DataLoss, InvalidArgument
 
 __all__ = ["ArrowFile", "ParquetFile"]
 
-FIRST_LOOK_ROWS = 1024  # rows of a chunk before the dim of a variable-size list is known
+FIRST_CHUNK_ROWS = 1024  # rows of a chunk while the dim of a variable-size list is unknown
 
 
 class _ArrowSource:
-    """Common part of Parquet and Arrow IPC: columns by name, batches cut into chunks."""
+    """Common part of Parquet and Arrow IPC: finds columns by name, and cuts batches into chunks."""
 
     def __init__(
         self, path: Path, schema: pa.Schema, key_column: str | None, row_column: str | None
@@ -55,7 +55,7 @@ class _ArrowSource:
                 keys_column, rows_column = batch.column(self._key), batch.column(self._row)
                 at = 0
                 while at < batch.num_rows:
-                    step = chunk_rows(self.dim) if self.dim else FIRST_LOOK_ROWS
+                    step = chunk_rows(self.dim) if self.dim else FIRST_CHUNK_ROWS
                     keys = self._keys(keys_column.slice(at, step), done)
                     yield keys, self._rows(rows_column.slice(at, step), done)
                     at += len(keys)
@@ -76,7 +76,7 @@ class _ArrowSource:
             raise InvalidArgument(
                 f"{self.name}: column '{self._key}' is {column.type}, expected integers"
             )
-        return checked_keys(column.to_numpy(zero_copy_only=False), self.name)
+        return convert_keys(column.to_numpy(zero_copy_only=False), self.name)
 
     def _rows(self, column: pa.Array, done: int) -> npt.NDArray[np.float32]:
         if column.null_count:
@@ -87,7 +87,7 @@ class _ArrowSource:
         if values.null_count:
             raise InvalidArgument(f"{self.name}: a row near row {done:,} has a null in it")
         flat: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
-        return checked_rows(flat.reshape(len(column), self.dim or 0), self.name)
+        return convert_rows(flat.reshape(len(column), self.dim or 0), self.name)
 
     def _check_lengths(self, column: pa.Array, done: int) -> None:
         lengths = column.value_lengths().to_numpy(zero_copy_only=False)
@@ -103,9 +103,9 @@ class _ArrowSource:
 
 
 class ParquetFile(_ArrowSource):
-    """A Parquet file; each read takes a part of a row group.
+    """A Parquet file. Each read decodes only a part of a row group.
 
-    pyarrow.dataset would decode a whole row group at a time, however large it is.
+    pyarrow.dataset would decode a whole row group at a time, whatever its size.
     """
 
     def __init__(self, path: Path, key_column: str | None, row_column: str | None) -> None:
@@ -118,7 +118,7 @@ class ParquetFile(_ArrowSource):
         self.rows = rows
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        step = chunk_rows(self.dim) if self.dim else FIRST_LOOK_ROWS
+        step = chunk_rows(self.dim) if self.dim else FIRST_CHUNK_ROWS
         with pq.ParquetFile(self._path, pre_buffer=False) as file:
             yield from file.iter_batches(step, columns=[self._key, self._row], use_threads=False)
 
@@ -146,7 +146,7 @@ class ArrowFile(_ArrowSource):
 
 
 def _open_ipc(mapped: Any) -> Any:
-    """Return a reader of the file format, or else of the stream format."""
+    """Return a reader of the file format, or if it is another, of the stream format."""
     try:
         return pa.ipc.open_file(mapped)
     except pa.ArrowInvalid:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -16,10 +16,11 @@ __all__ = [
     "ROW_NAMES",
     "Chunk",
     "Source",
-    "checked_keys",
-    "checked_rows",
     "chunk_rows",
+    "convert_keys",
+    "convert_rows",
     "pick",
+    "total_rows",
 ]
 
 Chunk = tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]
@@ -37,8 +38,9 @@ ROW_NAMES: Final = (
     "values",
 )
 
-CHUNK_BYTES: Final = 16 << 20  # of float32 rows: a few chunks exist at the same time
-CHUNK_ROWS_MAX: Final = 1 << 16  # one durable batch, one push
+# Bytes of a chunk's float32 rows; a few chunks exist at the same time.
+CHUNK_BYTES: Final = 16 << 20
+CHUNK_ROWS_MAX: Final = 1 << 16  # rows of one durable batch, and of one push
 
 
 class Source(Protocol):
@@ -65,39 +67,50 @@ def chunk_rows(dim: int) -> int:
     return max(1, min(CHUNK_ROWS_MAX, CHUNK_BYTES // (4 * dim)))
 
 
+def total_rows(sources: Sequence[Source]) -> int | None:
+    """Return the number of rows of all sources; None if a source does not state it."""
+    counts = [source.rows for source in sources if source.rows is not None]
+    return sum(counts) if len(counts) == len(sources) else None
+
+
 def pick(
-    names: Iterable[str], wanted: str | None, usual: tuple[str, ...], what: str, where: str
+    names: Iterable[str], chosen: str | None, usual: tuple[str, ...], role: str, source: str
 ) -> str:
-    """Return the name of the key or row column among ``names``. Raises InvalidArgument."""
+    """Return the name of the column with this role ('key' or 'row'). Raises InvalidArgument.
+
+    Args:
+        names: The columns of the source.
+        chosen: The name that the user gave; None selects the first of ``usual`` that exists.
+        usual: The usual names for this role.
+        role: 'key' or 'row'.
+        source: Name of the source for messages.
+    """
     present = list(names)
-    if wanted is not None:
-        if wanted in present:
-            return wanted
-        raise InvalidArgument(f"{where} has no {what} column '{wanted}'; it has {_listed(present)}")
+    listed = ", ".join(f"'{name}'" for name in present) or "no columns"
+    if chosen is not None:
+        if chosen in present:
+            return chosen
+        raise InvalidArgument(f"{source} has no {role} column '{chosen}'; it has {listed}")
     for name in usual:
         if name in present:
             return name
     raise InvalidArgument(
-        f"{where} has {_listed(present)}; none is named like a {what} column "
-        f"({', '.join(usual)}): name it with --{what}-column"
+        f"{source} has {listed}; none is named like a {role} column "
+        f"({', '.join(usual)}): name it with --{role}-column"
     )
 
 
-def _listed(names: list[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names) if names else "nothing"
-
-
-def checked_keys(keys: npt.NDArray[Any], where: str) -> npt.NDArray[np.uint64]:
-    """Return a chunk's keys as uint64[n]."""
+def convert_keys(keys: npt.NDArray[Any], source: str) -> npt.NDArray[np.uint64]:
+    """Return a chunk's keys as uint64[n]. Raises InvalidArgument, which names the source."""
     try:
         return as_keys(keys)
     except InvalidArgument as error:
-        raise InvalidArgument(f"{where}: {error}") from None
+        raise InvalidArgument(f"{source}: {error}") from None
 
 
-def checked_rows(rows: npt.NDArray[Any], where: str) -> npt.NDArray[np.float32]:
-    """Return a chunk's rows as float32[n, dim]."""
+def convert_rows(rows: npt.NDArray[Any], source: str) -> npt.NDArray[np.float32]:
+    """Return a chunk's rows as float32[n, dim]. Raises InvalidArgument, which names the source."""
     if rows.dtype.kind != "f":
-        raise InvalidArgument(f"{where}: rows are {rows.dtype}, expected floats")
+        raise InvalidArgument(f"{source}: rows are {rows.dtype}, expected floats")
     with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which is checked later
         return np.ascontiguousarray(rows, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Choice of the kind of source for a path."""
+"""Opening of a source by the kind of its file or folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from petps.errors import InvalidArgument, NotFound
 __all__ = ["Columns", "open_sources"]
 
 PARQUET: Final = (".parquet", ".pq")
-STATES: Final = "states"  # the folder that every checkpoint store has
+STATES: Final = "states"  # a folder in every checkpoint store
 ARROW: Final = (".arrow", ".arrows", ".ipc", ".feather")
 
 
@@ -28,9 +28,9 @@ class Columns:
 def open_sources(
     paths: Sequence[Path], columns: Columns, table: str, version: int | None = None
 ) -> list[Source]:
-    """Return the sources that ``paths`` name, opened and checked.
+    """Open and check the sources at ``paths``.
 
-    ``table`` names the table of a base or checkpoint store. ``version`` is the version of a
+    ``table`` selects the table of a base or checkpoint store, and ``version`` the version of a
     checkpoint store; None selects the newest.
     """
     arrays = [path for path in paths if path.suffix == ".npy"]
@@ -41,11 +41,7 @@ def open_sources(
     for path in paths:
         if not path.exists():
             raise NotFound(f"{path}: no such file or folder")
-    sources: list[Source] = []
-    for path in paths:
-        if path.suffix == ".npy":
-            continue
-        sources.append(_open(path, columns, table, version))
+    sources = [_open(path, columns, table, version) for path in paths if path not in arrays]
     if arrays:
         from petps.cli.sources.numpy_files import NpyPair
 
@@ -55,7 +51,9 @@ def open_sources(
 
 def _open(path: Path, columns: Columns, table: str, version: int | None) -> Source:
     if version is not None and not (path / STATES).is_dir():
-        raise InvalidArgument(f"{path} is no checkpoint store: only its versions are named so")
+        raise InvalidArgument(
+            f"{path} is no checkpoint store, and only a store has versions: omit --version"
+        )
     if path.is_dir():
         return _open_folder(path, table, version)
     suffix = path.suffix.lower()
@@ -72,7 +70,7 @@ def _open(path: Path, columns: Columns, table: str, version: int | None) -> Sour
 
         return ArrowFile(path, columns.key, columns.row)
     raise InvalidArgument(
-        f"{path}: what kind of file is it? Known are .npz, a pair of .npy, "
+        f"{path}: unknown kind of file; known are .npz, a pair of .npy, "
         f"{', '.join(PARQUET + ARROW)}, a folder with key and emb_vector (HPS), a base "
         "and a checkpoint store"
     )
@@ -89,5 +87,5 @@ def _open_folder(path: Path, table: str, version: int | None) -> Source:
         return HpsFolder(path)
     raise InvalidArgument(
         f"folder {path} holds neither key and emb_vector (HPS) nor a manifest.json (a base) nor "
-        f"{STATES}/ (a checkpoint store); name the files in it one by one"
+        f"{STATES}/ (a checkpoint store); name the files in it instead"
     )

@@ -1,4 +1,4 @@
-"""numpy files: a .npz with two arrays, or a pair of .npy. Neither is ever read as a whole."""
+"""numpy files: a .npz with two arrays, or a pair of .npy. They are read in chunks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from petps.cli.sources.base import (
     KEY_NAMES,
     ROW_NAMES,
     Chunk,
-    checked_keys,
-    checked_rows,
     chunk_rows,
+    convert_keys,
+    convert_rows,
     pick,
 )
 from petps.errors import DataLoss, InvalidArgument
@@ -43,7 +43,7 @@ def _read_header(file: IO[bytes], where: str) -> _Header:
         raise DataLoss(f"{where} is no numpy array, or cut short: {error}") from None
     if header.dtype.hasobject:
         raise InvalidArgument(
-            f"{where} holds Python objects, which are never loaded; store numbers"
+            f"{where} holds Python objects, which are never loaded; save an array of numbers"
         )
     return header
 
@@ -56,10 +56,10 @@ def _check_pair(keys: _Header, rows: _Header, where: str) -> None:
         )
     if keys.shape[0] != rows.shape[0]:
         raise InvalidArgument(
-            f"{where}: {keys.shape[0]:,} keys but {rows.shape[0]:,} rows; one row for each key"
+            f"{where}: {keys.shape[0]:,} keys but {rows.shape[0]:,} rows; each key needs one row"
         )
     if rows.shape[1] == 0:
-        raise InvalidArgument(f"{where}: rows have dim 0")
+        raise InvalidArgument(f"{where}: rows have dim 0; dim must be at least 1")
 
 
 class Npz:
@@ -116,8 +116,8 @@ class Npz:
                 for at in range(0, self.rows, step):
                     n = min(step, self.rows - at)
                     yield (
-                        checked_keys(self._read(keys, self._keys_header, n, 1), self.name),
-                        checked_rows(
+                        convert_keys(self._read(keys, self._keys_header, n, 1), self.name),
+                        convert_rows(
                             self._read(rows, self._rows_header, n, self.dim).reshape(n, self.dim),
                             self.name,
                         ),
@@ -126,15 +126,15 @@ class Npz:
             raise DataLoss(f"{self._path} is damaged: {error}") from None
 
     def _read(self, file: IO[bytes], header: _Header, n: int, width: int) -> npt.NDArray[Any]:
-        wanted = n * width * header.dtype.itemsize
-        data = file.read(wanted)
-        if len(data) != wanted:
+        size = n * width * header.dtype.itemsize
+        data = file.read(size)
+        if len(data) != size:
             raise DataLoss(f"{self._path} ends early: it is cut short")
         return np.frombuffer(data, header.dtype)
 
 
 class NpyPair:
-    """Two memory-mapped .npy files: the one-dimensional array has the keys."""
+    """Two memory-mapped .npy files. The one-dimensional array has the keys."""
 
     def __init__(self, first: Path, second: Path) -> None:
         self.name = f"{first} + {second}"
@@ -147,8 +147,8 @@ class NpyPair:
         _check_pair(keys, rows, self.name)
         self.rows = keys.shape[0]
         self.dim = rows.shape[1]
-        self._keys = _mapped(keys_path)
-        self._rows = _mapped(rows_path)
+        self._keys = _map(keys_path)
+        self._rows = _map(rows_path)
 
     def chunks(self) -> Iterator[Chunk]:
         """See Source."""
@@ -156,12 +156,12 @@ class NpyPair:
         for at in range(0, self.rows, step):
             part = slice(at, at + step)
             yield (
-                checked_keys(np.asarray(self._keys[part]), self.name),
-                checked_rows(np.asarray(self._rows[part]), self.name),
+                convert_keys(np.asarray(self._keys[part]), self.name),
+                convert_rows(np.asarray(self._rows[part]), self.name),
             )
 
 
-def _mapped(path: Path) -> npt.NDArray[Any]:
+def _map(path: Path) -> npt.NDArray[Any]:
     try:
         array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:

@@ -10,7 +10,7 @@ __all__ = ["AwaitableCalls"]
 
 
 class AwaitableCalls:
-    """Link from replies of ``_native.Calls`` to the coroutines that await them. Loop's thread."""
+    """Delivery of the replies of ``_native.Calls`` to coroutines, in the loop's thread."""
 
     def __init__(self, calls: _native.Calls) -> None:
         self.native = calls
@@ -19,7 +19,7 @@ class AwaitableCalls:
         self._loop.add_reader(calls.ready_descriptor, self._deliver_replies)
 
     async def reply(self, ticket: int) -> _native.CallReply:
-        """Return the reply of a submitted call. If this is cancelled, the reply is dropped."""
+        """Return the reply of a submitted call. If this is cancelled, drop the reply."""
         future: asyncio.Future[_native.CallReply] = self._loop.create_future()
         self._futures[ticket] = future
         try:

@@ -10,9 +10,9 @@ from petps.errors import PetpsError
 
 __all__ = ["CODE_KEY", "GRPC_CODES", "refuse"]
 
-# The only mapping. STALE: this replica lags, so the same call may succeed here later or elsewhere
-# now. WRONG_SHARD: the client must start over with the newer shard map. A client that retries by
-# gRPC's rules does the right thing.
+# STALE becomes UNAVAILABLE, because the same call may succeed on another replica, or here later.
+# WRONG_SHARD becomes ABORTED, because the client must start over with the newer shard map. So a
+# client that retries by gRPC's rules does the right thing.
 GRPC_CODES: Final = {
     "INVALID_ARGUMENT": grpc.StatusCode.INVALID_ARGUMENT,
     "NOT_FOUND": grpc.StatusCode.NOT_FOUND,
@@ -39,6 +39,6 @@ async def refuse(
     error: PetpsError,
     metadata: tuple[tuple[str, str | bytes], ...] = (),
 ) -> NoReturn:
-    """End the call with this error; ``metadata`` follows its code."""
+    """End the call with this error. Its code and ``metadata`` are the trailing metadata."""
     await context.abort(GRPC_CODES[error.code], str(error), ((CODE_KEY, error.code), *metadata))
     raise AssertionError("abort returned")  # it raises

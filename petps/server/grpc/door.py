@@ -21,9 +21,9 @@ from petps.server.grpc.service import Service
 
 __all__ = ["MAX_CALLS", "GrpcServer"]
 
-# Calls in flight, watchers included, over all connections. gRPC refuses more: RESOURCE_EXHAUSTED.
+# Calls in flight over all connections, watchers included. gRPC refuses more (RESOURCE_EXHAUSTED).
 MAX_CALLS: Final = 512
-# Bytes of a message beyond keys and rows: names, lengths, versions.
+# Bytes of a message for names, lengths and versions, in addition to keys and rows.
 MESSAGE_MARGIN_BYTES: Final = 64 << 10
 HEALTH_SECONDS: Final = 0.2  # between two health checks
 SERVICE: Final[str] = messages.DESCRIPTOR.services_by_name["Petps"].full_name
@@ -43,14 +43,17 @@ class GrpcServer:
         in_flight: int,
         status: Callable[[], dict[str, Any]],
         map_version: Callable[[], int],
-        healthy: Callable[[], bool],
+        is_ready: Callable[[], bool],
     ) -> None:
-        """``body_bytes`` and ``in_flight`` are the limits of the native port."""
+        """``body_bytes`` and ``in_flight`` are the limits of the native port.
+
+        ``is_ready`` returns whether health reports SERVING.
+        """
         self.port = 0
         self._host, self._requested_port = host, port
         self._tables, self._calls = tables, calls
         self._body_bytes, self._in_flight = body_bytes, in_flight
-        self._status, self._map_version, self._healthy = status, map_version, healthy
+        self._status, self._map_version, self._is_ready = status, map_version, is_ready
         self._loop: asyncio.AbstractEventLoop
         self._service: Service
         self._health: health.aio.HealthServicer
@@ -65,10 +68,10 @@ class GrpcServer:
         started.result()
 
     def drain(self) -> None:
-        """Report NOT_SERVING, refuse new calls and end watchers; answer the other calls."""
+        """Report NOT_SERVING, refuse new calls, and end watchers. Calls in flight continue."""
         asyncio.run_coroutine_threadsafe(self._begin_drain(), self._loop).result()
 
-    def tell_health(self) -> None:
+    def update_health(self) -> None:
         """Update the reported health now, instead of at the next check."""
         asyncio.run_coroutine_threadsafe(self._update_health(), self._loop).result()
 
@@ -80,7 +83,7 @@ class GrpcServer:
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
 
-    # ---- on the loop's thread
+    # ---- in the loop's thread
 
     def _run(self, started: concurrent.futures.Future[None]) -> None:
         try:
@@ -119,7 +122,7 @@ class GrpcServer:
                 except TimeoutError:
                     continue
             await self._begin_drain()
-            await self._service.drained(self._drain_seconds)
+            await self._service.wait_for_calls(self._drain_seconds)
         finally:
             await server.stop(None)
             calls.close()
@@ -148,8 +151,8 @@ class GrpcServer:
         if port == 0:
             raise Unavailable(
                 f"gRPC address {address}:{self._requested_port} is not available (another "
-                "process may use it); choose "
-                "another with --grpc-port or [server] grpc_port (0: any free one), or --no-grpc"
+                "process may use it); choose another with --grpc-port or [server] grpc_port (0: "
+                "any free one), or --no-grpc"
             )
         return int(port)
 
@@ -159,7 +162,7 @@ class GrpcServer:
         self._service.drain()
 
     async def _update_health(self) -> None:
-        serving = not self._draining and self._healthy()
+        is_serving = not self._draining and self._is_ready()
         states = health_pb2.HealthCheckResponse
         for name in ("", SERVICE):
-            await self._health.set(name, states.SERVING if serving else states.NOT_SERVING)
+            await self._health.set(name, states.SERVING if is_serving else states.NOT_SERVING)

@@ -22,14 +22,14 @@ from petps.errors import (
     Unavailable,
     WrongShard,
 )
-from petps.pool.arrays import check_finite
+from petps.pool.arrays import check_finite, check_refused
 from petps.server.grpc.calls import AwaitableCalls
 from petps.server.grpc.codes import refuse
 from petps.server.grpc.watch import InstanceState, Versions, instances_of
 
 __all__ = ["Service"]
 
-MAX_REMEMBERED: Final = 4096  # entries in the cache of tables by name, before it is cleared
+MAX_CACHED_TABLES: Final = 4096  # a fuller cache of tables by name is cleared
 
 Context: TypeAlias = "grpc.aio.ServicerContext"
 Metadata = tuple[tuple[str, str | bytes], ...]
@@ -37,7 +37,7 @@ Answer = TypeVar("Answer")
 
 
 class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, untyped
-    """Implementation of the service. Runs on the loop's thread."""
+    """Implementation of the service. Runs in the loop's thread."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
         status: Callable[[], dict[str, Any]],
         map_version: Callable[[], int],
     ) -> None:
-        """``body_bytes`` limits the longest reply."""
+        """``body_bytes`` limits the bytes of a reply's rows."""
         self._tables = tables
         self._calls = calls
         self._body_bytes = body_bytes
@@ -63,12 +63,12 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
     # ---- the life of calls
 
     def drain(self) -> None:
-        """Refuse calls from now on, and end those that watch."""
+        """Refuse new calls, and end the calls that watch."""
         self._draining = True
         for task in self._watching:
             task.cancel()
 
-    async def drained(self, seconds: float) -> None:
+    async def wait_for_calls(self, seconds: float) -> None:
         """Wait until no call is in flight, at most ``seconds``."""
         if self._in_flight:
             await asyncio.wait(self._in_flight, timeout=seconds)
@@ -78,7 +78,7 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
     ) -> Answer:
         """Return the result of ``work``; refuse the call if it raises an error of petps.
 
-        Counts the call as in flight, so that drained() waits for its end.
+        The call counts as in flight until this returns.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -108,14 +108,14 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
             return self._tables.resolve(model)
         models = {record.model for record in self._tables.instances()}
         if len(models) != 1:
-            raise InvalidArgument(f"name the model: this pool has {len(models)} of them")
+            raise InvalidArgument(f"name the model: this pool has {len(models)} models")
         return self._tables.resolve(models.pop())
 
     def _table(self, instance: _native.InstanceRecord, name: str) -> _native.Table:
         table = self._tables_by_name.get((instance.id, name))
         if table is None:  # ids are never reused, so a cached entry stays correct
             table = self._tables.find(instance.name, name)
-            if len(self._tables_by_name) >= MAX_REMEMBERED:
+            if len(self._tables_by_name) >= MAX_CACHED_TABLES:
                 self._tables_by_name.clear()
             self._tables_by_name[instance.id, name] = table
         return table
@@ -221,7 +221,7 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
             if total > self._body_bytes:
                 raise ResourceExhausted(
                     f"the rows found are more than {self._body_bytes:,} bytes as float32: split "
-                    "the request, or ask for FORM_STORED"
+                    "the request, or request FORM_STORED"
                 )
             rows.append(
                 messages.Rows(
@@ -244,15 +244,7 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
         counts = (await self._calls.reply(ticket)).pushed()
         names = ("inserted", "updated", "deleted", "absent", "refused")
         reply = messages.PushReply(**dict(zip(names, counts, strict=True)))
-        if reply.refused:
-            error = ResourceExhausted(
-                f"table '{table.name}' is full (capacity {table.record.capacity:,}): "
-                f"{reply.refused:,} new keys were refused, {reply.updated:,} rows updated, "
-                f"{reply.inserted:,} inserted; delete rows, or create the table again with a "
-                "larger capacity"
-            )
-            error.report = reply
-            raise error
+        check_refused(table, reply)
         return reply
 
     async def _show_status(self, request: Any, context: Context) -> Any:
@@ -295,7 +287,7 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
 
 
 def _stopping_error() -> Unavailable:
-    return Unavailable("the server is stopping: ask another replica or try again")
+    return Unavailable("the server is stopping: call another replica, or retry later")
 
 
 def _message_of(state: InstanceState) -> Any:

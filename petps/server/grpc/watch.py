@@ -1,4 +1,4 @@
-"""WatchVersions: the instances, their applied versions, and the callers that watch them."""
+"""WatchVersions: detects changes of instances, and delivers them to the callers that watch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from petps.errors import ResourceExhausted
 __all__ = ["MAX_WATCHERS", "InstanceState", "Versions", "instances_of"]
 
 MAX_WATCHERS: Final = 256
-# A version is applied a few times a second; a watcher need not learn of it sooner than a pull can.
-LOOK_SECONDS: Final = 0.02
+# Versions are applied a few times a second; 20 ms later is soon enough for a watcher.
+POLL_SECONDS: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceState:
-    """State of an instance now. ``aliases``: the names that refer to it."""
+    """State of an instance. ``aliases``: the names that refer to it."""
 
     id: int
     name: str
@@ -32,7 +32,7 @@ class InstanceState:
 
 
 def instances_of(tables: _native.Tables) -> dict[int, InstanceState]:
-    """Return the state of all instances by id."""
+    """Return the current state of each instance, by id."""
     records = tables.instances()
     names: dict[int, set[str]] = {record.id: set() for record in records}
     for alias, instance_id in tables.aliases().items():
@@ -55,7 +55,7 @@ def instances_of(tables: _native.Tables) -> dict[int, InstanceState]:
 
 
 class _Watcher:
-    """The changes that one reader has not taken yet: the last state of each changed instance."""
+    """Pending changes of one caller: the last state of each instance that changed."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -69,7 +69,7 @@ class _Watcher:
 
 
 class Versions:
-    """Detector of changes, active while there are watchers. Runs on the loop's thread."""
+    """Detector of changes, active while a caller watches. Runs in the loop's thread."""
 
     def __init__(self, tables: _native.Tables) -> None:
         self._tables = tables
@@ -78,9 +78,9 @@ class Versions:
         self._task: asyncio.Task[None] | None = None
 
     async def watch(self, model: str) -> AsyncIterator[tuple[InstanceState, bool]]:
-        """Yield (state, whether it was dropped): first every instance, then each that changes.
+        """Yield (state, is dropped): first of every instance, then of each that changes.
 
-        model: a model, an instance, or '' for all. The caller ends the iteration.
+        model: a model, an instance, or '' for all. The iteration has no end; the caller stops it.
         """
         with self._watching(model) as watcher:
             while True:
@@ -93,7 +93,7 @@ class Versions:
     def _watching(self, model: str) -> Iterator[_Watcher]:
         if len(self._watchers) >= MAX_WATCHERS:
             raise ResourceExhausted(
-                f"{MAX_WATCHERS} calls watch versions already: end one, or watch a replica"
+                f"{MAX_WATCHERS} calls watch versions already: end one, or watch another replica"
             )
         watcher = _Watcher(model)
         if self._task is None:
@@ -112,7 +112,7 @@ class Versions:
 
     async def _poll(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             states = instances_of(self._tables)
             changes = [
                 (state, False) for state in states.values() if self._states.get(state.id) != state

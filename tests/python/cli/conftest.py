@@ -1,16 +1,15 @@
-"""A runner of the real command in this process, and files of rows."""
+"""Fixtures: the real command in this process, a pool, and rows that identify their key."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from petps.cli import app
 
@@ -19,37 +18,41 @@ COUNT = 1000
 
 
 class Command:
-    """Runner of `petps ...`. Its text has no line breaks where a terminal would wrap."""
+    """Runner of `petps ...`. Its output is not wrapped at a terminal's width."""
 
     def __call__(self, *arguments: object) -> str:
         """Return standard output and error of a command that must succeed."""
-        result = CliRunner().invoke(app, [str(each) for each in arguments])
-        assert result.exit_code == 0, result.output
-        return result.output
+        return self._succeed(*arguments).output
 
     def json(self, *arguments: object) -> Any:
         """Return the report of a command that must succeed."""
-        result = CliRunner().invoke(app, [*(str(each) for each in arguments), "--json"])
-        assert result.exit_code == 0, result.output
-        return json.loads(result.stdout)
+        return json.loads(self._succeed(*arguments, "--json").stdout)
 
     def fails(self, code: int, *arguments: object) -> str:
         """Return standard error of a command that must fail with ``code``."""
-        result = CliRunner().invoke(app, [str(each) for each in arguments])
+        result = self._run(*arguments)
         assert result.exit_code == code, (result.exit_code, result.output, result.exception)
         assert "Traceback" not in result.output
         return result.stderr
 
+    def _succeed(self, *arguments: object) -> Result:
+        result = self._run(*arguments)
+        assert result.exit_code == 0, result.output
+        return result
+
+    def _run(self, *arguments: object) -> Result:
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
 
 @pytest.fixture
-def petps_command() -> Command:
+def run() -> Command:
     return Command()
 
 
 @pytest.fixture
-def pool(tmp_path: Path, petps_command: Command) -> Path:
+def pool(tmp_path: Path, run: Command) -> Path:
     path = tmp_path / "my.pool"
-    petps_command("create", path, "--table", f"items:{DIM}:f32:10k", "--durability", "process")
+    run("create", path, "--table", f"items:{DIM}:f32:10k", "--durability", "process")
     return path
 
 
@@ -68,4 +71,8 @@ def expected(keys: npt.NDArray[np.uint64], dim: int = DIM) -> npt.NDArray[np.flo
     return rows
 
 
-WriteFile = Callable[[Path], list[Path]]
+def save_rows(path: Path) -> Path:
+    """Save COUNT keys and rows in a .npz file."""
+    keys, rows = keys_and_rows()
+    np.savez(path, keys=keys, rows=rows)
+    return path

@@ -1,4 +1,4 @@
-"""petps load: every kind of file gives the same rows, and every damaged file a clear error."""
+"""petps load: every kind of file loads the same rows, and every damaged file is a clear error."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import petps
-from tests.python.cli.conftest import COUNT, DIM, Command, expected, keys_and_rows
+from tests.python.cli.conftest import COUNT, DIM, Command, expected, keys_and_rows, save_rows
 
 Files = list[Path]
 
 
 def npz(folder: Path) -> Files:
-    keys, rows = keys_and_rows()
-    np.savez(folder / "a.npz", keys=keys, rows=rows)
-    return [folder / "a.npz"]
+    return [save_rows(folder / "a.npz")]
 
 
 def npz_compressed(folder: Path) -> Files:
@@ -106,13 +104,13 @@ KINDS = (
 
 
 @pytest.mark.parametrize("write", KINDS, ids=lambda write: write.__name__)
-def test_every_kind(
-    petps_command: Command, pool: Path, tmp_path: Path, write: Callable[[Path], Files]
+def test_every_kind_of_file_loads_the_same_rows(
+    run: Command, pool: Path, tmp_path: Path, write: Callable[[Path], Files]
 ) -> None:
     files = write(tmp_path)
-    report = petps_command.json("load", pool, "items", *files)
+    report = run.json("load", pool, "items", *files)
     assert (report["rows"], report["inserted"], report["updated"]) == (COUNT, COUNT, 0)
-    again = petps_command.json("load", pool, "items", *files)
+    again = run.json("load", pool, "items", *files)
     assert (again["inserted"], again["updated"]) == (0, COUNT)
     with petps.open(pool) as opened:
         keys = np.arange(COUNT, dtype=np.uint64)
@@ -120,32 +118,32 @@ def test_every_kind(
         assert opened.status()["tables"][0]["rows"] == COUNT
 
 
-def test_last_row_of_a_key_counts(petps_command: Command, pool: Path, tmp_path: Path) -> None:
+def test_the_last_row_of_a_repeated_key_wins(run: Command, pool: Path, tmp_path: Path) -> None:
     rows = np.arange(12, dtype=np.float32).reshape(3, DIM)
     np.savez(tmp_path / "a.npz", keys=np.array([5, 6, 5]), rows=rows)
-    petps_command("load", pool, "items", tmp_path / "a.npz")
+    run("load", pool, "items", tmp_path / "a.npz")
     with petps.open(pool) as opened:
         assert (opened.pull("items", [5, 6]) == rows[[2, 1]]).all()
 
 
-def test_named_columns(petps_command: Command, pool: Path, tmp_path: Path) -> None:
+def test_columns_can_be_named(run: Command, pool: Path, tmp_path: Path) -> None:
     keys, rows = keys_and_rows()
     np.savez(tmp_path / "a.npz", sku=keys, weights=rows)
-    message = petps_command.fails(2, "load", pool, "items", tmp_path / "a.npz")
+    message = run.fails(2, "load", pool, "items", tmp_path / "a.npz")
     assert "'sku', 'weights'; none is named like a key column" in message
     assert "--key-column" in message
-    message = petps_command.fails(2, "load", pool, "items", tmp_path / "a.npz", "--key-column", "x")
+    message = run.fails(2, "load", pool, "items", tmp_path / "a.npz", "--key-column", "x")
     assert "has no key column 'x'; it has 'sku', 'weights'" in message
     named = ("--key-column", "sku", "--row-column", "weights")
-    assert petps_command.json("load", pool, "items", tmp_path / "a.npz", *named)["rows"] == COUNT
+    assert run.json("load", pool, "items", tmp_path / "a.npz", *named)["rows"] == COUNT
 
 
-def test_negative_hps_key_is_its_bits(petps_command: Command, pool: Path, tmp_path: Path) -> None:
+def test_a_negative_hps_key_keeps_its_bits(run: Command, pool: Path, tmp_path: Path) -> None:
     folder = tmp_path / "h"
     folder.mkdir()
     np.array([-1, 3], np.int64).tofile(folder / "key")
     np.ones((2, DIM), np.float32).tofile(folder / "emb_vector")
-    petps_command("load", pool, "items", folder)
+    run("load", pool, "items", folder)
     with petps.open(pool) as opened:
         assert (opened.pull("items", [2**64 - 1, 3]) == 1).all()
 
@@ -161,34 +159,34 @@ def cut(path: Path) -> Path:
     return path
 
 
-def flipped(path: Path) -> Path:
+def flip_byte(path: Path) -> Path:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0xFF
     path.write_bytes(content)
     return path
 
 
-def hps_of(folder: Path, key_bytes: int, row_bytes: int) -> Path:
+def write_hps(folder: Path, key_bytes: int, row_bytes: int) -> Path:
     folder.mkdir()
     (folder / "key").write_bytes(bytes(key_bytes))
     (folder / "emb_vector").write_bytes(bytes(row_bytes))
     return folder
 
 
-def parquet_of(path: Path, **columns: object) -> Path:
+def write_parquet(path: Path, **columns: object) -> Path:
     pq.write_table(pa.table(columns), path)
     return path
 
 
-def text(path: Path) -> Path:
-    path.write_text("no such thing\n" * 50)
+def write_text(path: Path) -> Path:
+    path.write_text("no such format\n" * 50)
     return path
 
 
 ONE = np.ones((2, DIM), np.float32)
 BAD: list[tuple[str, Callable[[Path], Path], int, str]] = [
     ("missing", lambda f: f / "none.npz", 3, "none.npz: no such file or folder"),
-    ("kind", lambda f: text(f / "a.csv"), 2, "what kind of file is it? Known are .npz"),
+    ("kind", lambda f: write_text(f / "a.csv"), 2, "unknown kind of file; known are .npz"),
     ("dim", lambda f: save(f / "a.npz", keys=[1, 2], rows=ONE[:, :3]), 2,
      "table 'items' has dim 4, but"),
     ("lengths", lambda f: save(f / "a.npz", keys=[1, 2, 3], rows=ONE), 2, "3 keys but 2 rows"),
@@ -204,36 +202,36 @@ BAD: list[tuple[str, Callable[[Path], Path], int, str]] = [
     ("columns", lambda f: save(f / "a.npz", keys=[1, 2], rows=np.asfortranarray(ONE)), 2,
      "column by column"),
     ("cut npz", lambda f: cut(npz(f)[0]), 9, "is no whole .npz file"),
-    ("flipped npz", lambda f: flipped(npz(f)[0]), 9, "is damaged"),
-    ("text npz", lambda f: text(f / "a.npz"), 9, "is no whole .npz file"),
+    ("flipped npz", lambda f: flip_byte(npz(f)[0]), 9, "is damaged"),
+    ("text npz", lambda f: write_text(f / "a.npz"), 9, "is no whole .npz file"),
     ("cut parquet", lambda f: cut(parquet_fixed(f)[0]), 9, "is no whole Parquet file"),
-    ("text parquet", lambda f: text(f / "a.parquet"), 9, "is no whole Parquet file"),
-    ("null key", lambda f: parquet_of(f / "a.parquet", key=[1, None], row=ONE.tolist()), 2,
+    ("text parquet", lambda f: write_text(f / "a.parquet"), 9, "is no whole Parquet file"),
+    ("null key", lambda f: write_parquet(f / "a.parquet", key=[1, None], row=ONE.tolist()), 2,
      "column 'key' has a null"),
-    ("null row", lambda f: parquet_of(f / "a.parquet", key=[1, 2], row=[[1.0] * 4, None]), 2,
+    ("null row", lambda f: write_parquet(f / "a.parquet", key=[1, 2], row=[[1.0] * 4, None]), 2,
      "column 'row' has a null"),
-    ("ragged", lambda f: parquet_of(f / "a.parquet", key=[1, 2], row=[[1.0] * 4, [1.0]]), 2,
+    ("ragged", lambda f: write_parquet(f / "a.parquet", key=[1, 2], row=[[1.0] * 4, [1.0]]), 2,
      "row 1 has 1 numbers, expected 4"),
-    ("scalars", lambda f: parquet_of(f / "a.parquet", key=[1, 2], row=[1.0, 2.0]), 2,
+    ("scalars", lambda f: write_parquet(f / "a.parquet", key=[1, 2], row=[1.0, 2.0]), 2,
      "column 'row' is double, expected a list of floats"),
-    ("text keys", lambda f: parquet_of(f / "a.parquet", key=["a", "b"], row=ONE.tolist()), 2,
+    ("text keys", lambda f: write_parquet(f / "a.parquet", key=["a", "b"], row=ONE.tolist()), 2,
      "column 'key' is string, expected integers"),
     ("cut arrow", lambda f: cut(arrow_file(f)[0]), 9, "is no whole Arrow file or stream"),
     ("cut stream", lambda f: cut(arrow_stream(f)[0]), 9, "is damaged"),
     ("one npy", lambda f: npy_pair(f)[0], 2, "1 .npy given; give two"),
     ("empty folder", lambda f: f, 2, "holds neither key and emb_vector (HPS) nor"),
-    ("hps keys", lambda f: hps_of(f / "h", 12, 32), 9, "12 bytes, which is no whole number"),
-    ("hps rows", lambda f: hps_of(f / "h", 16, 36), 9, "emb_vector has 36 bytes"),
-    ("hps nothing", lambda f: hps_of(f / "h", 0, 0), 2, "holds no rows"),
-    ("hps dim", lambda f: hps_of(f / "h", 16, 24), 2, "has rows of dim 3"),
+    ("hps keys", lambda f: write_hps(f / "h", 12, 32), 9, "12 bytes, which is no whole number"),
+    ("hps rows", lambda f: write_hps(f / "h", 16, 36), 9, "emb_vector has 36 bytes"),
+    ("hps nothing", lambda f: write_hps(f / "h", 0, 0), 2, "holds no rows"),
+    ("hps dim", lambda f: write_hps(f / "h", 16, 24), 2, "has rows of dim 3"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("write", "code", "message"), [case[1:] for case in BAD], ids=[case[0] for case in BAD]
 )
-def test_bad_files(
-    petps_command: Command,
+def test_bad_files_are_refused_with_the_reason(
+    run: Command,
     pool: Path,
     tmp_path: Path,
     write: Callable[[Path], Path],
@@ -242,45 +240,45 @@ def test_bad_files(
 ) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
-    assert message in petps_command.fails(code, "load", pool, "items", write(folder))
+    assert message in run.fails(code, "load", pool, "items", write(folder))
     with petps.open(pool) as opened:
         assert opened.verify().clean
 
 
-def test_bad_tables_and_targets(petps_command: Command, pool: Path, tmp_path: Path) -> None:
+def test_unknown_tables_and_targets_are_refused(run: Command, pool: Path, tmp_path: Path) -> None:
     file = npz(tmp_path)[0]
-    message = petps_command.fails(3, "load", pool, "itms", file)
+    message = run.fails(3, "load", pool, "itms", file)
     assert "has no table 'itms'; it has items" in message
-    message = petps_command.fails(3, "load", tmp_path / "none", "items", file)
+    message = run.fails(3, "load", tmp_path / "none", "items", file)
     assert "there is no pool at" in message
     assert "petps create" in message
-    message = petps_command.fails(3, "load", pool, "items", file, "--model", "m")
+    message = run.fails(3, "load", pool, "items", file, "--model", "m")
     assert "no model, instance or alias 'm'; this pool has: default@0" in message
-    message = petps_command.fails(2, "load", "http://127.0.0.1:1", "items", file)
-    assert "'http://' is not understood; write petps://HOST:PORT" in message
+    message = run.fails(2, "load", "http://127.0.0.1:1", "items", file)
+    assert "'http://' is unknown; write petps://HOST:PORT" in message
     with petps.open(pool):
-        message = petps_command.fails(6, "load", pool, "items", file)
+        message = run.fails(6, "load", pool, "items", file)
     assert "in use by another process" in message
     assert "petps://127.0.0.1:7070" in message
 
 
-def test_full_table(petps_command: Command, tmp_path: Path) -> None:
-    petps_command("create", tmp_path / "p", "--table", f"items:{DIM}:f32:100")
-    message = petps_command.fails(5, "load", tmp_path / "p", "items", npz(tmp_path)[0])
+def test_a_full_table_refuses_new_keys(run: Command, tmp_path: Path) -> None:
+    run("create", tmp_path / "p", "--table", f"items:{DIM}:f32:100")
+    message = run.fails(5, "load", tmp_path / "p", "items", npz(tmp_path)[0])
     assert (
         "after 0 rows: table 'items' is full (capacity 100): 900 new keys were refused" in message
     )
 
 
-def test_not_finite_when_allowed(petps_command: Command, pool: Path, tmp_path: Path) -> None:
+def test_allow_not_finite_accepts_infinity(run: Command, pool: Path, tmp_path: Path) -> None:
     file = save(tmp_path / "a.npz", keys=[1], rows=np.full((1, DIM), np.inf, np.float32))
-    petps_command("load", pool, "items", file, "--allow-not-finite")
+    run("load", pool, "items", file, "--allow-not-finite")
     with petps.open(pool) as opened:
         assert np.isinf(opened.pull("items", [1])).all()
 
 
 @pytest.mark.parametrize("kind", ["npz", "parquet"])
-def test_memory_stays_bounded(petps_command: Command, tmp_path: Path, kind: str) -> None:
+def test_loading_needs_bounded_memory(run: Command, tmp_path: Path, kind: str) -> None:
     """Load a file of 400 MB of rows in a process that may not have that much memory."""
     count, dim = 100_000, 1024
     path = tmp_path / f"big.{kind}"
@@ -302,7 +300,7 @@ def test_memory_stays_bounded(petps_command: Command, tmp_path: Path, kind: str)
                     pa.table({"key": keys[start : start + 10_000], "row": column}, schema=schema)
                 )
     pool = tmp_path / "p"
-    petps_command("create", pool, "--table", f"t:{dim}:int8:200k", "--durability", "process")
+    run("create", pool, "--table", f"t:{dim}:int8:200k", "--durability", "process")
     done = subprocess.run(
         [sys.executable, "-m", "petps.cli", "load", str(pool), "t", str(path), "--json"],
         capture_output=True,

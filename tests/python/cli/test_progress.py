@@ -8,9 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-
-from tests.python.cli.conftest import Command, keys_and_rows
+from tests.python.cli.conftest import Command, save_rows
 
 
 def run_on_a_terminal(*arguments: str) -> str:
@@ -31,9 +29,8 @@ def run_on_a_terminal(*arguments: str) -> str:
     return b"".join(parts).decode()
 
 
-def test_bar_on_a_terminal_only(petps_command: Command, pool: Path, tmp_path: Path) -> None:
-    keys, rows = keys_and_rows()
-    np.savez(tmp_path / "rows.npz", keys=keys, rows=rows)
+def test_bars_show_only_on_a_terminal(run: Command, pool: Path, tmp_path: Path) -> None:
+    save_rows(tmp_path / "rows.npz")
     shown = run_on_a_terminal("load", str(pool), "items", str(tmp_path / "rows.npz"))
     assert "loading items" in shown
     assert "1000/1000" in shown
@@ -41,4 +38,4 @@ def test_bar_on_a_terminal_only(petps_command: Command, pool: Path, tmp_path: Pa
     assert "exporting items" in run_on_a_terminal("export", str(pool), str(tmp_path / "base"))
     quiet = run_on_a_terminal("load", str(pool), "items", str(tmp_path / "rows.npz"), "--json")
     assert quiet == ""
-    assert "loading" not in petps_command("load", pool, "items", tmp_path / "rows.npz")
+    assert "loading" not in run("load", pool, "items", tmp_path / "rows.npz")

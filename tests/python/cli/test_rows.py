@@ -16,27 +16,25 @@ from petps.checkpoint.base import Base
 from petps.delta.directory import DirectoryLog
 from petps.delta.kafka import KafkaLog
 from tests.kafka.broker import Broker
-from tests.python.cli.conftest import COUNT, DIM, Command, expected, keys_and_rows
+from tests.python.cli.conftest import COUNT, DIM, Command, expected, save_rows
 
 
 @pytest.fixture
-def filled(petps_command: Command, pool: Path, tmp_path: Path) -> Path:
-    keys, rows = keys_and_rows()
-    np.savez(tmp_path / "rows.npz", keys=keys, rows=rows)
-    petps_command("load", pool, "items", tmp_path / "rows.npz")
+def filled(run: Command, pool: Path, tmp_path: Path) -> Path:
+    run("load", pool, "items", save_rows(tmp_path / "rows.npz"))
     return pool
 
 
 # ---- pull
 
 
-def test_pull_shows_rows(petps_command: Command, filled: Path) -> None:
-    output = petps_command("pull", filled, "items", 3, 999_999)
+def test_pull_shows_found_and_missing_keys(run: Command, filled: Path) -> None:
+    output = run("pull", filled, "items", 3, 999_999)
     lines = [line for line in output.splitlines() if "│" in line]
     assert lines[0].split("│")[1:4] == [" 3      ", "   yes ", " 3 3.125 3.25 3.375 "]
     assert "no" in lines[1]
     assert "0 0 0 0" in lines[1]
-    report = petps_command.json("pull", filled, "items", 3, 999_999)
+    report = run.json("pull", filled, "items", 3, 999_999)
     assert report == {
         "table": "items",
         "keys": 2,
@@ -48,61 +46,50 @@ def test_pull_shows_rows(petps_command: Command, filled: Path) -> None:
     }
 
 
-def test_pull_into_files(petps_command: Command, filled: Path, tmp_path: Path) -> None:
-    wanted = np.array([5, 10**12, 7], np.uint64)
-    np.save(tmp_path / "k.npy", wanted)
+def test_pull_writes_npy_and_npz_files(run: Command, filled: Path, tmp_path: Path) -> None:
+    pulled = np.array([5, 10**12, 7], np.uint64)
+    np.save(tmp_path / "k.npy", pulled)
     keys = ("--keys", tmp_path / "k.npy")
-    report = petps_command.json("pull", filled, "items", *keys, "--out", tmp_path / "o.npz")
+    report = run.json("pull", filled, "items", *keys, "--out", tmp_path / "o.npz")
     assert (report["found"], report["out"]) == (2, str(tmp_path / "o.npz"))
-    with np.load(tmp_path / "o.npz") as found:
-        assert (found["keys"] == wanted).all()
-        assert found["found"].tolist() == [True, False, True]
-        assert (found["rows"][[0, 2]] == expected(wanted[[0, 2]])).all()
-    petps_command("pull", filled, "items", *keys, "--out", tmp_path / "o.npy")
+    with np.load(tmp_path / "o.npz") as arrays:
+        assert (arrays["keys"] == pulled).all()
+        assert arrays["found"].tolist() == [True, False, True]
+        assert (arrays["rows"][[0, 2]] == expected(pulled[[0, 2]])).all()
+    run("pull", filled, "items", *keys, "--out", tmp_path / "o.npy")
     assert np.load(tmp_path / "o.npy").shape == (3, DIM)
 
 
-def test_pull_refusals(petps_command: Command, filled: Path, tmp_path: Path) -> None:
-    assert "name the keys" in petps_command.fails(2, "pull", filled, "items")
-    both = petps_command.fails(2, "pull", filled, "items", 1, "--keys", tmp_path / "k.npy")
+def test_pull_refuses_bad_arguments(run: Command, filled: Path, tmp_path: Path) -> None:
+    assert "name the keys" in run.fails(2, "pull", filled, "items")
+    both = run.fails(2, "pull", filled, "items", 1, "--keys", tmp_path / "k.npy")
     assert "name the keys, either as arguments or with --keys" in both
     for key in ("x", "-1", "1.5", str(2**64)):
-        message = petps_command.fails(2, "pull", filled, "items", "--", key)
-        assert f"key '{key}' is no number from 0 to 2^64-1" in message
-    assert "no such file" in petps_command.fails(
-        3, "pull", filled, "items", "--keys", tmp_path / "no.npy"
-    )
+        message = run.fails(2, "pull", filled, "items", "--", key)
+        assert f"a key must be a number from 0 to 2^64-1, got '{key}'" in message
+    assert "no such file" in run.fails(3, "pull", filled, "items", "--keys", tmp_path / "no.npy")
     (tmp_path / "text.npy").write_text("hello")
-    message = petps_command.fails(2, "pull", filled, "items", "--keys", tmp_path / "text.npy")
+    message = run.fails(2, "pull", filled, "items", "--keys", tmp_path / "text.npy")
     assert "is no .npy file of keys" in message
-    message = petps_command.fails(2, "pull", filled, "items", 1, "--out", tmp_path / "o.csv")
+    message = run.fails(2, "pull", filled, "items", 1, "--out", tmp_path / "o.csv")
     assert "write .npy (rows alone) or .npz" in message
-    message = petps_command.fails(3, "pull", filled, "users", 1)
+    message = run.fails(3, "pull", filled, "users", 1)
     assert "has no table 'users'; it has items" in message
 
 
 # ---- push
 
 
-def test_push_and_delete(petps_command: Command, filled: Path) -> None:
-    report = petps_command.json(
-        "push",
-        filled,
-        "items",
-        "5=1,2,3,4",
-        "1000000=-1e-3,0,.5,7",
-        "--delete",
-        6,
-        "--delete",
-        10**9,
-    )
+def test_push_writes_and_deletes(run: Command, filled: Path) -> None:
+    changes = ("5=1,2,3,4", "1000000=-1e-3,0,.5,7", "--delete", 6, "--delete", 10**9)
+    report = run.json("push", filled, "items", *changes)
     assert report == {"table": "items", "inserted": 1, "updated": 1, "deleted": 1, "absent": 1}
     with petps.open(filled) as pool:
         rows, mask = pool.pull("items", [5, 1_000_000, 6], return_mask=True)
         assert rows.tolist() == [[1, 2, 3, 4], [np.float32(-1e-3), 0, 0.5, 7], [0] * 4]
         assert mask.tolist() == [True, True, False]
-    output = petps_command("push", filled, "items", "8=1,2,3,4")
-    assert "items: 0 new, 1 replaced, 0 deleted, 0 not there" in output
+    output = run("push", filled, "items", "8=1,2,3,4")
+    assert "items: 0 new, 1 replaced, 0 deleted, 0 missing" in output
 
 
 @pytest.mark.parametrize(
@@ -111,63 +98,63 @@ def test_push_and_delete(petps_command: Command, filled: Path) -> None:
         ([], "nothing to push: write KEY=NUMBER"),
         (["5"], "'5': write KEY=NUMBER,NUMBER"),
         (["5=a,b,c,d"], "'a,b,c,d' is not a list of numbers"),
-        (["x=1,2,3,4"], "key 'x' is no number"),
+        (["x=1,2,3,4"], "got 'x'"),
         (["5=1,2,3"], "table 'items' has dim 4, but key 5 has 3 numbers"),
         (["5=1,2,3,nan"], "row 0 (key 5) has a NaN or infinity"),
         (["5=1,2,3,4", "--delete", "5"], "key 5 is both written and deleted"),
-        (["--delete", "-1"], "key '-1' is no number"),
+        (["--delete", "-1"], "a key must be a number from 0 to 2^64-1, got '-1'"),
     ],
 )
-def test_push_refusals(
-    petps_command: Command, filled: Path, arguments: list[str], message: str
+def test_push_refuses_bad_arguments_and_changes_nothing(
+    run: Command, filled: Path, arguments: list[str], message: str
 ) -> None:
-    assert message in petps_command.fails(2, "push", filled, "items", *arguments)
+    assert message in run.fails(2, "push", filled, "items", *arguments)
     with petps.open(filled) as pool:
         keys = np.arange(COUNT, dtype=np.uint64)
         assert (pool.pull("items", keys) == expected(keys)).all()
 
 
-def test_push_to_a_delta_table(petps_command: Command, tmp_path: Path) -> None:
-    petps_command("create", tmp_path / "p", "--table", "d:1:f32:10", "--feed", "delta")
-    message = petps_command.fails(6, "push", tmp_path / "p", "d", "1=1")
-    assert "table 'd' is written by deltas: publish to its log (petps publish)" in message
+def test_push_to_a_delta_fed_table_is_refused(run: Command, tmp_path: Path) -> None:
+    run("create", tmp_path / "p", "--table", "d:1:f32:10", "--feed", "delta")
+    message = run.fails(6, "push", tmp_path / "p", "d", "1=1")
+    assert "only deltas write table 'd': publish to its log (petps publish)" in message
 
 
 # ---- export
 
 
-def test_export_and_load_again(petps_command: Command, filled: Path, tmp_path: Path) -> None:
+def test_an_exported_base_loads_again(run: Command, filled: Path, tmp_path: Path) -> None:
     folder = tmp_path / "bases/one"
-    report = petps_command.json("export", filled, folder)
+    report = run.json("export", filled, folder)
     assert report["tables"] == [{"name": "items", "rows": COUNT}]
     assert (report["model"], report["instance"], report["version"]) == ("default", "default@0", 0)
     base = Base(folder)
     assert base.partitions == 8
     assert base.rows("items") == COUNT
     other = tmp_path / "other"
-    petps_command("create", other, "--table", f"items:{DIM}:f16:10k")
-    petps_command("load", other, "items", folder)
+    run("create", other, "--table", f"items:{DIM}:f16:10k")
+    run("load", other, "items", folder)
     with petps.open(other) as pool:
         keys = np.arange(COUNT, dtype=np.uint64)
         assert (pool.pull("items", keys) == expected(keys).astype(np.float16)).all()
-    message = petps_command.fails(4, "export", filled, folder)
+    message = run.fails(4, "export", filled, folder)
     assert f"{folder} holds a base already" in message
-    message = petps_command.fails(3, "load", other, "users", folder)
+    message = run.fails(3, "load", other, "users", folder)
     assert "users" in message
     damaged = next(folder.glob("*.arrow"))
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    message = petps_command.fails(9, "load", other, "items", folder)
+    message = run.fails(9, "load", other, "items", folder)
     assert f"{damaged} does not fit its checksum" in message
 
 
-def test_export_of_a_model(petps_command: Command, tmp_path: Path) -> None:
+def test_export_of_one_of_two_models(run: Command, tmp_path: Path) -> None:
     path = tmp_path / "p"
-    petps_command("create", path, "--table", "t:1:f32:10", "--model", "a", "--partitions", 2)
-    petps_command("create", path, "--add", "--table", "t:2:f32:10", "--model", "b")
-    petps_command("push", path, "t", "1=1,2", "--model", "b")
-    report = petps_command.json("export", path, tmp_path / "base", "--model", "b")
+    run("create", path, "--table", "t:1:f32:10", "--model", "a", "--partitions", 2)
+    run("create", path, "--add", "--table", "t:2:f32:10", "--model", "b")
+    run("push", path, "t", "1=1,2", "--model", "b")
+    report = run.json("export", path, tmp_path / "base", "--model", "b")
     assert report["tables"] == [{"name": "t", "rows": 1}]
-    message = petps_command.fails(3, "export", path, tmp_path / "base2")
+    message = run.fails(3, "export", path, tmp_path / "base2")
     assert "this pool has: a@0, b@0" in message
     assert not (tmp_path / "base2").exists()
 
@@ -175,86 +162,82 @@ def test_export_of_a_model(petps_command: Command, tmp_path: Path) -> None:
 # ---- publish
 
 
-def test_publish_continues_the_log(petps_command: Command, tmp_path: Path) -> None:
-    keys, rows = keys_and_rows()
-    np.savez(tmp_path / "rows.npz", keys=keys, rows=rows)
+def test_publish_continues_the_log(run: Command, tmp_path: Path) -> None:
+    save_rows(tmp_path / "rows.npz")
     log = tmp_path / "log"
-    first = petps_command.json(
+    first = run.json(
         "publish", log, "items", tmp_path / "rows.npz", "--partitions", 3, "--model", "m"
     )
     assert (first["rows"], first["version"]) == (COUNT, 1)
-    second = petps_command.json(
+    second = run.json(
         "publish", log, "items", "--dim", DIM, "--delete", 5, "--delete", 6, "--model", "m"
     )
     assert (second["rows"], second["deletions"], second["version"]) == (0, 2, 2)
     assert second["run"] > first["run"]
     with DirectoryLog(log) as opened:
         assert opened.partitions == 3
-    message = petps_command.fails(2, "publish", log, "items", "--dim", DIM, "--delete", 5)
+    message = run.fails(2, "publish", log, "items", "--dim", DIM, "--delete", 5)
     assert "belongs to model 'm', not 'default'; use --model" in message
 
 
 def test_publish_to_kafka(
-    petps_command: Command, kafka: Broker, topic: Callable[[], str], tmp_path: Path
+    run: Command, kafka: Broker, topic: Callable[[], str], tmp_path: Path
 ) -> None:
-    keys, rows = keys_and_rows()
-    np.savez(tmp_path / "rows.npz", keys=keys, rows=rows)
+    save_rows(tmp_path / "rows.npz")
     log = f"kafka://{kafka.address}/{topic()}"
     option = ("--kafka-option", "compression.type=zstd")
-    first = petps_command.json(
-        "publish", log, "items", tmp_path / "rows.npz", "--partitions", 3, *option
-    )
+    first = run.json("publish", log, "items", tmp_path / "rows.npz", "--partitions", 3, *option)
     assert (first["rows"], first["version"], first["log"]) == (COUNT, 1, log)
-    second = petps_command.json("publish", log, "items", "--dim", DIM, "--delete", 5)
+    second = run.json("publish", log, "items", "--dim", DIM, "--delete", 5)
     assert (second["deletions"], second["version"]) == (1, 2)
     assert second["run"] > first["run"]
     opened = KafkaLog(log)
     assert opened.partitions == 3
     opened.close()
-    for bad, what in (
+    for bad, reason in (
         (("--kafka-option", "acks"), "write NAME=VALUE"),
         (("--kafka-option", "acks=0"), "acks cannot be set"),
         (("--kafka-option", "no.such=0"), "no.such"),
     ):
-        message = petps_command.fails(2, "publish", log, "items", "--dim", DIM, "--delete", 5, *bad)
-        assert what in message
+        message = run.fails(2, "publish", log, "items", "--dim", DIM, "--delete", 5, *bad)
+        assert reason in message
 
 
-def test_publish_a_base(petps_command: Command, filled: Path, tmp_path: Path) -> None:
-    petps_command("export", filled, tmp_path / "base")
-    report = petps_command.json(
+def test_publish_begins_with_a_base(run: Command, filled: Path, tmp_path: Path) -> None:
+    run("export", filled, tmp_path / "base")
+    report = run.json(
         "publish", tmp_path / "log", "items", "--dim", DIM, "--base", tmp_path / "base"
     )
     assert (report["rows"], report["deletions"]) == (0, 0)
-    message = petps_command.fails(
+    message = run.fails(
         2, "publish", tmp_path / "log", "items", "--dim", DIM, "--base", tmp_path / "base",
         "--model", "m",
     )  # fmt: skip
     assert "belongs to model 'default', not 'm'" in message
-    message = petps_command.fails(
+    message = run.fails(
         3, "publish", tmp_path / "log", "items", "--dim", DIM, "--base", tmp_path / "nothing"
     )
     assert "holds no base" in message
 
 
-def test_publish_refusals(petps_command: Command, tmp_path: Path) -> None:
+def test_publish_refuses_bad_input(run: Command, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert "nothing to publish" in petps_command.fails(2, "publish", log, "items")
-    assert "name it with --dim" in petps_command.fails(2, "publish", log, "items", "--delete", 1)
+    assert "nothing to publish" in run.fails(2, "publish", log, "items")
+    assert "name it with --dim" in run.fails(2, "publish", log, "items", "--delete", 1)
     np.savez(tmp_path / "a.npz", keys=[1], rows=np.full((1, DIM), np.nan, np.float32))
-    message = petps_command.fails(2, "publish", log, "items", tmp_path / "a.npz", "--dim", 3)
+    message = run.fails(2, "publish", log, "items", tmp_path / "a.npz", "--dim", 3)
     assert f"has rows of dim {DIM}, expected 3" in message
-    message = petps_command.fails(2, "publish", log, "items", tmp_path / "a.npz", "--dtype", "f64")
+    message = run.fails(2, "publish", log, "items", tmp_path / "a.npz", "--dtype", "f64")
     assert "unknown dtype 'f64'" in message
     assert not log.exists()
-    message = petps_command.fails(2, "publish", log, "items", tmp_path / "a.npz")
+    message = run.fails(2, "publish", log, "items", tmp_path / "a.npz")
     assert "NaN" in message or "finite" in message
     (tmp_path / "log.txt").write_text("hello")
-    message = petps_command.fails(1, "publish", tmp_path / "log.txt", "items", tmp_path / "a.npz")
+    message = run.fails(1, "publish", tmp_path / "log.txt", "items", tmp_path / "a.npz")
     assert "log.txt" in message
 
 
-def test_pipe_that_closes_early(filled: Path) -> None:
+def test_a_pipe_that_closes_early_shows_no_traceback(filled: Path) -> None:
     keys = [str(key) for key in range(1000)]
     command = [sys.executable, "-m", "petps.cli", "pull", str(filled), "items", *keys, "--json"]
     with subprocess.Popen(
@@ -268,6 +251,6 @@ def test_pipe_that_closes_early(filled: Path) -> None:
         assert process.wait(60) in (0, 1)
 
 
-def test_reports_are_whole_json(petps_command: Command, filled: Path) -> None:
-    report = petps_command.json("status", filled)
+def test_a_json_report_has_no_other_text(run: Command, filled: Path) -> None:
+    report = run.json("status", filled)
     assert json.loads(json.dumps(report)) == report

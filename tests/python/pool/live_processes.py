@@ -1,6 +1,6 @@
 """A writer and readers as separate processes: ``python -m tests.python.pool.live_processes``.
 
-Rows identify their key and the write that made them, so that a torn or foreign row is seen.
+Rows identify their key and the write that wrote them, so a reader detects a torn or foreign row.
 """
 
 from __future__ import annotations
@@ -34,31 +34,30 @@ def rows_of(keys: Keys, write: int) -> npt.NDArray[np.float32]:
     return np.repeat(values[:, None], DIM, axis=1)
 
 
-def faults_of(keys: Keys, rows: Any, found: Any) -> list[str]:
+def faults_of(keys: Keys, rows: Any, is_found: Any) -> list[str]:
     """Return the faults of a pull of keys that all exist."""
-    faults = [f"key {key} is missing" for key in keys[~found]]
-    torn = (rows != rows[:, :1]).any(axis=1)
-    foreign = (rows[:, 0] // 1000).astype(np.uint64) != keys
-    faults += [f"the row of key {key} is torn" for key in keys[found & torn]]
-    faults += [f"key {key} shows another's row" for key in keys[found & foreign & ~torn]]
+    faults = [f"key {key} is missing" for key in keys[~is_found]]
+    is_torn = (rows != rows[:, :1]).any(axis=1)
+    is_foreign = (rows[:, 0] // 1000).astype(np.uint64) != keys
+    faults += [f"the row of key {key} is torn" for key in keys[is_found & is_torn]]
+    faults += [f"key {key} has another key's row" for key in keys[is_found & is_foreign & ~is_torn]]
     return faults
 
 
-def say(**facts: Any) -> None:
-    """Print one line of JSON, and flush it."""
+def report(**facts: Any) -> None:
+    """Print facts as one line of JSON, and flush it."""
     print(json.dumps(facts), flush=True)
 
 
 def write(path: str, writes: str) -> None:
-    """Replace all rows repeatedly, as fast as possible.
+    """Replace all rows ``writes`` times, as fast as possible, after a line on standard input.
 
-    ``writes`` is the number of writes, which begin after a line on standard input; 0 writes at
-    once and without end.
+    With 0 writes, replace them without end, and without waiting for a line.
     """
     with petps.open(path) as pool:
         keys = np.arange(KEYS, dtype=np.uint64)
         first = int(time.time_ns() // 1_000_000)
-        say(ready=True)
+        report(ready=True)
         table = pool.table(TABLE)
         if int(writes) > 0:
             sys.stdin.readline()
@@ -67,7 +66,7 @@ def write(path: str, writes: str) -> None:
             table.apply(keys, np.ascontiguousarray(stored))
             if number % 50 == 0 or number == int(writes):
                 status = table.status()
-                say(writes=number, slots=status.slots, retired=status.retired_slots)
+                report(writes=number, slots=status.slots, retired=status.retired_slots)
             if number == int(writes):
                 time.sleep(3600)  # until the test kills it
 
@@ -78,26 +77,26 @@ def read(path: str, seconds: str, pins: str) -> None:
         if pins == "disabled":
             pool._native.disable_pins_for_test()
         random = np.random.default_rng(os.getpid())
-        until = time.monotonic() + float(seconds)
-        say(ready=True, seed=os.getpid())
+        deadline = time.monotonic() + float(seconds)
+        report(ready=True, seed=os.getpid())
         pulls = 0
-        while time.monotonic() < until:
+        while time.monotonic() < deadline:
             keys = random.integers(0, KEYS, 4096).astype(np.uint64)
-            rows, found = pool.pull(TABLE, keys, return_mask=True)
+            rows, mask = pool.pull(TABLE, keys, return_mask=True)
             pulls += 1
-            if faults := faults_of(keys, rows, found):
-                say(pulls=pulls, faults=faults[:5])
+            if faults := faults_of(keys, rows, mask):
+                report(pulls=pulls, faults=faults[:5])
                 return
             if pulls % 200 == 0:
-                say(pulls=pulls)
-        say(pulls=pulls, faults=[])
+                report(pulls=pulls)
+        report(pulls=pulls, faults=[])
 
 
 def hold(path: str) -> None:
     """Take a pin, report it, and hold it until killed."""
     reader = _native.LiveReader.open(path)
     reader.hold_pin_for_test()
-    say(ready=True)
+    report(ready=True)
     sys.stdin.read()
 
 
@@ -108,26 +107,20 @@ def leave_child(path: str) -> None:
     child = os.fork()
     if child == 0:
         time.sleep(3600)
-    say(ready=True, child=child)
+    report(ready=True, child=child)
     sys.stdin.read()
 
 
-def knock(path: str) -> None:
-    """Open the pool repeatedly, with or without success, until killed."""
-    say(ready=True)
+def open_repeatedly(path: str) -> None:
+    """Open and close the pool repeatedly, with or without success, until killed."""
+    report(ready=True)
     for number in itertools.count(1):
         with contextlib.suppress(PetpsError):
             petps.open_live(path).close()
         if number % 100 == 0:
-            say(knocks=number)
+            report(opens=number)
 
 
 if __name__ == "__main__":
-    parts: dict[str, Callable[..., None]] = {
-        "write": write,
-        "read": read,
-        "hold": hold,
-        "leave_child": leave_child,
-        "knock": knock,
-    }
-    parts[sys.argv[1]](*sys.argv[2:])
+    roles: list[Callable[..., None]] = [write, read, hold, leave_child, open_repeatedly]
+    {role.__name__: role for role in roles}[sys.argv[1]](*sys.argv[2:])

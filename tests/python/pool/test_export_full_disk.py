@@ -1,9 +1,8 @@
-"""An export to a full disk: it leaves nothing behind, and its error gives the reason."""
+"""An export to a full disk leaves nothing behind, and its error gives the reason."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,17 +12,13 @@ import pytest
 import petps
 from petps.delta import DeltaError, Fault
 from petps.errors import IoError, PetpsError, ResourceExhausted
+from tests.python.small_disk import mount_small_disk
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mount_small_disk(tmp_path / "small", "256k") as folder:
+        yield folder
 
 
 @pytest.fixture
@@ -35,7 +30,7 @@ def pool(tmp_path: Path) -> Iterator[petps.Pool]:
         yield opened
 
 
-def test_a_full_disk_is_named_and_nothing_is_left(pool: petps.Pool, small_disk: Path) -> None:
+def test_an_export_to_a_full_disk_leaves_nothing(pool: petps.Pool, small_disk: Path) -> None:
     free = os.statvfs(small_disk).f_bavail
     with pytest.raises(ResourceExhausted, match=r"No space left on device; nothing is left of it"):
         pool.export(small_disk / "deep")
@@ -50,7 +45,7 @@ def test_a_full_disk_is_named_and_nothing_is_left(pool: petps.Pool, small_disk: 
     assert [file.name for file in kept.iterdir()] == ["mine"]
 
 
-def test_what_cannot_be_removed_is_named(
+def test_the_error_names_files_that_could_not_be_removed(
     pool: petps.Pool, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     removed = Path.unlink
@@ -65,7 +60,7 @@ def test_what_cannot_be_removed_is_named(
         pool.export(small_disk / "base")
 
 
-def test_another_error_of_the_disk(
+def test_an_io_error_leaves_nothing(
     pool: petps.Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(path: object, content: object, **_: object) -> None:

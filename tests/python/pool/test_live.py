@@ -1,4 +1,4 @@
-"""Pulls beside a server: torn rows, the death of either side, the file of readers."""
+"""Pulls beside a server: no torn rows, kills of either side, the file of readers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from petps.errors import (
 )
 from tests.python.native.superblock import is_clean
 from tests.python.pool.live_processes import DIM, KEYS, TABLE, faults_of, rows_of
+from tests.python.waiting import wait_until
 
 ALL = np.arange(KEYS, dtype=np.uint64)
 
 
 class Process:
-    """A child process of live_processes, whose lines are read one by one."""
+    """A child process of live_processes, which reports facts line by line."""
 
     def __init__(self, *arguments: object) -> None:
         self.child = subprocess.Popen(
@@ -50,14 +51,14 @@ class Process:
         assert self.child.stdout is not None
         text = self.child.stdout.readline()
         assert text, f"the process ended with {self.child.wait()}"
-        said: dict[str, Any] = json.loads(text)
-        return said
+        facts: dict[str, Any] = json.loads(text)
+        return facts
 
-    def until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    def until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         while True:
-            said = self.line()
-            if wanted(said):
-                return said
+            facts = self.line()
+            if condition(facts):
+                return facts
 
     def kill(self) -> None:
         self.child.send_signal(signal.SIGKILL)
@@ -72,14 +73,14 @@ class Process:
 
 @pytest.fixture
 def begin() -> Iterator[Callable[..., Process]]:
-    begun: list[Process] = []
+    processes: list[Process] = []
 
-    def make(*arguments: object) -> Process:
-        begun.append(Process(*arguments))
-        return begun[-1]
+    def start(*arguments: object) -> Process:
+        processes.append(Process(*arguments))
+        return processes[-1]
 
-    yield make
-    for process in begun:
+    yield start
+    for process in processes:
         if process.child.poll() is None:
             process.kill()
         process.close()
@@ -101,7 +102,7 @@ def readers(path: Path) -> Path:
 # ---- visibility
 
 
-def test_sees_writes_tables_and_switches_at_once(path: Path) -> None:
+def test_a_reader_sees_writes_tables_and_switches_at_once(path: Path) -> None:
     with petps.open(path) as server, petps.open_live(path) as reader:
         assert (reader.pull(TABLE, ALL) == rows_of(ALL, 0)).all()
         server.push(TABLE, ALL, rows_of(ALL, 7))
@@ -109,14 +110,14 @@ def test_sees_writes_tables_and_switches_at_once(path: Path) -> None:
         server.create_table("late", dim=3, capacity=100_000, dtype="f16", default=0.5)
         many = np.arange(100_000, dtype=np.uint64)  # they need extents made after the open
         server.push("late", many, np.ones((100_000, 3), np.float32))
-        rows, found = reader.pull("late", [99_999, 1 << 50], return_mask=True)
-        assert found.tolist() == [True, False]
+        rows, mask = reader.pull("late", [99_999, 1 << 50], return_mask=True)
+        assert mask.tolist() == [True, False]
         assert rows.tolist() == [[1.0] * 3, [0.5] * 3]
         assert {table.name for table in reader.tables()} == {TABLE, "late"}
-        made = server.create_instance("default@1")
-        server.push(TABLE, ALL, rows_of(ALL, 8), model=made)
+        instance = server.create_instance("default@1")
+        server.push(TABLE, ALL, rows_of(ALL, 8), model=instance)
         assert (reader.pull(TABLE, ALL) == rows_of(ALL, 7)).all()
-        server.switch_alias("default", made)
+        server.switch_alias("default", instance)
         assert (reader.pull(TABLE, ALL) == rows_of(ALL, 8)).all()
         server.drop_instance("default@0")
         with pytest.raises(NotFound, match="default@0"):
@@ -156,25 +157,25 @@ def test_a_reader_outlives_a_clean_close(path: Path) -> None:
 # ---- no torn rows
 
 
-def test_no_torn_row_under_full_speed(path: Path, begin: Callable[..., Process]) -> None:
+def test_readers_see_no_torn_row_at_full_speed(path: Path, begin: Callable[..., Process]) -> None:
     writer = begin("write", path, 0)
-    both = [begin("read", path, 4, "kept") for _ in range(2)]
-    for reader in both:
-        last = reader.until(lambda said: "faults" in said)
+    readers_at_work = [begin("read", path, 4, "kept") for _ in range(2)]
+    for reader in readers_at_work:
+        last = reader.until(lambda facts: "faults" in facts)
         assert last["faults"] == []
         assert last["pulls"] > 0
-    done = writer.until(lambda said: said["writes"] > 100)
+    done = writer.until(lambda facts: facts["writes"] > 100)
     # Slots are reused: otherwise a hundred writes would need a hundred times the slots.
     assert done["slots"] < 20 * KEYS
 
 
-def test_with_its_pins_ignored_it_sees_torn_rows(path: Path, begin: Callable[..., Process]) -> None:
+def test_a_reader_without_pins_sees_torn_rows(path: Path, begin: Callable[..., Process]) -> None:
     begin("write", path, 0)
     reader = begin("read", path, 120, "disabled")
-    assert reader.until(lambda said: "faults" in said)["faults"]
+    assert reader.until(lambda facts: "faults" in facts)["faults"]
 
 
-# ---- deaths
+# ---- kills
 
 
 def test_pins_of_a_killed_reader_are_dropped(path: Path, begin: Callable[..., Process]) -> None:
@@ -183,39 +184,37 @@ def test_pins_of_a_killed_reader_are_dropped(path: Path, begin: Callable[..., Pr
         table = server.table(TABLE)
         for write in range(5):
             server.push(TABLE, ALL, rows_of(ALL, write))
-        tick = threading.Event()
-        tick.wait(0.3)  # time for the background thread to reclaim, which the pin must prevent
+        time.sleep(0.3)  # time for the background thread to reclaim, which the pin must prevent
         assert table.status().retired_slots >= 4 * KEYS
         holder.kill()
-        while table.status().retired_slots > 0:
-            tick.wait(0.01)
+        wait_until(lambda: table.status().retired_slots == 0)
     assert is_clean(path)
 
 
-def test_a_killed_server_leaves_its_readers_reading(
+def test_readers_continue_when_the_server_is_killed(
     path: Path, begin: Callable[..., Process]
 ) -> None:
     writer = begin("write", path, 0)
     with petps.open_live(path) as reader:
         for _ in range(5):
-            writer.until(lambda said: said["writes"] % 100 == 0)
+            writer.until(lambda facts: facts["writes"] % 100 == 0)
             writer.kill()
-            rows, found = reader.pull(TABLE, ALL, return_mask=True)
-            assert faults_of(ALL, rows, found) == []
+            rows, mask = reader.pull(TABLE, ALL, return_mask=True)
+            assert faults_of(ALL, rows, mask) == []
             writer = begin("write", path, 0)
-            rows, found = reader.pull(TABLE, ALL, return_mask=True)
-            assert faults_of(ALL, rows, found) == []
+            rows, mask = reader.pull(TABLE, ALL, return_mask=True)
+            assert faults_of(ALL, rows, mask) == []
     with petps.open_live(path) as late:
         writer.kill()
         with petps.open_live(path) as other:
             for reader in (late, other):
-                rows, found = reader.pull(TABLE, ALL, return_mask=True)
-                assert faults_of(ALL, rows, found) == []
+                rows, mask = reader.pull(TABLE, ALL, return_mask=True)
+                assert faults_of(ALL, rows, mask) == []
 
 
-def test_a_reopened_server_honours_earlier_pins(path: Path, begin: Callable[..., Process]) -> None:
+def test_a_reopened_pool_honours_earlier_pins(path: Path, begin: Callable[..., Process]) -> None:
     writer = begin("write", path, 2)
-    holder = begin("hold", path)  # pins before any write, so it holds back all of them
+    holder = begin("hold", path)  # its pin precedes every write, so it protects all old rows
     assert writer.child.stdin is not None
     writer.child.stdin.write("go\n")
     writer.child.stdin.flush()
@@ -224,22 +223,18 @@ def test_a_reopened_server_honours_earlier_pins(path: Path, begin: Callable[...,
     with petps.open(path) as server:
         table = server.table(TABLE)
         server.push(TABLE, ALL[:10], rows_of(ALL[:10], 1))
-        tick = threading.Event()
-        tick.wait(0.5)
+        time.sleep(0.5)
         # Neither the slots that the walk finds unreachable nor the retired ones may become free.
         assert not server.status()["pool"]["walked"]
         holder.kill()
-        while not server.status()["pool"]["walked"] or table.status().retired_slots > 0:
-            tick.wait(0.01)
+        wait_until(lambda: server.status()["pool"]["walked"] and not table.status().retired_slots)
         assert server.verify().clean
     assert is_clean(path)
 
 
-def test_close_beside_a_holder_is_not_clean(path: Path, begin: Callable[..., Process]) -> None:
+def test_a_close_beside_a_pin_is_not_clean(path: Path, begin: Callable[..., Process]) -> None:
     server = petps.open(path)
-    tick = threading.Event()
-    while not server.status()["pool"]["walked"]:
-        tick.wait(0.01)
+    wait_until(lambda: server.status()["pool"]["walked"])
     holder = begin("hold", path)
     server.push(TABLE, ALL, rows_of(ALL, 1))
     with pytest.raises(FailedPrecondition, match="holds rows that were replaced"):
@@ -251,25 +246,25 @@ def test_close_beside_a_holder_is_not_clean(path: Path, begin: Callable[..., Pro
         assert (server.pull(TABLE, ALL) == rows_of(ALL, 1)).all()
 
 
-def test_a_forked_child_must_open_it_again(path: Path) -> None:
+def test_a_forked_child_must_open_the_pool_again(path: Path) -> None:
     with petps.open(path), petps.open_live(path) as reader:
         read_end, write_end = os.pipe()
         child = os.fork()
         if child == 0:
             try:
                 reader.pull(TABLE, [1])
-                said = b"pulled"
+                result = b"pulled"
             except FailedPrecondition as error:
-                said = str(error).encode()
-            os.write(write_end, said)
+                result = str(error).encode()
+            os.write(write_end, result)
             os._exit(0)
         os.waitpid(child, 0)
         os.close(write_end)
-        with os.fdopen(read_end, "rb") as said_by_child:
-            assert b"open it again" in said_by_child.read()
+        with os.fdopen(read_end, "rb") as result_of_child:
+            assert b"open it again" in result_of_child.read()
 
 
-def test_pins_of_a_killed_reader_are_dropped_though_its_child_lives(
+def test_pins_of_a_killed_reader_are_dropped_even_if_its_child_lives(
     path: Path, begin: Callable[..., Process]
 ) -> None:
     with petps.open(path) as server:
@@ -277,10 +272,7 @@ def test_pins_of_a_killed_reader_are_dropped_though_its_child_lives(
         server.push(TABLE, ALL, rows_of(ALL, 1))
         holder.kill()
         try:
-            patience = time.monotonic() + 60
-            while server.table(TABLE).status().retired_slots > 0:
-                assert time.monotonic() < patience, "the child keeps its parent's pin"
-                time.sleep(0.01)
+            wait_until(lambda: server.table(TABLE).status().retired_slots == 0)
         finally:
             os.kill(holder.first["child"], signal.SIGKILL)
 
@@ -296,7 +288,7 @@ def test_a_link_names_the_same_pool(path: Path) -> None:
         assert (reader.pull(TABLE, ALL) == rows_of(ALL, 5)).all()
 
 
-def test_a_renamed_pool_is_not_written_past_its_readers(
+def test_a_renamed_pool_with_readers_cannot_be_opened(
     path: Path, begin: Callable[..., Process]
 ) -> None:
     writer = begin("write", path, 0)
@@ -307,13 +299,13 @@ def test_a_renamed_pool_is_not_written_past_its_readers(
             with pytest.raises(FailedPrecondition, match=r"renamed\.readers"):
                 petps.open(renamed)
             readers(renamed).write_bytes(readers(path).read_bytes())
-        rows, found = reader.pull(TABLE, ALL, return_mask=True)
-        assert faults_of(ALL, rows, found) == []
+        rows, mask = reader.pull(TABLE, ALL, return_mask=True)
+        assert faults_of(ALL, rows, mask) == []
     with petps.open(renamed) as server, petps.open_live(renamed):
         assert server.verify().clean
 
 
-def test_a_pool_that_takes_its_place_is_noticed(path: Path, tmp_path: Path) -> None:
+def test_a_reader_notices_a_replaced_pool(path: Path, tmp_path: Path) -> None:
     with petps.open(path) as server, petps.open_live(path) as reader:
         copy = tmp_path / "copy"
         copy.write_bytes(path.read_bytes())
@@ -326,21 +318,23 @@ def test_a_pool_that_takes_its_place_is_noticed(path: Path, tmp_path: Path) -> N
 # ---- the file
 
 
-def test_a_server_starts_whoever_knocks(path: Path, begin: Callable[..., Process]) -> None:
-    knocker = begin("knock", path)
+def test_a_pool_opens_beside_readers_that_open_it(
+    path: Path, begin: Callable[..., Process]
+) -> None:
+    opener = begin("open_repeatedly", path)
     unfinished = path.with_name("unfinished")
     for _ in range(100):
-        # A server that is killed at its first step leaves such a file. It is put in place by a
-        # rename, because a reader may have the old file mapped.
+        # A server that is killed at its first step leaves an empty file. Rename it into place,
+        # because a reader may have the old file mapped.
         unfinished.write_bytes(b"")
         unfinished.replace(readers(path))
         server = petps.open(path)
         assert server.status()["pool"]["readers_refused"] == ""
         server.close()
-    knocker.until(lambda said: said["knocks"] >= 100)
+    opener.until(lambda facts: facts["opens"] >= 100)
 
 
-def test_another_pools_file(path: Path, tmp_path: Path) -> None:
+def test_a_file_of_readers_of_another_pool_is_refused(path: Path, tmp_path: Path) -> None:
     with petps.create(tmp_path / "other"):
         readers(path).write_bytes(readers(tmp_path / "other").read_bytes())
     with pytest.raises(FailedPrecondition, match="belongs to another pool"):
@@ -392,16 +386,16 @@ def test_a_server_refuses_readers_of_another_format(path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
-def test_an_unwritable_file(path: Path) -> None:
+def test_an_unwritable_file_is_refused(path: Path) -> None:
     with petps.open(path):
         readers(path).chmod(stat.S_IRUSR)
         with pytest.raises(PermissionDenied, match="it holds the pins of readers"):
             petps.open_live(path)
 
 
-def test_a_folder_in_its_place(path: Path) -> None:
+def test_a_pool_without_a_file_of_readers_refuses_readers(path: Path) -> None:
     readers(path).mkdir()
-    with petps.open(path) as server:  # it serves, but without readers
+    with petps.open(path) as server:  # the pool opens, but has no readers
         assert "pool.readers" in server.status()["pool"]["readers_refused"]
         with pytest.raises(FailedPrecondition, match="keeps readers out"):
             petps.open_live(path)
@@ -410,7 +404,7 @@ def test_a_folder_in_its_place(path: Path) -> None:
     assert is_clean(path)
 
 
-def test_a_server_without_readers_keeps_out_those_who_would_take_an_old_file(
+def test_a_pool_without_readers_refuses_readers_with_an_old_file(
     path: Path, begin: Callable[..., Process]
 ) -> None:
     begin("write", path, 0).kill()  # its file of readers stays
@@ -424,19 +418,19 @@ def test_a_server_without_readers_keeps_out_those_who_would_take_an_old_file(
             petps.open_live(path)
 
 
-class Meanwhile:
+class InterposedReader:
     """The native reader, with an action after each resolution of a call's tables."""
 
-    def __init__(self, reader: Any, happen: Callable[[], None]) -> None:
+    def __init__(self, reader: Any, action: Callable[[], None]) -> None:
         self._reader = reader
-        self._happen = happen
+        self._action = action
         self.resolutions = 0
 
     def find(self, model: str, tables: list[str]) -> Any:
-        found = self._reader.find(model, tables)
+        records = self._reader.find(model, tables)
         self.resolutions += 1
-        self._happen()
-        return found
+        self._action()
+        return records
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)
@@ -453,11 +447,11 @@ class TwoInstances:
         self.tables = petps._native.Tables.create(str(self.path), durability="process")
         self.ids: dict[int, int] = {}
         for number in (1, 2):
-            self.make(number)
-        self.means(1)
+            self.create(number)
+        self.switch_to(1)
         self.live = petps.open_live(self.path)
 
-    def make(self, number: int) -> None:
+    def create(self, number: int) -> None:
         self.ids[number] = self.tables.create_instance("m", f"m@{number}", 1).id
         for name in ("t", "u"):
             table = self.tables.create_table(
@@ -466,11 +460,12 @@ class TwoInstances:
             rows = np.full((self.ROWS, 2), number, np.float32)
             table.apply(self.KEYS, rows.view(np.uint8).reshape(self.ROWS, 8))
 
-    def means(self, number: int) -> None:
+    def switch_to(self, number: int) -> None:
         self.tables.set_alias("m", self.ids[number])
 
-    def meanwhile(self, happen: Callable[[], None]) -> Meanwhile:
-        spy = Meanwhile(self.live._native, happen)
+    def interpose(self, action: Callable[[], None]) -> InterposedReader:
+        """Run an action after each resolution of a call's tables."""
+        spy = InterposedReader(self.live._native, action)
         self.live._native = spy  # type: ignore[assignment]
         return spy
 
@@ -481,33 +476,33 @@ class TwoInstances:
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[TwoInstances]:
-    made = TwoInstances(tmp_path)
-    yield made
-    made.close()
+    instances = TwoInstances(tmp_path)
+    yield instances
+    instances.close()
 
 
 def test_a_switch_during_a_pull_mixes_nothing(two: TwoInstances) -> None:
-    spy = two.meanwhile(lambda: two.means(2))
+    spy = two.interpose(lambda: two.switch_to(2))
     out = np.zeros((two.ROWS, 2), np.float32)
     assert two.live.pull("t", two.KEYS, out, model="m") is out
     assert np.unique(out).tolist() == [1.0]
     assert spy.resolutions == 1
-    two.means(1)
+    two.switch_to(1)
     assert np.unique(two.live.pull("t", two.KEYS, model="m")).tolist() == [1.0]
-    two.means(1)
+    two.switch_to(1)
     many = two.live.pull_many({"t": two.KEYS, "u": two.KEYS}, model="m")
     assert [np.unique(rows).tolist() for rows in many.values()] == [[1.0], [1.0]]
     assert spy.resolutions == 3
 
 
 def test_switches_without_end_mix_nothing(two: TwoInstances) -> None:
-    ended = threading.Event()
+    is_done = threading.Event()
 
     def switch() -> None:
         number = 1
-        while not ended.is_set():
+        while not is_done.is_set():
             number = 3 - number
-            two.means(number)
+            two.switch_to(number)
 
     thread = threading.Thread(target=switch)
     thread.start()
@@ -520,36 +515,36 @@ def test_switches_without_end_mix_nothing(two: TwoInstances) -> None:
         for rows, mask in two.live.pull_many(keys, return_mask=True, model="m").values():
             assert mask.all()
             seen.add(tuple(np.unique(rows)))
-    ended.set()
+    is_done.set()
     thread.join()
     assert seen <= {(1.0,), (2.0,)}
 
 
-def test_a_drop_during_a_pull_begins_it_again(two: TwoInstances) -> None:
+def test_a_drop_during_a_pull_restarts_the_pull(two: TwoInstances) -> None:
     def drop_the_first() -> None:
         if spy.resolutions == 1:
-            two.means(2)
+            two.switch_to(2)
             two.tables.drop_instance(two.ids[1])
 
-    spy = two.meanwhile(drop_the_first)
+    spy = two.interpose(drop_the_first)
     out = np.zeros((two.ROWS, 2), np.float32)
     two.live.pull("t", two.KEYS, out, model="m")
     assert np.unique(out).tolist() == [2.0]
     assert spy.resolutions == 2
 
 
-def test_a_drop_each_time_ends(two: TwoInstances) -> None:
+def test_a_pull_fails_after_repeated_drops(two: TwoInstances) -> None:
     numbers = iter(range(3, 100))
 
     def replace() -> None:
         old = two.ids[max(two.ids)]
         number = next(numbers)
-        two.make(number)
-        two.means(number)
+        two.create(number)
+        two.switch_to(number)
         two.tables.drop_instance(old)
 
-    two.means(2)
-    two.meanwhile(replace)
+    two.switch_to(2)
+    two.interpose(replace)
     with pytest.raises(Unavailable, match="was dropped during the pull, 8 times: pull again"):
         two.live.pull("t", two.KEYS, model="m")
     with pytest.raises(NotFound, match="there is no model, instance or alias 'm@2'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,35 +34,35 @@ def pool(tmp_path: Path) -> Path:
 def settings(pool: Path, **sections: dict[str, Any]) -> config.Config:
     """Return a configuration with free ports."""
     server = {"port": 0, "http_port": 0, "grpc_port": 0, **sections.pop("server", {})}
-    return config.merged(None, {"pool": {"path": pool}, "server": server, **sections}, "test")
+    return config.merge(None, {"pool": {"path": pool}, "server": server, **sections}, "test")
 
 
 @pytest.fixture
 def start(pool: Path) -> Iterator[Start]:
-    started: list[Serving] = []
-
-    def begin(**sections: dict[str, Any]) -> Serving:
-        started.append(Serving(settings(pool, **sections)))
-        return started[-1]
-
-    yield begin
-    for serving in started:
-        serving.close()
+    with contextlib.ExitStack() as stack:
+        yield lambda **sections: stack.enter_context(Serving(settings(pool, **sections)))
 
 
 @pytest.fixture
 def channels() -> Iterator[Callable[[Serving], grpc.Channel]]:
-    opened: list[grpc.Channel] = []
-
-    def channel(serving: Serving) -> grpc.Channel:
-        opened.append(grpc.insecure_channel(f"127.0.0.1:{serving.grpc_port}"))
-        return opened[-1]
-
-    yield channel
-    for each in opened:
-        each.close()
+    with contextlib.ExitStack() as stack:
+        yield lambda serving: stack.enter_context(
+            grpc.insecure_channel(f"127.0.0.1:{serving.grpc_port}")
+        )
 
 
 @pytest.fixture
 def connect(channels: Callable[[Serving], grpc.Channel]) -> Callable[[Serving], Stub]:
     return lambda serving: stubs.PetpsStub(channels(serving))
+
+
+@pytest.fixture
+def serving(start: Start) -> Serving:
+    """Return a server with the default settings."""
+    return start()
+
+
+@pytest.fixture
+def stub(connect: Callable[[Serving], Stub], serving: Serving) -> Stub:
+    """Return a client of ``serving``."""
+    return connect(serving)

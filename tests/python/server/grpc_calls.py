@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,9 @@ import pytest
 
 from petps import _native
 from petps.server import Serving
+from tests.python.waiting import wait_until
 
-TIMEOUT = 30.0  # only against hangs
+TIMEOUT = 30.0  # seconds, against hangs only
 
 
 def values(keys: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -24,11 +24,11 @@ def values(keys: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
     return rows
 
 
-def packed(*keys: int) -> bytes:
+def pack_keys(*keys: int) -> bytes:
     return np.array(keys, "<u8").tobytes()
 
 
-def present(rows: Any, n: int) -> list[bool]:
+def unpack_present(rows: Any, n: int) -> list[bool]:
     bits = np.unpackbits(np.frombuffer(rows.present, np.uint8), bitorder="little")
     assert not bits[n:].any()
     return [bool(bit) for bit in bits[:n]]
@@ -48,24 +48,24 @@ def commit(serving: Serving, version: int, instance: int = 1, partitions: int = 
         )
 
 
-def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str, dict[str, Any]]:
+def refusal_of(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str, dict[str, Any]]:
+    """Return code, text and trailing metadata of a call that must fail."""
     with pytest.raises(grpc.RpcError) as caught:
         call()
     error: Any = caught.value
     return error.code(), error.details(), dict(error.trailing_metadata())
 
 
-def await_parked(serving: Serving, count: int = 1) -> None:
-    tick = threading.Event()
-    while serving._server.stats()["waits_for_version"] < count:
-        tick.wait(0.005)
+def wait_for_waiting_pulls(serving: Serving, count: int = 1) -> None:
+    """Wait until ``count`` pulls have had to wait for a version."""
+    wait_until(lambda: serving._server.stats()["waits_for_version"] >= count)
 
 
-def until(stream: Any, instance: str, wanted: Callable[[Any], bool]) -> list[Any]:
-    """Return a stream's changes up to the first wanted change of the instance."""
+def read_until(stream: Any, instance: str, condition: Callable[[Any], bool]) -> list[Any]:
+    """Return a stream's changes up to the first of the instance that meets the condition."""
     seen = []
     for change in stream:
         seen.append(change)
-        if change.instance.name == instance and wanted(change):
+        if change.instance.name == instance and condition(change):
             return seen
     raise AssertionError(f"the stream ended after {seen}")

@@ -1,4 +1,4 @@
-"""Health, reflection, drain, and hostile bytes at the gRPC port."""
+"""gRPC: health, reflection, drain, and hostile clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,14 @@ from petps.server.grpc.door import SERVICE
 from petps.server.ingest.status import PartitionHealth
 from tests.python.native.superblock import is_clean
 from tests.python.server.conftest import Start, settings
-from tests.python.server.grpc_calls import TIMEOUT, await_parked, commit, packed, refused, until
+from tests.python.server.grpc_calls import (
+    TIMEOUT,
+    commit,
+    pack_keys,
+    read_until,
+    refusal_of,
+    wait_for_waiting_pulls,
+)
 
 Stub = Any
 PULL = messages.PullRequest
@@ -40,11 +47,11 @@ def health_of(channel: grpc.Channel, service: str = SERVICE) -> int:
     return status
 
 
-def await_health(channel: grpc.Channel, wanted: int) -> None:
+def wait_for_health(channel: grpc.Channel, expected: int) -> None:
     request = health_pb2.HealthCheckRequest(service=SERVICE)
     stream = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=TIMEOUT)
     for reply in stream:
-        if reply.status == wanted:
+        if reply.status == expected:
             stream.cancel()
             return
 
@@ -53,31 +60,30 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def test_health(
-    start: Start,
+def test_health_reports_a_fault_of_the_pool(
+    serving: Serving,
     channels: Callable[[Serving], grpc.Channel],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    serving = start()
     channel = channels(serving)
     assert health_of(channel) == SERVING
     assert health_of(channel, "") == SERVING
-    code, _, _ = refused(lambda: health_of(channel, "petps.v1.Other"))
+    code, _, _ = refusal_of(lambda: health_of(channel, "petps.v1.Other"))
     assert code is grpc.StatusCode.NOT_FOUND
     monkeypatch.setattr(serving, "_fault", lambda: "a write-back failed")
-    await_health(channel, NOT_SERVING)
+    wait_for_health(channel, NOT_SERVING)
     monkeypatch.undo()
-    await_health(channel, SERVING)
+    wait_for_health(channel, SERVING)
 
 
-def test_health_tells_old_rows_when_asked_to(
+def test_health_reports_partitions_that_lag_or_stop(
     start: Start, channels: Callable[[Serving], grpc.Channel], tmp_path: Path
 ) -> None:
     serving = start(server={"ready_lag_seconds": 5.0}, ingest={"log": tmp_path / "log"})
     channel = channels(serving)
-    await_health(channel, SERVING)
-    followed = serving._ingest
-    for state, lag, wanted in [
+    wait_for_health(channel, SERVING)
+    ingest = serving._ingest
+    for state, lag, expected in [
         ("following", 4.0, SERVING),
         ("following", 6.0, NOT_SERVING),
         ("following", 0.0, SERVING),
@@ -93,17 +99,19 @@ def test_health_tells_old_rows_when_asked_to(
         ("stale", 0.0, NOT_SERVING),
     ]:
         partition = PartitionHealth(3, "default@1", state, "why", lag)
-        serving._ingest = SimpleNamespace(health=lambda found=partition: [found])
-        await_health(channel, wanted)
+        serving._ingest = SimpleNamespace(health=lambda partition=partition: [partition])
+        wait_for_health(channel, expected)
     assert serving._unready() == "partition 3 is stale: why"
-    # An instance that is loaded beside the one that clients are served from.
+    # An instance that is loaded beside the served one does not count.
     partition = PartitionHealth(3, "default@2", "catching_up", "", None)
     serving._ingest = SimpleNamespace(health=lambda: [partition])
-    await_health(channel, SERVING)
-    serving._ingest = followed
+    wait_for_health(channel, SERVING)
+    serving._ingest = ingest
 
 
-def test_reflection(start: Start, channels: Callable[[Serving], grpc.Channel]) -> None:
+def test_reflection_lists_services_and_methods(
+    start: Start, channels: Callable[[Serving], grpc.Channel]
+) -> None:
     database = ProtoReflectionDescriptorDatabase(channels(start()))
     assert set(database.get_services()) == {
         "petps.v1.Petps",
@@ -122,10 +130,9 @@ def test_reflection(start: Start, channels: Callable[[Serving], grpc.Channel]) -
     }
 
 
-def test_drain_answers_what_is_in_flight(
-    start: Start, channels: Callable[[Serving], grpc.Channel], pool: Path
+def test_a_drain_answers_calls_in_flight(
+    serving: Serving, channels: Callable[[Serving], grpc.Channel], pool: Path
 ) -> None:
-    serving = start()
     channel = channels(serving)
     stub = stubs.PetpsStub(channel)
     watching = stub.WatchVersions(messages.WatchVersionsRequest(), timeout=TIMEOUT)
@@ -135,40 +142,37 @@ def test_drain_answers_what_is_in_flight(
     )
     assert next(health).status == SERVING
     waiting = stub.Pull.future(
-        PULL(table="items", keys=packed(1), min_version=7, wait_ms=60_000), timeout=TIMEOUT
+        PULL(table="items", keys=pack_keys(1), min_version=7, wait_ms=60_000), timeout=TIMEOUT
     )
-    await_parked(serving)
+    wait_for_waiting_pulls(serving)
     serving.close()
     assert next(health).status == NOT_SERVING
-    # As at the native port, a waiting pull gets STALE, and its connection is not cut.
-    code, _, details = refused(waiting.result)
+    # As at the native port, a waiting pull gets STALE instead of a cut connection.
+    code, _, details = refusal_of(waiting.result)
     assert (code, details["petps-code"]) == (grpc.StatusCode.UNAVAILABLE, "STALE")
-    code, text, _ = refused(lambda: next(watching))
+    code, text, _ = refusal_of(lambda: next(watching))
     assert code is grpc.StatusCode.UNAVAILABLE
     assert "stopping" in text
-    code, _, _ = refused(lambda: stub.Status(messages.StatusRequest()))
+    code, _, _ = refusal_of(lambda: stub.Status(messages.StatusRequest()))
     assert code is grpc.StatusCode.UNAVAILABLE
     assert is_clean(pool)
 
 
-def test_new_calls_are_refused_while_draining(
-    start: Start, connect: Callable[[Serving], Stub]
-) -> None:
-    serving = start()
+def test_new_calls_are_refused_while_draining(serving: Serving, stub: Stub) -> None:
     serving._grpc.drain()
-    code, text, details = refused(lambda: connect(serving).Status(messages.StatusRequest()))
+    code, text, details = refusal_of(lambda: stub.Status(messages.StatusRequest()))
     assert code is grpc.StatusCode.UNAVAILABLE
     assert "stopping" in text
     assert details["petps-code"] == "UNAVAILABLE"
 
 
-def test_without_grpc(start: Start) -> None:
+def test_grpc_can_be_switched_off(start: Start) -> None:
     assert start(server={"grpc": False}).grpc_port is None
 
 
-def test_port_in_use_undoes_everything(pool: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+def test_a_grpc_port_in_use_leaves_the_pool_clean(pool: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
         with pytest.raises(Unavailable, match=f"gRPC address 127.0.0.1:{port} is not available"):
             Serving(settings(pool, server={"grpc_port": port}))
     assert is_clean(pool)
@@ -186,27 +190,30 @@ def test_port_in_use_undoes_everything(pool: Path) -> None:
         b"\xff" * 7,
     ],
 )
-def test_garbage(start: Start, connect: Callable[[Serving], Stub], garbage: bytes) -> None:
-    serving = start()
+def test_garbage_of_one_client_does_not_disturb_others(
+    serving: Serving, stub: Stub, garbage: bytes
+) -> None:
     with socket.create_connection(("127.0.0.1", serving.grpc_port or 0), TIMEOUT) as peer:
         peer.sendall(garbage)
-        assert connect(serving).Pull(PULL(table="items", keys=packed(1))).rows.rows_found == 1
+        assert stub.Pull(PULL(table="items", keys=pack_keys(1))).rows.rows_found == 1
 
 
-def test_messages_that_are_none(start: Start, channels: Callable[[Serving], grpc.Channel]) -> None:
+def test_bad_messages_and_unknown_methods_are_refused(
+    start: Start, channels: Callable[[Serving], grpc.Channel]
+) -> None:
     channel = channels(start())
     raw = channel.unary_unary(f"/{SERVICE}/Pull")
     for body in (b"\xff" * 100, b"\x0a\xff\xff\xff\xff\x0f", b"\x1a\x05abc"):
-        code, _, _ = refused(partial(raw, body))
+        code, _, _ = refusal_of(partial(raw, body))
         assert code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
-    code, _, _ = refused(lambda: channel.unary_unary(f"/{SERVICE}/Fly")(b""))
+    code, _, _ = refusal_of(lambda: channel.unary_unary(f"/{SERVICE}/Fly")(b""))
     assert code is grpc.StatusCode.UNIMPLEMENTED
-    assert stubs.PetpsStub(channel).Pull(PULL(table="items", keys=packed(1))).rows.rows_found == 1
+    assert (
+        stubs.PetpsStub(channel).Pull(PULL(table="items", keys=pack_keys(1))).rows.rows_found == 1
+    )
 
 
-def test_cancelled_streams_leave_nothing(start: Start, connect: Callable[[Serving], Stub]) -> None:
-    serving = start()
-    stub = connect(serving)
+def test_cancelled_calls_leave_no_state(serving: Serving, stub: Stub) -> None:
     service = serving._grpc._service
     for _ in range(50):
         streams = [
@@ -214,48 +221,42 @@ def test_cancelled_streams_leave_nothing(start: Start, connect: Callable[[Servin
         ]
         pulls = [
             stub.Pull.future(
-                PULL(table="items", keys=packed(1), min_version=99, wait_ms=200), timeout=TIMEOUT
+                PULL(table="items", keys=pack_keys(1), min_version=99, wait_ms=200), timeout=TIMEOUT
             )
             for _ in range(5)
         ]
         next(streams[0])
-        for each in [*streams, *pulls]:
-            each.cancel()
+        for call in [*streams, *pulls]:
+            call.cancel()
     tick = threading.Event()
     while service._watching or service._in_flight or service._versions._watchers:
         tick.wait(0.01)
     while service._calls._futures:
         tick.wait(0.01)
     assert service._versions._task is None
-    assert stub.Pull(PULL(table="items", keys=packed(1))).rows.rows_found == 1
+    assert stub.Pull(PULL(table="items", keys=pack_keys(1))).rows.rows_found == 1
 
 
-def test_too_many_watchers(
-    start: Start, connect: Callable[[Serving], Stub], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_watchers_are_refused(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("petps.server.grpc.watch.MAX_WATCHERS", 2)
-    stub = connect(start())
     request = messages.WatchVersionsRequest()
     streams = [stub.WatchVersions(request, timeout=TIMEOUT) for _ in range(2)]
     for stream in streams:
         next(stream)
-    code, text, _ = refused(lambda: next(stub.WatchVersions(request, timeout=TIMEOUT)))
+    code, text, _ = refusal_of(lambda: next(stub.WatchVersions(request, timeout=TIMEOUT)))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "2 calls watch versions" in text
     for stream in streams:
         stream.cancel()
 
 
-def test_a_slow_watcher_holds_one_change_an_instance(
-    start: Start, connect: Callable[[Serving], Stub]
-) -> None:
-    serving = start()
+def test_a_slow_watcher_holds_one_change_for_each_instance(serving: Serving, stub: Stub) -> None:
     versions = serving._grpc._service._versions
-    stream = connect(serving).WatchVersions(messages.WatchVersionsRequest(), timeout=TIMEOUT)
+    stream = stub.WatchVersions(messages.WatchVersionsRequest(), timeout=TIMEOUT)
     next(stream)
     (watcher,) = versions._watchers
     for version in range(1, 200):
         commit(serving, version)
     assert len(watcher.pending) <= 1
-    until(stream, "default@0", lambda change: change.instance.applied_version == 199)
+    read_until(stream, "default@0", lambda change: change.instance.applied_version == 199)
     stream.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -19,8 +20,8 @@ from petps.server.http import MAX_CONNECTIONS, HttpServer
 from tests.python.server.conftest import Start
 
 
-def ask(serving: Serving, path: str) -> tuple[int, str, str]:
-    """Return (code, content type, body)."""
+def request(serving: Serving, path: str) -> tuple[int, str, str]:
+    """Return (code, content type, body) of a reply."""
     url = f"http://127.0.0.1:{serving.http_port}{path}"
     try:
         with urllib.request.urlopen(url, timeout=10) as reply:
@@ -29,24 +30,24 @@ def ask(serving: Serving, path: str) -> tuple[int, str, str]:
         return error.code, error.headers["Content-Type"], error.read().decode()
 
 
-def test_health_and_status(start: Start) -> None:
+def test_health_readiness_and_status(start: Start) -> None:
     serving = start()
-    assert ask(serving, "/healthz")[::2] == (200, "ok\n")
-    assert ask(serving, "/readyz")[::2] == (200, "ok\n")
-    code, kind, body = ask(serving, "/status.json")
+    assert request(serving, "/healthz")[::2] == (200, "ok\n")
+    assert request(serving, "/readyz")[::2] == (200, "ok\n")
+    code, kind, body = request(serving, "/status.json")
     assert (code, kind) == (200, "application/json; charset=utf-8")
     status = json.loads(body)
     assert {table["name"]: table["rows"] for table in status["tables"]} == {"items": 100, "fed": 0}
     assert {table["dtype"] for table in status["tables"]} == {"f32"}
-    code, _, body = ask(serving, "/nonsense")
+    code, _, body = request(serving, "/nonsense")
     assert code == 404
     assert "/metrics" in body
-    assert ask(serving, "/healthz?x=1")[0] == 200
+    assert request(serving, "/healthz?x=1")[0] == 200
 
 
-def test_metrics_are_what_prometheus_reads(start: Start) -> None:
+def test_prometheus_can_read_the_metrics(start: Start) -> None:
     serving = start()
-    code, kind, body = ask(serving, "/metrics")
+    code, kind, body = request(serving, "/metrics")
     assert (code, kind.split(";")[0]) == (200, "text/plain")
     families = {family.name: family for family in text_string_to_metric_families(body)}
     for name, family in families.items():
@@ -58,7 +59,7 @@ def test_metrics_are_what_prometheus_reads(start: Start) -> None:
     assert families["petps_pool_failed"].samples[0].value == 0
 
 
-def test_latency_buckets_grow_to_the_count(start: Start) -> None:
+def test_latency_buckets_grow_to_the_count() -> None:
     from petps.server.metrics import _buckets
 
     histogram = {
@@ -76,8 +77,8 @@ def test_latency_buckets_grow_to_the_count(start: Start) -> None:
     assert by_bound[repr(2**34 / 1e9)] == 5
 
 
-def test_page_asks_for_nothing_outside(start: Start) -> None:
-    code, kind, body = ask(start(), "/")
+def test_the_page_needs_no_other_site(start: Start) -> None:
+    code, kind, body = request(start(), "/")
     assert (code, kind) == (200, "text/html; charset=utf-8")
     assert "<title>petps</title>" in body
     assert re.findall(r"https?://", body) == []
@@ -86,76 +87,62 @@ def test_page_asks_for_nothing_outside(start: Start) -> None:
     }  # fmt: skip
 
 
-def test_draining_is_not_ready(start: Start) -> None:
+def test_a_draining_server_is_not_ready(start: Start) -> None:
     serving = start()
     serving._draining = True
-    code, _, body = ask(serving, "/readyz")
+    code, _, body = request(serving, "/readyz")
     assert (code, body) == (503, "draining\n")
-    assert ask(serving, "/healthz")[0] == 200
+    assert request(serving, "/healthz")[0] == 200
 
 
-def door(**changed: object) -> HttpServer:
-    settings: dict[str, object] = {
-        "status": dict, "metrics": bytes, "fault": lambda: None, "ready": lambda: None,
-        "shard_map": dict, **changed,
-    }  # fmt: skip
-    return HttpServer("127.0.0.1", 0, **settings)  # type: ignore[arg-type]
+def open_door(port: int = 0, fault: str | None = None) -> contextlib.closing[HttpServer]:
+    return contextlib.closing(
+        HttpServer(
+            "127.0.0.1",
+            port,
+            status=dict,
+            metrics=bytes,
+            fault=lambda: fault,
+            ready=lambda: None,
+            shard_map=dict,
+        )
+    )
 
 
 def test_a_fault_is_neither_healthy_nor_ready() -> None:
-    made = door(fault=lambda: "a write-back failed")
-    try:
+    with open_door(fault="a write-back failed") as door:
         for path in ("healthz", "readyz"):
             with pytest.raises(urllib.error.HTTPError) as error:
-                urllib.request.urlopen(f"http://127.0.0.1:{made.port}/{path}", timeout=10)
+                urllib.request.urlopen(f"http://127.0.0.1:{door.port}/{path}", timeout=10)
             assert error.value.code == 503
             assert error.value.read() == b"a write-back failed\n"
             error.value.close()
-    finally:
-        made.close()
 
 
-def test_port_in_use() -> None:
-    made = door()
-    try:
-        with pytest.raises(Unavailable, match=rf"HTTP address 127.0.0.1:{made.port} .*--http-port"):
-            HttpServer(
-                "127.0.0.1",
-                made.port,
-                status=dict,
-                metrics=bytes,
-                fault=str,
-                ready=str,
-                shard_map=dict,
-            )
-    finally:
-        made.close()
+def test_an_http_port_in_use_is_refused() -> None:
+    with open_door() as door:
+        message = rf"HTTP address 127.0.0.1:{door.port} .*--http-port"
+        with pytest.raises(Unavailable, match=message):
+            open_door(door.port)
 
 
-def test_silent_and_many_peers_do_not_stop_it() -> None:
-    made = door()
-    peers = []
-    try:
-        for _ in range(MAX_CONNECTIONS + 20):
-            peers.append(socket.create_connection(("127.0.0.1", made.port), timeout=5))
-        garbage = peers[0]
-        garbage.sendall(b"\x00\xff garbage\r\n\r\n")
-        time.sleep(0.2)
-        assert threading.active_count() < MAX_CONNECTIONS + 10
-        for peer in peers:
-            peer.close()
+def test_many_silent_clients_do_not_stop_the_door() -> None:
+    with open_door() as door:
+        with contextlib.ExitStack() as stack:
+            peers = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", door.port), timeout=5))
+                for _ in range(MAX_CONNECTIONS + 20)
+            ]
+            peers[0].sendall(b"\x00\xff garbage\r\n\r\n")
+            time.sleep(0.2)
+            assert threading.active_count() < MAX_CONNECTIONS + 10
         deadline = time.monotonic() + 20
-        while True:  # until the threads have seen the ends of their connections
+        while True:  # until the threads have noticed that their connections are closed
             try:
-                with urllib.request.urlopen(
-                    f"http://127.0.0.1:{made.port}/healthz", timeout=5
-                ) as reply:
+                url = f"http://127.0.0.1:{door.port}/healthz"
+                with urllib.request.urlopen(url, timeout=5) as reply:
                     assert reply.read() == b"ok\n"
                 break
             except OSError:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-    finally:
-        for peer in peers:
-            peer.close()
-        made.close()

@@ -1,9 +1,7 @@
-"""A server that follows a topic: the topic comes late, the broker dies, a message is broken."""
+"""A server that follows a topic: a late topic, a killed broker, a broken message."""
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,20 +19,21 @@ from petps.publish import Position, Publisher
 from petps.server import Serving
 from tests.kafka.broker import PASSWORD, USER, Broker
 from tests.python.server.conftest import Start
+from tests.python.waiting import wait_until
 
 SCHEMA = TableSchema("fed", "f32", 4)
 KEYS = np.arange(50, dtype=np.uint64)
 
 
-def ingest_of(serving: Serving, until: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    """Return ingest's status once ``until`` is true."""
-    deadline = time.monotonic() + 60
-    while True:
-        found: dict[str, Any] = serving.status()["ingest"]
-        if until(found):
-            return found
-        assert time.monotonic() < deadline, json.dumps(found)
-        time.sleep(0.02)
+def ingest_of(serving: Serving, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """Return ingest's status once it meets the condition."""
+
+    def ingest_if_true() -> dict[str, Any] | None:
+        ingest: dict[str, Any] = serving.status()["ingest"]
+        return ingest if condition(ingest) else None
+
+    ingest: dict[str, Any] = wait_until(ingest_if_true)
+    return ingest
 
 
 def publish(publisher: Publisher, value: float) -> int:
@@ -42,62 +41,62 @@ def publish(publisher: Publisher, value: float) -> int:
     return publisher.commit()
 
 
-def pulled(serving: Serving) -> float:
+def pull_value(serving: Serving) -> float:
     with petps_client.connect(f"petps://127.0.0.1:{serving.port}/default") as client:
         rows = client.pull("fed", KEYS)
     assert (rows == rows[0, 0]).all()
     return float(rows[0, 0])
 
 
-def test_a_server_and_its_topic(start: Start, kafka: Broker, topic: Callable[[], str]) -> None:
+def test_a_server_follows_its_topic_through_failures(
+    start: Start, kafka: Broker, topic: Callable[[], str]
+) -> None:
     place = f"kafka://{kafka.address}/{topic()}"
     serving = start(ingest={"log": place}, kafka={"group.id": "watched"})
-    missing = ingest_of(serving, lambda found: found["error"])
-    assert "the first publisher makes the topic" in missing["error"]
-    assert pulled(serving) == 0
+    missing = ingest_of(serving, lambda ingest: ingest["error"])
+    assert "the first publisher creates the topic" in missing["error"]
+    assert pull_value(serving) == 0
 
     log = open_log(place, partitions=8)
     publisher = Publisher(log, "default", tables=[SCHEMA])
     publisher.begin_continue(None)
     version = publish(publisher, 1)
-    found = ingest_of(serving, lambda found: found["version"] == version)
-    assert {entry["state"] for entry in found["partitions"]} == {"following"}
-    assert pulled(serving) == 1
-    ingest_of(serving, lambda found: found["error"] == "")
+    ingest = ingest_of(serving, lambda ingest: ingest["version"] == version)
+    assert {entry["state"] for entry in ingest["partitions"]} == {"following"}
+    assert pull_value(serving) == 1
+    ingest_of(serving, lambda ingest: ingest["error"] == "")
 
     kafka.kill()
-    away = ingest_of(serving, lambda found: found["error"])
+    away = ingest_of(serving, lambda ingest: ingest["error"])
     assert place in away["error"]
-    assert pulled(serving) == 1
+    assert pull_value(serving) == 1
     kafka.start()
     version = publish(publisher, 2)
-    found = ingest_of(serving, lambda found: found["version"] == version and not found["error"])
-    assert pulled(serving) == 2
-    assert sum(entry["lag_records"] for entry in found["partitions"]) == 0
-    assert sum(entry["gaps"] for entry in found["partitions"]) == 0
+    ingest = ingest_of(serving, lambda ingest: ingest["version"] == version and not ingest["error"])
+    assert pull_value(serving) == 2
+    assert sum(entry["lag_records"] for entry in ingest["partitions"]) == 0
+    assert sum(entry["gaps"] for entry in ingest["partitions"]) == 0
 
     # A broken message goes unchanged to the topic of dead letters, with its reason.
     producer = Producer({"bootstrap.servers": kafka.address, "log_level": 0})
     producer.produce(place.split("/")[-1], b"hello", partition=3, headers=[("x", b"y")])
     producer.flush()
-    found = ingest_of(serving, lambda found: found["partitions"][3]["gaps"])
-    assert found["partitions"][3]["state"] == "stale"
-    assert found["partitions"][3]["dead_letters"] == 1
+    ingest = ingest_of(serving, lambda ingest: ingest["partitions"][3]["gaps"])
+    assert ingest["partitions"][3]["state"] == "stale"
+    assert ingest["partitions"][3]["dead_letters"] == 1
     letters = open_log(f"{place}.dead-letters", partitions=1, create=False)
-    deadline = time.monotonic() + 30
-    while not (last := _last(letters)):
-        assert time.monotonic() < deadline
+    last = wait_until(lambda: _last(letters))
     headers = dict(last.headers)
     assert headers["dead-letter.reason"].startswith(b"foreign: no header format")
     assert headers["dead-letter.partition"] == b"3"
     assert headers["x"] == b"y"
     assert bytes(last.body) == b"hello"
     letters.close()
-    # Nothing was missing: the next message shows it.
+    # The next message shows that none was missing.
     version = publish(publisher, 3)
-    found = ingest_of(serving, lambda found: found["version"] == version)
-    assert {entry["state"] for entry in found["partitions"]} == {"following"}
-    assert pulled(serving) == 3
+    ingest = ingest_of(serving, lambda ingest: ingest["version"] == version)
+    assert {entry["state"] for entry in ingest["partitions"]} == {"following"}
+    assert pull_value(serving) == 3
     log.close()
 
 
@@ -108,7 +107,7 @@ def _last(log: Any) -> Any:
         return None
 
 
-def test_a_wrong_password_is_shown_and_pulls_go_on(
+def test_a_wrong_password_is_reported_and_pulls_continue(
     start: Start, kafka: Broker, topic: Callable[[], str]
 ) -> None:
     options = {
@@ -124,19 +123,17 @@ def test_a_wrong_password_is_shown_and_pulls_go_on(
     publisher.begin_continue(None)
     version = publish(publisher, 5)
     wrong = start(ingest={"log": place}, kafka={**options, "sasl.password": "wrong"})
-    found = ingest_of(wrong, lambda found: found["error"])
-    assert "check sasl.username, sasl.password" in found["error"]
-    assert pulled(wrong) == 0
+    ingest = ingest_of(wrong, lambda ingest: ingest["error"])
+    assert "check sasl.username, sasl.password" in ingest["error"]
+    assert pull_value(wrong) == 0
     wrong.close()
     right = start(ingest={"log": place}, kafka=options)
-    ingest_of(right, lambda found: found["version"] == version)
-    assert pulled(right) == 5
+    ingest_of(right, lambda ingest: ingest["version"] == version)
+    assert pull_value(right) == 5
     log.close()
 
 
-def test_an_emptied_topic_does_not_begin_versions_anew(
-    kafka: Broker, topic: Callable[[], str]
-) -> None:
+def test_versions_continue_in_an_emptied_topic(kafka: Broker, topic: Callable[[], str]) -> None:
     place = f"kafka://{kafka.address}/{topic()}"
     log = open_log(place, partitions=2)
     first = Publisher(log, "default", tables=[SCHEMA])
@@ -148,9 +145,9 @@ def test_an_emptied_topic_does_not_begin_versions_anew(
     for future in admin.delete_records(removed).values():
         future.result(30)
     assert log.last_messages(range(2)) == {}
-    with pytest.raises(FailedPrecondition, match=r"last version is not known: give begin_cont"):
+    with pytest.raises(FailedPrecondition, match=r"last version is unknown: give begin_cont"):
         Publisher(log, "default", tables=[SCHEMA]).begin_continue(None)
-    with pytest.raises(FailedPrecondition, match=r"not known: give begin_base\(\) a version"):
+    with pytest.raises(FailedPrecondition, match=r"is unknown: give begin_base\(\) a version"):
         Publisher(log, "default", tables=[SCHEMA]).begin_base("b")
     second = Publisher(log, "default", tables=[SCHEMA])
     second.begin_continue(first.position())

@@ -1,4 +1,4 @@
-"""Open -> recover -> serve -> ingest -> drain -> close, in this process."""
+"""The life of a server in this process: open, recover, serve, ingest, drain, close."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from petps.errors import (
 )
 from petps.publish import Publisher
 from petps.server import Serving
-from petps.server.status import normalised
+from petps.server.status import normalise_status
 from tests.python.native.superblock import is_clean
 from tests.python.server.conftest import Start, settings
+from tests.python.waiting import wait_until
 
 
-def test_serves_and_closes_cleanly(start: Start, pool: Path) -> None:
+def test_a_server_serves_and_closes_cleanly(start: Start, pool: Path) -> None:
     serving = start()
     assert serving.port > 0
     assert serving.http_port
@@ -46,33 +47,36 @@ def test_serves_and_closes_cleanly(start: Start, pool: Path) -> None:
         assert opened.status()["tables"][0]["rows"] == 100
 
 
-def test_no_pool(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"there is no pool at .*none: make one with `petps create`"):
+def test_a_missing_pool_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        NotFound, match=r"there is no pool at .*none: create it with `petps create`"
+    ):
         Serving(settings(tmp_path / "none"))
 
 
-def test_native_port_in_use_leaves_the_pool_clean(pool: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(PetpsError, match=f"{port}"):
-            Serving(settings(pool, server={"port": port}))
-    assert is_clean(pool)
-
-
-def test_http_port_in_use_undoes_everything(pool: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(Unavailable, match=f"HTTP address 127.0.0.1:{port} is not available"):
-            Serving(settings(pool, server={"http_port": port}))
+@pytest.mark.parametrize(
+    ("key", "kind", "message"),
+    [
+        ("port", PetpsError, "{port}"),
+        ("http_port", Unavailable, "HTTP address 127.0.0.1:{port} is not available"),
+    ],
+)
+def test_a_port_in_use_leaves_the_pool_clean(
+    pool: Path, key: str, kind: type[PetpsError], message: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(kind, match=message.format(port=port)):
+            Serving(settings(pool, server={key: port}))
     assert is_clean(pool)
     petps.open(pool).close()
 
 
-def test_without_http(start: Start) -> None:
+def test_http_can_be_switched_off(start: Start) -> None:
     assert start(server={"http": False}).http_port is None
 
 
-def test_ingest_in_the_server(start: Start, tmp_path: Path) -> None:
+def test_a_server_ingests_and_reports_it(start: Start, tmp_path: Path) -> None:
     serving = start(ingest={"log": tmp_path / "log"})
     schema = TableSchema("fed", "f32", 4)
     with DirectoryLog(tmp_path / "log") as log:  # the server has created it
@@ -83,8 +87,8 @@ def test_ingest_in_the_server(start: Start, tmp_path: Path) -> None:
         publisher.publish("fed", keys, np.full((50, 4), 2.5, np.float32))
         version = publisher.commit()
     deadline = time.monotonic() + 30
-    # Rows are served before they are counted, and before their commit is applied. The parts of a
-    # status are read one after another.
+    # Rows are served before they are counted and before their commit is applied, and the parts of a
+    # status are not read at the same time.
     while True:
         status = serving.status()
         versions = {status["instances"][0]["applied_version"], status["ingest"]["version"]}
@@ -108,7 +112,7 @@ def test_ingest_in_the_server(start: Start, tmp_path: Path) -> None:
         assert (opened.pull("fed", keys) == 2.5).all()
 
 
-def test_a_status_that_cannot_be_had_does_not_end_the_serving(
+def test_an_error_in_the_status_of_ingest_does_not_end_the_serving(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
@@ -127,24 +131,24 @@ def test_a_status_that_cannot_be_had_does_not_end_the_serving(
         assert serving.status()["ingest"]["running"]
 
 
-def test_the_state_of_an_ingest_that_has_been_stopped_is_not_shown(
+def test_status_does_not_show_an_ingest_that_was_stopped(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stop ingest, as a change of the shard map does, while another thread requests the status."""
     with Serving(settings(pool, ingest={"log": tmp_path / "log"}), log=print) as serving:
         working = serving._ingest.status
 
-        def stopped_meanwhile() -> Any:
+        def stop_during_status() -> Any:
             state = working()
             serving._stop_ingest()
             return state
 
-        monkeypatch.setattr(serving._ingest, "status", stopped_meanwhile)
+        monkeypatch.setattr(serving._ingest, "status", stop_during_status)
         serving.report()
         assert serving.status()["ingest"] is None
 
 
-def test_ingest_that_cannot_start(pool: Path, tmp_path: Path) -> None:
+def test_bad_settings_of_ingest_are_refused(pool: Path, tmp_path: Path) -> None:
     with DirectoryLog(tmp_path / "other", partitions=3):
         pass
     with pytest.raises(InvalidArgument, match="has 3 partitions, not 8"):
@@ -158,7 +162,7 @@ def test_ingest_that_cannot_start(pool: Path, tmp_path: Path) -> None:
     assert is_clean(pool)
 
 
-def test_damaged_log_does_not_stop_the_serving(start: Start, tmp_path: Path) -> None:
+def test_a_damaged_log_does_not_stop_the_serving(start: Start, tmp_path: Path) -> None:
     serving = start(ingest={"log": tmp_path / "log"})
     with DirectoryLog(tmp_path / "log") as log:
         publisher = Publisher(log, "default", tables=[TableSchema("fed", "f32", 4)])
@@ -167,20 +171,15 @@ def test_damaged_log_does_not_stop_the_serving(start: Start, tmp_path: Path) -> 
         publisher.commit()
         other = Publisher(log, "another", tables=[TableSchema("fed", "f32", 4)])
         other.begin_continue(publisher.position())
-    deadline = time.monotonic() + 30
-    while True:
-        serving.report()
-        ingest = serving.status()["ingest"]
-        if sum(entry["dead_letters"] for entry in ingest["partitions"]) == 8:
-            break
-        assert time.monotonic() < deadline, ingest
-        time.sleep(0.05)
+    wait_until(
+        lambda: sum(p["dead_letters"] for p in serving.status()["ingest"]["partitions"]) == 8
+    )
     with socket.create_connection(("127.0.0.1", serving.port), timeout=5):
         pass
     assert list((tmp_path / "dead-letters").iterdir())
 
 
-def test_status_with_numbers_for_names() -> None:
+def test_normalise_status_replaces_numbers_by_names() -> None:
     status = {
         "instances": [{"id": 3, "model": "m", "name": "m@1", "frozen": False}],
         "aliases": {},
@@ -190,6 +189,6 @@ def test_status_with_numbers_for_names() -> None:
             {"dtype": "f32", "instance": "x"},
         ],
     }
-    assert [(t["dtype"], t["instance"]) for t in normalised(status)["tables"]] == [
+    assert [(t["dtype"], t["instance"]) for t in normalise_status(status)["tables"]] == [
         ("bf16", "m@1"), ("dtype 77", "9"), ("f32", "x"),
     ]  # fmt: skip

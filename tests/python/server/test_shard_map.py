@@ -1,9 +1,8 @@
-"""The shard map: its file, and a server that reloads it."""
+"""The shard map: its file, and a server that uses it and reloads it."""
 
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from petps.publish import Publisher
 from petps.server import Serving
 from petps.server.shard_map import MapFile, ShardMap, parse, ranges
 from tests.python.server.conftest import Start, settings
-from tests.python.server.test_http import ask
+from tests.python.server.test_http import request
+from tests.python.waiting import wait_until
 
 HERE = "here:7070"
 
@@ -37,37 +37,36 @@ def document(**changed: Any) -> dict[str, Any]:
 
 
 def write(path: Path, **changed: Any) -> Path:
-    """Write the map as an operator should: whole, by a rename."""
+    """Write the map as an operator should: atomically, by a rename."""
     temporary = path.with_suffix(".new")
     temporary.write_text(json.dumps(document(**changed)))
     temporary.replace(path)
     return path
 
 
-def owning(partitions: list[int | str], version: int) -> dict[str, Any]:
+def owned_here(partitions: list[int | str], version: int) -> dict[str, Any]:
     rest = [p for p in range(8) if p not in partitions]
     servers = [{"address": HERE, "partitions": partitions}] if partitions else []
     servers += [{"address": "there:7070", "partitions": rest}] if rest else []
     return {"version": version, "servers": servers}
 
 
-def test_a_map_comes_back_as_it_was() -> None:
+def test_a_parsed_map_writes_the_same_map() -> None:
     servers = document()["servers"]
     servers[0]["follows"] = [7, "3-4"]
     servers.append({"address": "new:7070", "partitions": [], "follows": [0]})
-    found = parse(json.dumps(document(servers=servers)).encode(), "f")
-    owners = found.owners
+    shard_map = parse(json.dumps(document(servers=servers)).encode(), "f")
+    owners = shard_map.owners
     assert (owners.model, owners.version, owners.partitions) == ("default", 1, 8)
     assert owners.servers == [(HERE, [0, 1, 2, 3]), ("there:7070", [4, 5, 6, 7])]
-    assert found.owned_by("there:7070") == found.ingested_by("there:7070") == [4, 5, 6, 7]
-    assert found.owned_by("new:7070") == found.owned_by("nobody:1") == []
-    assert found.ingested_by(HERE) == [0, 1, 2, 3, 4, 7]
-    assert found.ingested_by("new:7070") == [0]
-    again = parse(json.dumps(found.as_json()).encode(), "f")
-    assert again.owners == owners
-    assert [again.ingested_by(server) for server in (HERE, "there:7070", "new:7070")] == [
-        [0, 1, 2, 3, 4, 7], [4, 5, 6, 7], [0],
-    ]  # fmt: skip
+    assert shard_map.owned_by("there:7070") == [4, 5, 6, 7]
+    assert shard_map.owned_by("new:7070") == shard_map.owned_by("nobody:1") == []
+    copy = parse(json.dumps(shard_map.as_json()).encode(), "f")
+    assert copy.owners == owners
+    for parsed in (shard_map, copy):
+        assert parsed.ingested_by(HERE) == [0, 1, 2, 3, 4, 7]
+        assert parsed.ingested_by("there:7070") == [4, 5, 6, 7]
+        assert parsed.ingested_by("new:7070") == [0]
     assert ranges([7, 0, 2, 1]) == ["0-2", 7]
 
 
@@ -114,13 +113,13 @@ def test_a_map_comes_back_as_it_was() -> None:
         ({"colour": 1}, "colour is not a known key; known are model, version"),
     ],
 )
-def test_each_fault_is_named(changed: dict[str, Any], message: str) -> None:
+def test_each_fault_of_a_map_is_named(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match="shard map the-file: ") as error:
         parse(json.dumps(document(**changed)).encode(), "the-file")
     assert message in str(error.value)
 
 
-def test_a_file_that_is_no_map(tmp_path: Path) -> None:
+def test_a_file_that_is_no_map_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "map.json"
     with pytest.raises(NotFound, match=r"shard map .*map\.json: No such file"):
         MapFile(path).read()
@@ -134,13 +133,13 @@ def test_a_file_that_is_no_map(tmp_path: Path) -> None:
         MapFile(tmp_path).read()
 
 
-def test_a_file_is_used_once_for_each_change(tmp_path: Path) -> None:
+def test_a_map_is_used_once_for_each_change(tmp_path: Path) -> None:
     path = write(tmp_path / "map.json")
     file = MapFile(path)
     versions: list[int] = []
 
-    def use(found: ShardMap) -> None:
-        version = found.owners.version
+    def use(shard_map: ShardMap) -> None:
+        version = shard_map.owners.version
         if version == 3 and len(versions) < 2:
             versions.append(-1)
             raise FailedPrecondition("not yet")
@@ -156,7 +155,7 @@ def test_a_file_is_used_once_for_each_change(tmp_path: Path) -> None:
     write(path, version=3)
     with pytest.raises(FailedPrecondition, match="not yet"):
         file.follow(use)
-    file.follow(use)  # a map that was not used is tried again
+    file.follow(use)  # retries a map that could not be used
     assert versions == [2, -1, 3]
 
 
@@ -164,7 +163,7 @@ def serve(start: Start, path: Path, **sections: Any) -> Serving:
     return start(server={"shard_map": path, "address": HERE}, **sections)
 
 
-def followed(serving: Serving) -> list[int]:
+def followed_partitions(serving: Serving) -> list[int]:
     ingest = serving.status()["ingest"]
     return [entry["partition"] for entry in ingest["partitions"]] if ingest else []
 
@@ -174,14 +173,14 @@ def test_a_server_owns_what_the_map_says(start: Start, tmp_path: Path) -> None:
     serving = serve(start, path)
     shard = serving.status()["shard"]
     assert shard == {"address": HERE, "map_version": 1, "partitions": 8, "owned": "0-3"}
-    code, kind, body = ask(serving, "/shard-map")
+    code, kind, body = request(serving, "/shard-map")
     assert (code, kind) == (200, "application/json; charset=utf-8")
     assert json.loads(body)["servers"][1] == {"address": "there:7070", "partitions": ["4-7"]}
-    assert "petps_server_shard_map_version 1.0" in ask(serving, "/metrics")[2]
-    write(path, **owning([0, 7], 2))
+    assert "petps_server_shard_map_version 1.0" in request(serving, "/metrics")[2]
+    write(path, **owned_here([0, 7], 2))
     serving.follow_shard_map()
     assert serving.status()["shard"]["owned"] == "0, 7"
-    write(path, **owning([], 3))
+    write(path, **owned_here([], 3))
     serving.follow_shard_map()
     assert serving.status()["shard"]["owned"] == "none"
 
@@ -190,8 +189,8 @@ def test_without_a_map_a_server_owns_everything(start: Start) -> None:
     serving = start()
     serving.follow_shard_map()
     assert serving.status()["shard"]["owned"] == "all"
-    assert ask(serving, "/shard-map")[::2] == (
-        404, "there is no shard map: this server has every partition",
+    assert request(serving, "/shard-map")[::2] == (
+        404, "there is no shard map: this server owns every partition",
     )  # fmt: skip
 
 
@@ -199,7 +198,10 @@ def test_a_map_that_cannot_be_used_changes_nothing(start: Start, tmp_path: Path)
     path = write(tmp_path / "map.json")
     serving = serve(start, path)
     for changed, message in (
-        ({"version": 1, "servers": owning([0], 1)["servers"]}, "in use is 1: a changed map needs"),
+        (
+            {"version": 1, "servers": owned_here([0], 1)["servers"]},
+            "in use is 1: a changed map needs",
+        ),
         ({"version": 2, "model": "other"}, "of model 'other'"),
         ({"version": 2, "servers": []}, "owned by no server"),
     ):
@@ -211,7 +213,7 @@ def test_a_map_that_cannot_be_used_changes_nothing(start: Start, tmp_path: Path)
     path.unlink()
     serving.follow_shard_map()
     assert "No such file" in serving.status()["shard_map_error"]
-    write(path, **owning([5], 2))
+    write(path, **owned_here([5], 2))
     serving.follow_shard_map()
     assert serving.status()["shard_map_error"] == ""
     assert serving.status()["shard"]["owned"] == "5"
@@ -229,7 +231,7 @@ def test_a_map_of_another_model_or_with_other_partitions(pool: Path, tmp_path: P
             Serving(settings(pool, server={"shard_map": path, "address": HERE}))
 
 
-def test_ingest_follows_the_partitions_that_are_ours(start: Start, tmp_path: Path) -> None:
+def test_ingest_follows_the_owned_and_followed_partitions(start: Start, tmp_path: Path) -> None:
     path = write(tmp_path / "map.json")
     serving = serve(start, path, ingest={"log": tmp_path / "log"})
     keys = np.arange(100, dtype=np.uint64)
@@ -239,39 +241,30 @@ def test_ingest_follows_the_partitions_that_are_ours(start: Start, tmp_path: Pat
         publisher.publish("fed", keys, np.full((100, 4), 2.5, np.float32))
         version = publisher.commit()
 
-    def wait_for_version() -> None:
-        until = time.monotonic() + 30
-        while serving.status()["instances"][0]["applied_version"] < version:
-            assert time.monotonic() < until, serving.status()
-            time.sleep(0.01)
+    def is_applied() -> bool:
+        return bool(serving.status()["instances"][0]["applied_version"] >= version)
 
-    wait_for_version()
-    assert followed(serving) == [0, 1, 2, 3]
-    ours = int(np.count_nonzero(_native.partition_of(keys, 8) < 4))
-    until = time.monotonic() + 30
+    wait_until(is_applied)
+    assert followed_partitions(serving) == [0, 1, 2, 3]
+    own_rows = int(np.count_nonzero(_native.partition_of(keys, 8) < 4))
     # Rows are served before they are counted.
-    while (rows := serving.status()["ingest"]["rows"]) != ours:
-        assert time.monotonic() < until, (rows, ours)
-        time.sleep(0.01)
-    write(path, **owning([1, 6], 2))
+    wait_until(lambda: serving.status()["ingest"]["rows"] == own_rows)
+    write(path, **owned_here([1, 6], 2))
     serving.follow_shard_map()
-    wait_for_version()  # for partition 6, from the start of the log
-    assert followed(serving) == [1, 6]
+    wait_until(is_applied)  # for partition 6, from the start of the log
+    assert followed_partitions(serving) == [1, 6]
     there = {"address": "there:7070", "partitions": ["0-7"]}
     write(path, version=3, servers=[{"address": HERE, "partitions": [], "follows": [4]}, there])
     serving.follow_shard_map()
     assert serving.status()["shard"]["owned"] == "none"
-    until = time.monotonic() + 30
-    while followed(serving) != [4]:
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    write(path, **owning([], 4))
+    wait_until(lambda: followed_partitions(serving) == [4])
+    write(path, **owned_here([], 4))
     serving.follow_shard_map()
-    assert followed(serving) == []
+    assert followed_partitions(serving) == []
     assert serving.status()["instances"][0]["applied_version"] == 0
 
 
-def test_ingest_that_cannot_be_restarted_is_tried_again(
+def test_a_failed_restart_of_ingest_is_retried(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "map.json")
@@ -282,14 +275,11 @@ def test_ingest_that_cannot_be_restarted_is_tried_again(
             raise FailedPrecondition("the broker is away")
 
         patch.setattr("petps.server.ingest_part.start_ingest", fail)
-        write(path, **owning([2], 2))
+        write(path, **owned_here([2], 2))
         for _ in range(2):
             serving.follow_shard_map()
             assert serving.status()["shard_map_error"] == "the broker is away"
     assert serving.status()["shard"]["owned"] == "2"
     serving.follow_shard_map()
     assert serving.status()["shard_map_error"] == ""
-    until = time.monotonic() + 30
-    while followed(serving) != [2]:  # until the new ingest has loaded its state
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: followed_partitions(serving) == [2])

@@ -1,0 +1,55 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from petps.errors import InvalidArgument
+
+__all__ = [
+    "LOG_HELP",
+    "AllowNotFinite",
+    "JsonReport",
+    "KafkaOption",
+    "KeyColumn",
+    "ModelOption",
+    "RowColumn",
+    "TableName",
+    "TargetName",
+    "parse_key",
+]
+
+LOG_HELP: Final = "a folder, or kafka://HOST:PORT[,HOST:PORT]/TOPIC"
+
+AllowNotFinite = Annotated[
+    bool, typer.Option("--allow-not-finite", help="Accept rows with NaN or infinity.")
+]
+JsonReport = Annotated[bool, typer.Option("--json", help="Report as JSON.")]
+KafkaOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="An option of librdkafka (security.protocol, sasl.username, ...), or topic.NAME=VALUE "
+        "for a new topic. Repeatable.",
+    ),
+]
+KeyColumn = Annotated[str | None, typer.Option(help="Name of the key column in the file.")]
+ModelOption = Annotated[str | None, typer.Option(help="Model, instance or alias.")]
+RowColumn = Annotated[str | None, typer.Option(help="Name of the row column in the file.")]
+TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table.")]
+TargetName = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="A pool's path, or a server: petps://HOST:PORT or petps://HOST:PORT/MODEL.",
+    ),
+]
+
+
+def parse_key(text: str) -> int:
+    """Return the key that ``text`` names. Raises InvalidArgument."""
+    if not text.isdecimal() or int(text) >= 1 << 64:
+        raise InvalidArgument(f"a key must be a number from 0 to 2^64-1, got '{text}'")
+    return int(text)
