@@ -189,7 +189,7 @@ class PartitionReader:
         """Continue in the segment that begins with the next offset; Damage if it begins later."""
         if self._next > self._first and self._open(self._next):
             return self._read_segment(max_bytes)
-        # Only after damage or retention is there a later segment without the next one, so list the
+        # A later segment without the next one exists only after damage or retention, so list the
         # segments rarely.
         if self._idle % IDLE_READS_PER_LISTING:
             return []
