@@ -2,13 +2,13 @@
 # with Python 3.11, and a second time without network.
 PYTHON := .venv/bin/python
 JOBS := 2
-# More than there are processors, because tests also wait.
+# More tests than processors run at the same time, because tests also wait.
 TEST_JOBS := 3
 FORMAT := clang-format-14
 CXX_SOURCES = $(shell find native client bench tests -name '*.cc' -o -name '*.h')
 PYTHON_FOLDERS = petps client examples bench tests
 
-# Rounds and workers of `make soak`; seconds of `make soak-pull` per gather mode.
+# Rounds and test processes of `make soak`; seconds of `make soak-pull` per gather mode.
 SOAK_ROUNDS := 10
 SOAK_JOBS := 5
 SOAK_SECONDS := 600
@@ -20,9 +20,9 @@ help:
 	@echo "make demo    build, then train, serve, kill and compare on real accesses (examples/demo)"
 	@echo "make demo-train  installs PyTorch (6 GB), then trains a DLRM, streams, serves, kills"
 	@echo "make test    build, then every check and test; one summary at the end"
-	@echo "make test-train  installs PyTorch and Ray (6 GB) into .venv-train, then tests what needs them"
+	@echo "make test-train  installs PyTorch and Ray (6 GB) into .venv-train, then runs their tests"
 	@echo "make lab     persistent memory, RDMA, power cuts: suites in a small guest (tests/lab)"
-	@echo "make soak    the C++ suites with more workers than processors, SOAK_ROUNDS=10 times"
+	@echo "make soak    the C++ suites with more test processes than processors, SOAK_ROUNDS=10 times"
 	@echo "make soak-pull  pulls under updates and reclaim in each gather mode; SOAK_SECONDS=600 each"
 	@echo "make bench   build, then measure; ONLY=pull,apply measures parts; BEFORE=FOLDER compares"
 	@echo "make build   everything that is needed to run, into .venv and build/release"
@@ -55,19 +55,19 @@ test: build
 test-train: build
 	$(PYTHON) -m tests.run --jobs $(TEST_JOBS) --only train
 
-# Installs QEMU and everything else that the guest needs. `make test` runs the lab's smoke test if
-# they are installed.
+# Installs QEMU and everything else that the guest needs. If they are installed, `make test` runs
+# the lab's smoke test.
 lab: build
 	@deploy/bootstrap.sh lab
 	cmake --build build/release -j $(JOBS) --target petps_tests
 	$(PYTHON) -m tests.run --jobs $(JOBS) --only lab
 
-# Some races stay hidden with two workers on two processors, but show with five. The suites that
+# Some races appear with five test processes on two processors, but not with two. The suites that
 # count states are short here (see tests/run.py).
 soak: build
 	$(PYTHON) -m tests.run --jobs $(SOAK_JOBS) --rounds $(SOAK_ROUNDS) --only release,asan,tsan
 
-# Pulls rows that check themselves over tcp under full-speed updates and reclaim. ASan poisons freed
+# Pulls rows over tcp under full-speed updates and reclaim, and checks each row. ASan poisons freed
 # slots. setarch -R fixes addresses where it is permitted: see tests/run.py.
 soak-pull: build
 	cmake --preset asan --log-level=WARNING

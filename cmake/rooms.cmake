@@ -1,7 +1,8 @@
 # petps_room(<name> DEPS <rooms...> LIBS <external...> INCLUDES <folders...>)
 #
-# Add the static library petps_<name>, made of every *.cc below the calling folder. Headers are
-# included from native/ ("epoch/epoch.h", "trainer/route/route.h"). A room without sources becomes an INTERFACE library.
+# Add the static library petps_<name> of every *.cc below the calling folder. Headers are included
+# from native/ ("epoch/epoch.h", "trainer/route/route.h"). A room without sources becomes an
+# INTERFACE library.
 function(petps_room name)
   cmake_parse_arguments(ROOM "" "" "DEPS;LIBS;INCLUDES" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/*.cc")

@@ -1,5 +1,5 @@
-# The test programs: test_<room> is made of tests/native/<room>/*.cc and links that room;
-# test_<suite> is made of tests/<suite>/*.cc and links every room. Each test case is one ctest
+# The test programs. test_<room> consists of tests/native/<room>/*.cc and links that room.
+# test_<suite> consists of tests/<suite>/*.cc and links every room. Each test case is one ctest
 # entry with its room as label and a time limit, because a hang is a failure.
 find_package(GTest REQUIRED)
 include(GoogleTest)
@@ -59,8 +59,8 @@ function(petps_tests label)
   set_property(GLOBAL APPEND PROPERTY PETPS_TEST_PROGRAMS test_${label})
 endfunction()
 
-# The test double of the crash suite. Include it as "tests/native/media/simulated_medium.h"; its own
-# tests are in the same folder.
+# The simulated medium of the crash suite, included as "tests/native/media/simulated_medium.h". Its
+# own tests are in the same folder.
 add_library(petps_simulated_medium STATIC EXCLUDE_FROM_ALL
   "${PROJECT_SOURCE_DIR}/tests/native/media/simulated_crash.cc"
   "${PROJECT_SOURCE_DIR}/tests/native/media/simulated_medium.cc")

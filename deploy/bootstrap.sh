@@ -105,12 +105,12 @@ install_missing() {
   fi
   export DEBIAN_FRONTEND=noninteractive
   "${as_root[@]}" apt-get update -qq ||
-    echo "bootstrap: apt-get update failed; trying with the package lists that are here" >&2
+    echo "bootstrap: apt-get update failed; continuing with the present package lists" >&2
   "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null ||
     fail "apt-get could not install: ${missing[*]}. Install them, then run this again."
 }
 
-# Prints the packages that the broker lacks. A java or mvn of another origin is good enough.
+# Prints the packages that the broker lacks. A java or mvn that no package installed is enough.
 missing_for_broker() {
   local package
   for package in "${BROKER_PACKAGES[@]}"; do
@@ -122,7 +122,7 @@ missing_for_broker() {
   done
 }
 
-# Installs what the broker lacks, or prints that its tests will be skipped. Never fails.
+# Installs the packages that the broker lacks, or prints that its tests are skipped. Never fails.
 install_broker_packages() {
   local missing as_root=()
   mapfile -t missing < <(missing_for_broker)
@@ -133,7 +133,8 @@ install_broker_packages() {
   if ! { "${as_root[@]}" apt-get update -qq &&
     "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}"; } \
     >/dev/null 2>&1; then
-    echo "bootstrap: no ${missing[*]}: tests against a real Kafka broker will be skipped" >&2
+    echo "bootstrap: apt-get could not install ${missing[*]}. Tests against a real Kafka broker" \
+      "will be skipped." >&2
   fi
 }
 
@@ -145,10 +146,10 @@ import tomllib
 with open("pyproject.toml", "rb") as file:
     document = tomllib.load(file)
 project = document["project"]
-wanted = document["build-system"]["requires"] + project["dependencies"]
+requirements = document["build-system"]["requires"] + project["dependencies"]
 for name, extra in project["optional-dependencies"].items():
-    wanted += extra if name not in ("torch", "ray", "plots") else []
-print("\n".join(sorted(set(wanted))))
+    requirements += extra if name not in ("torch", "ray", "plots") else []
+print("\n".join(sorted(set(requirements))))
 PYTHON
 }
 
@@ -156,34 +157,34 @@ install_venv() {
   local python
   python=$(find_python)
   [ -n "$python" ] || fail "no Python of version 3.11 or newer: install python3"
-  # Make .venv again if its interpreter does not run or is too old.
+  # Create .venv again if its interpreter does not run or is too old.
   if ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     rm -rf .venv
     "$python" -m venv .venv || fail "$python -m venv failed: install python3-venv"
   fi
-  local wanted stamp=.venv/petps-requirements
-  wanted=$({
+  local expected stamp=.venv/petps-requirements
+  expected=$({
     cat "$CONSTRAINTS"
     python_requirements
   } | sha256sum | cut -d' ' -f1)
-  [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
+  [ "$(cat "$stamp" 2>/dev/null)" = "$expected" ] && return
   echo "bootstrap: installing Python packages into .venv"
   python_requirements >.venv/petps-requirements.txt
   .venv/bin/python -m pip install --quiet --disable-pip-version-check \
     --constraint "$CONSTRAINTS" --requirement .venv/petps-requirements.txt ||
     fail "pip could not install the packages pinned in $CONSTRAINTS (is there a network?)"
-  echo "$wanted" >"$stamp"
+  echo "$expected" >"$stamp"
 }
 
-# Makes an environment that sees the packages of .venv and adds PyTorch and Ray.
+# Creates an environment that also sees the packages of .venv, and installs PyTorch and Ray in it.
 install_train() {
-  local wanted stamp=.venv-train/petps-requirements
-  wanted=$({
+  local expected stamp=.venv-train/petps-requirements
+  expected=$({
     cat "$CONSTRAINTS" "$TRAIN"
     echo "$OLD_TORCHREC $PWD"
   } | sha256sum | cut -d' ' -f1)
-  [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
-  echo "bootstrap: installing PyTorch and Ray into .venv-train (2.5 GB to load, 6 GB on disk)"
+  [ "$(cat "$stamp" 2>/dev/null)" = "$expected" ] && return
+  echo "bootstrap: installing PyTorch and Ray into .venv-train (2.5 GB to download, 6 GB on disk)"
   rm -rf .venv-train
   .venv/bin/python -m venv .venv-train || fail "python -m venv failed: install python3-venv"
   .venv-train/bin/python - "$PWD/.venv" <<'PYTHON'
@@ -201,7 +202,7 @@ PYTHON
   { "${pip[@]}" --requirement "$TRAIN" &&
     "${pip[@]}" --target .venv-train/old-torchrec "torchrec==$OLD_TORCHREC"; } ||
     fail "pip could not install the packages pinned in $TRAIN (is there a network, and 9 GB?)"
-  echo "$wanted" >"$stamp"
+  echo "$expected" >"$stamp"
 }
 
 case "${1:-all}" in

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# cmake and ninja find out what to configure and build again.
+# cmake and ninja configure and build only what has changed.
 mkdir -p build
 export CMAKE_BUILD_PARALLEL_LEVEL="${JOBS:-2}"
 export CMAKE_GENERATOR=Ninja PETPS_TESTS=ON PETPS_BENCH=ON

@@ -1,7 +1,7 @@
 """Check the subjects of commits: ``room: imperative``, at most 72 characters.
 
-Reads one subject per line from standard input, or with --file a message as git's hook commit-msg
-names it. Prints what is wrong and exits with 1.
+Reads one subject per line from standard input. With --file, reads one message from the file that
+git passes to its hook commit-msg. Prints each fault; the exit status is 1 if there is one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 SUBJECT_MAX = 72
 ROOM = re.compile(r"[a-z][a-z0-9_/ .-]*(, [a-z][a-z0-9_/ .-]*)*: (?P<change>\S.*)")
-# A first word of this form says what was done or is being done, not what to do.
+# A first word of this form is no imperative, except those of IMPERATIVES.
 NOT_IMPERATIVE = re.compile(r"\w*([^s]s|ed|ing)")
 IMPERATIVES = {
     *("bias", "bring", "embed", "exceed", "feed", "focus", "need", "ping", "proceed", "seed"),
