@@ -22,13 +22,13 @@ void say(const std::string& line) { std::cout << line << std::endl; }
 Status write_back(const std::string& path, uint64_t seed) {
   const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) return base::errno_status(Code::kIoError, "open " + path, errno);
-  struct stat about = {};
-  int error_number = fstat(file, &about) == 0 ? 0 : errno;
+  struct stat attributes = {};
+  int error_number = fstat(file, &attributes) == 0 ? 0 : errno;
   constexpr off_t kPageBytes = 4096;
   constexpr unsigned kWriteAndWait = SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
   std::mt19937_64 random(seed);
   const uint64_t tenths = random() % 9 + 1;
-  for (off_t at = 0; at < about.st_size && error_number == 0; at += kPageBytes) {
+  for (off_t at = 0; at < attributes.st_size && error_number == 0; at += kPageBytes) {
     if (random() % 10 < tenths && sync_file_range(file, at, kPageBytes, kWriteAndWait) != 0)
       error_number = errno;
   }
@@ -45,23 +45,23 @@ int wrong(const std::string& reason) {
 // Check a pool that is accepted after a loss of power. Every row must be whole and must have been
 // written for its key at some time, unless verify reports a problem. Return the problem, or "".
 std::string check_accepted(const table::TablesOptions& options, const std::vector<World>& worlds) {
-  table::TablesOptions all_the_same = options;
-  all_the_same.allow_lost_power = true;
-  auto opened = Tables::open(all_the_same);
+  table::TablesOptions accepting = options;
+  accepting.allow_lost_power = true;
+  auto opened = Tables::open(accepting);
   if (!opened.ok()) return "";  // a refusal is allowed
   const Tables& tables = *opened.value();
   if (!tables.verify().clean()) return "";
   std::vector<std::string> names;
   for (const auto& table : tables.tables()) names.push_back(table->record().spec.name);
   for (const World& world : worlds) {
-    std::vector<std::string> of_world;
-    for (const auto& table : world.tables) of_world.push_back(table.shape->spec.name);
-    if (of_world != names) continue;
+    std::vector<std::string> world_names;
+    for (const auto& table : world.tables) world_names.push_back(table.shape->spec.name);
+    if (world_names != names) continue;
     World seen = world;
     const std::string problem = crash::check_rows(tables, {world, world, worlds}, &seen);
-    return problem.empty() ? "" : "verify is clean and " + problem;
+    return problem.empty() ? "" : "verify is clean, but " + problem;
   }
-  return "verify is clean and the tables are none that ever were";
+  return "verify is clean, but the pool never had these tables";
 }
 
 // Check that a right pool still works: write to it, close it, open it. Return the problem, or "".
@@ -91,8 +91,8 @@ std::string check_further(const table::TablesOptions& options, std::unique_ptr<T
 struct Expected {
   World before;
   World after;
-  bool power = false;     // whether no acknowledged row may be missing
-  bool is_there = false;  // whether the creation of the pool was acknowledged
+  bool power = false;       // whether no acknowledged row may be missing
+  bool is_created = false;  // whether the creation of the pool was acknowledged
   bool was_closed = false;
   std::vector<World> earlier;  // the worlds after every step, up to and including `after`
 };
@@ -107,7 +107,7 @@ Expected expected_of(const std::vector<Step>& steps, size_t acknowledged) {
   if (acknowledged > 0) {
     expected.before = steps[acknowledged - 1].after;
     expected.power = expected.power && is_power(steps[acknowledged - 1]);
-    expected.is_there = true;
+    expected.is_created = true;
   }
   expected.after = next.after;
   for (size_t i = 0; i < acknowledged; ++i) {
@@ -118,11 +118,10 @@ Expected expected_of(const std::vector<Step>& steps, size_t acknowledged) {
   return expected;
 }
 
-// Return whether a pool may refuse to open. With `process` it refuses if the machine went down.
-// Before its first close, possibly nothing of it has reached the disk. Both superblocks may be half
-// written.
+// Return whether a pool may refuse to open. With `process` it may refuse after a power cut: before
+// its first close, possibly nothing has reached the disk, and both superblocks may be torn.
 bool may_refuse(const Expected& expected, const Status& status) {
-  if (!expected.is_there) return true;
+  if (!expected.is_created) return true;
   if (expected.power) return false;
   if (status.code() == Code::kFailedPrecondition)
     return status.message().find("durability 'process'") != std::string_view::npos;

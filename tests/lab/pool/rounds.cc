@@ -113,12 +113,13 @@ void write_table_until_refused(Tables* tables, uint64_t table, uint64_t rows, ui
 }  // namespace
 
 int make_rounds(const table::TablesOptions& options, uint64_t tables, uint64_t rows) {
-  auto made = Tables::create(options);
-  if (!made.ok()) {
-    say("refused to create: " + made.status().to_string());
+  auto created = Tables::create(options);
+  if (!created.ok()) {
+    say("refused to create: " + created.status().to_string());
     return 0;
   }
-  Status status = made.value()->pool().create_instance("model", "model@1", 1).status();
+  Tables* const opened = created.value().get();
+  Status status = opened->pool().create_instance("model", "model@1", 1).status();
   for (uint64_t table = 0; table < tables && status.ok(); ++table) {
     pool::TableSpec spec;
     spec.name = name_of(table);
@@ -126,11 +127,11 @@ int make_rounds(const table::TablesOptions& options, uint64_t tables, uint64_t r
     spec.dim = kRowBytes / 4;
     spec.row_bytes = kRowBytes;
     spec.capacity = std::min(kCapacity, 10 * rows);
-    status = made.value()->create_table(spec).status();
-    if (status.ok()) status = write(made.value().get(), spec.name, rows, 1);
+    status = opened->create_table(spec).status();
+    if (status.ok()) status = write(opened, spec.name, rows, 1);
   }
   say(status.ok() ? "made" : "refused to fill: " + status.to_string());
-  close(made.value().get());
+  close(opened);
   return 0;
 }
 

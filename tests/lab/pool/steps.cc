@@ -14,6 +14,13 @@ using table::Tables;
 
 namespace {
 
+table::TablePointer find_table(const Tables& tables, const std::string& name) {
+  for (const auto& table : tables.tables()) {
+    if (table->record().spec.name == name) return table;
+  }
+  return nullptr;
+}
+
 constexpr uint32_t kPartitions = 3;
 constexpr uint64_t kSmallCapacity = 3000;
 constexpr uint64_t kWideCapacity = 1200;
@@ -64,9 +71,9 @@ class Script {
 
   void create() {
     add("create", [](Live* live) {
-      auto made = Tables::create(live->options);
-      if (made.ok()) live->tables = std::move(made).value();
-      return made.status();
+      auto created = Tables::create(live->options);
+      if (created.ok()) live->tables = std::move(created).value();
+      return created.status();
     });
   }
 
@@ -116,10 +123,10 @@ class Script {
     std::sort(shape->keys.begin(), shape->keys.end());
     world_.tables.emplace_back(shape);
     add("create_table " + name, [shape](Live* live) {
+      const auto resolved = live->tables->resolve(shape->instance);
+      if (!resolved.ok()) return resolved.status();
       pool::TableSpec spec = shape->spec;
-      const auto found = live->tables->resolve(shape->instance);
-      if (!found.ok()) return found.status();
-      spec.instance = found.value().id;
+      spec.instance = resolved.value().id;
       return live->tables->create_table(spec).status();
     });
   }
@@ -127,9 +134,9 @@ class Script {
   void switch_alias(const std::string& instance) {
     world_.switch_alias("model", instance);
     add("switch to " + instance, [instance](Live* live) {
-      const auto found = live->tables->resolve(instance);
-      if (!found.ok()) return found.status();
-      return live->tables->pool().set_alias("model", found.value().id);
+      const auto resolved = live->tables->resolve(instance);
+      if (!resolved.ok()) return resolved.status();
+      return live->tables->pool().set_alias("model", resolved.value().id);
     });
   }
 
@@ -137,13 +144,13 @@ class Script {
     world_.instances.erase(name);
     world_.frozen.erase(name);
     std::erase_if(world_.tables, [&](const TableWorld& t) { return t.shape->instance == name; });
-    for (auto& [alias, meant] : world_.aliases) {
-      if (meant.previous == name) meant.previous = "";
+    for (auto& [alias_name, alias] : world_.aliases) {
+      if (alias.previous == name) alias.previous = "";
     }
     add("drop " + name, [name](Live* live) {
-      const auto found = live->tables->resolve(name);
-      if (!found.ok()) return found.status();
-      return live->tables->drop_instance(found.value().id);
+      const auto resolved = live->tables->resolve(name);
+      if (!resolved.ok()) return resolved.status();
+      return live->tables->drop_instance(resolved.value().id);
     });
   }
 
@@ -173,10 +180,9 @@ class Script {
     const auto& keys = world_.find(table)->shape->keys;
     for (int i = 0; i < 50; ++i) hot.push_back(keys[random_() % keys.size()]);
     add("migrate " + table, [table, hot](Live* live) {
-      for (const auto& found : live->tables->tables()) {
-        if (found->record().spec.name == table) return found->migrate(hot).status();
-      }
-      return Status(base::Code::kInternal, "no table " + table);
+      const auto target = find_table(*live->tables, table);
+      if (target == nullptr) return Status(base::Code::kInternal, "no table " + table);
+      return target->migrate(hot).status();
     });
   }
 
@@ -251,29 +257,27 @@ void expect(TableWorld* table, const std::vector<Change>& changes) {
 
 Status apply(Tables* tables, const std::string& name, const std::vector<Change>& changes,
              uint32_t threads) {
-  for (const auto& table : tables->tables()) {
-    if (table->record().spec.name != name) continue;
-    const size_t bytes = table->record().spec.row_bytes;
-    std::vector<uint64_t> keys;
-    std::vector<uint8_t> deleted;
-    std::vector<std::byte> rows(changes.size() * bytes);
-    for (size_t i = 0; i < changes.size(); ++i) {
-      keys.push_back(changes[i].key);
-      deleted.push_back(changes[i].value == 0 ? 1 : 0);
-      if (changes[i].value != 0)
-        crash::write_row(changes[i].key, changes[i].value, rows.data() + i * bytes, bytes);
-    }
-    table::Batch batch;
-    batch.keys = keys;
-    batch.rows = rows.data();
-    batch.deleted = deleted;
-    batch.threads = threads;
-    auto report = table->apply(batch);
-    if (!report.ok()) return report.status();
-    PETPS_CHECK(report.value().refused == 0, "the batch has more keys than its table takes");
-    return Status();
+  const table::TablePointer table = find_table(*tables, name);
+  if (table == nullptr) return Status(base::Code::kInternal, "no table " + name);
+  const size_t bytes = table->record().spec.row_bytes;
+  std::vector<uint64_t> keys;
+  std::vector<uint8_t> deleted;
+  std::vector<std::byte> rows(changes.size() * bytes);
+  for (size_t i = 0; i < changes.size(); ++i) {
+    keys.push_back(changes[i].key);
+    deleted.push_back(changes[i].value == 0 ? 1 : 0);
+    if (changes[i].value != 0)
+      crash::write_row(changes[i].key, changes[i].value, rows.data() + i * bytes, bytes);
   }
-  return Status(base::Code::kInternal, "no table " + name);
+  table::Batch batch;
+  batch.keys = keys;
+  batch.rows = rows.data();
+  batch.deleted = deleted;
+  batch.threads = threads;
+  const auto report = table->apply(batch);
+  if (!report.ok()) return report.status();
+  PETPS_CHECK(report.value().refused == 0, "the batch has more keys than its table takes");
+  return Status();
 }
 
 }  // namespace petps::lab

@@ -1,5 +1,5 @@
 // The steps of a pool whose power is cut, and the world (the expected content) after each step. The
-// list depends on the seed and the regime alone.
+// list depends only on the seed and the regime.
 //
 // One process performs the steps on a real file system and prints which were acknowledged. After
 // each cut, another process makes the same list again, and so knows what the pool must contain.
@@ -44,8 +44,8 @@ struct Change {
 base::Status apply(table::Tables* tables, const std::string& table,
                    const std::vector<Change>& changes, uint32_t threads);
 
-// Return random inserts, updates and deletions that the table can take, at most as many as asked.
-// `*value` counts the values used so far.
+// Return the given numbers of random inserts, updates and deletions, or fewer if the table cannot
+// take them. `*value` counts the values used so far.
 std::vector<Change> random_changes(const crash::TableWorld& table, size_t inserts, size_t updates,
                                    size_t deletions, uint64_t* value, std::mt19937_64* random);
 // Apply the changes to the expected table.
