@@ -23,7 +23,7 @@ __all__ = [
 MAX_DIM = 4096  # native/pool/pool.h kMaxDim
 MAX_PARTITIONS = 1024  # native/pool/pool.h kMaxPartitions
 MAX_WORKERS = 256  # native/server/server.h kMaxWorkers
-MAX_APPLY_THREADS = 4  # native/table/turns.h kRanges
+MAX_APPLY_THREADS = 4  # native/table/range_locks.h kRanges
 MAX_PORT = 65535
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,63}$")]

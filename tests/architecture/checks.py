@@ -165,7 +165,7 @@ def client_complaints(path: PurePosixPath, text: str) -> list[str]:
 
 
 def length_complaints(path: PurePosixPath, text: str) -> list[str]:
-    """Return the file if it is longer than a reader can hold in mind."""
+    """Return a complaint if the file has more lines than rooms.toml allows."""
     limit: int = rooms()["limits"]["file_lines_max"]
     lines = text.count("\n")
     return [f"{path}: {lines} lines; at most {limit}"] if lines > limit else []
@@ -183,7 +183,7 @@ PARTICIPLE = re.compile(
 )
 
 
-# A comment that a tool reads must stand on the line that it is about.
+# A comment that a tool reads must be on the line that it is about.
 PRAGMA = re.compile(r"# (type: ignore|noqa)|// NOLINT")
 
 
@@ -210,10 +210,62 @@ def prose_complaints(path: PurePosixPath, text: str) -> list[str]:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         if PARTICIPLE.match(node.name):
-            complaints.append(f"{path}:{node.lineno}: {node.name} is no verb")
+            complaints.append(f"{path}:{node.lineno}: name the function {node.name} by a verb")
         if HEADLESS.match(ast.get_docstring(node) or ""):
             complaints.append(f"{path}:{node.lineno}: the docstring of {node.name} has no verb")
     return complaints
+
+
+def local_complaints(path: PurePosixPath, text: str) -> list[str]:
+    """Return locals and parameters that do not name the thing that they hold.
+
+    In C++ each such identifier counts, because no other kind of name uses these words.
+    """
+    words = rooms()["locals"]
+    if str(path).startswith(tuple(words["unchecked"])):
+        return []
+    refused, loops = set(words["not_used"]), set(words["not_in_loops"])
+    names: list[tuple[int, str]] = []
+    if path.suffix in (".py", ".pyi"):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.arg) and node.arg in refused:
+                names.append((node.lineno, node.arg))
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names += [(node.lineno, node.id)] * (node.id in refused)
+            elif isinstance(node, ast.For | ast.comprehension):
+                loop = node.target
+                if isinstance(loop, ast.Name) and loop.id in loops:
+                    names.append((loop.lineno, loop.id))
+    else:
+        loop_pattern = rf"for \([^;:]*\b({'|'.join(loops)}) :"
+        for number, line in enumerate(without_comments(text).splitlines(), 1):
+            tokens = re.findall(rf"\b({'|'.join(refused)})\b", line)
+            names += [(number, name) for name in tokens + re.findall(loop_pattern, line)]
+    return [f"{path}:{line}: name {name} by the thing that it holds" for line, name in names]
+
+
+# A path of this project, or the name of one of its documents.
+CITATION = re.compile(
+    r"(?<![\w./>}-])(?:(?:native|petps|client|tests|bench|examples|deploy|cmake|docs)/[\w./-]+"
+    r"\.(?:md|py|cc|h|toml|json|sh|cmake|proto)|[A-Z]+\.md)\b"
+)
+
+
+@cache
+def document_names() -> frozenset[str]:
+    """Return the names of the project's documents, without folders."""
+    return frozenset(path.name for path, _ in project_files((".md",)))
+
+
+def citation_complaints(path: PurePosixPath, text: str) -> list[str]:
+    """Return the files that the text cites and that do not exist."""
+    if path.name == "test_architecture.py":  # its examples are invented
+        return []
+    return [
+        f"{path}: cites {cited}, which does not exist"
+        for cited in CITATION.findall(text)
+        if cited not in document_names() and not (ROOT / cited).exists()
+    ]
 
 
 def words_of(identifier: str) -> list[str]:
@@ -236,7 +288,7 @@ def word_complaints(path: PurePosixPath, text: str) -> list[str]:
     code = re.sub(r"(std::|\.|->)(get|fetch_(add|sub|or|and))\b", "", code)
     for identifier in sorted(set(re.findall(r"\b[A-Za-z_]\w*", code))):
         for word in not_used & set(words_of(identifier)):
-            complaints.append(f"{path}: {identifier}: the design doesn't use the word {word}")
+            complaints.append(f"{path}: {identifier}: use another word than {word}")
     return complaints
 
 
@@ -269,7 +321,7 @@ def machine_path_complaints(path: PurePosixPath, text: str) -> list[str]:
 
 
 def cmake_complaints(room: str, text: str) -> list[str]:
-    """Return the DEPS of a room's CMakeLists.txt that differ from its brackets."""
+    """Return the DEPS of a room's CMakeLists.txt if they differ from rooms.toml."""
     match = re.search(r"petps_room\(\s*(\w+)(?:\s+DEPS\s+([a-z \n]+))?", text)
     if match is None:
         return [f"native/{room}/CMakeLists.txt does not call petps_room"]

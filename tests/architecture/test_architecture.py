@@ -1,4 +1,4 @@
-"""The design's rules about the source. Each has a proof that its check can fail."""
+"""Rules about the source. For each rule, a test proves that its check can fail."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ def complaints_of(check: Check, suffixes: tuple[str, ...]) -> list[str]:
         (checks.length_complaints, checks.CODE_SUFFIXES),
         (checks.column_complaints, (*checks.CODE_SUFFIXES, ".md", ".proto")),
         (checks.prose_complaints, (".py", ".pyi")),
+        (checks.local_complaints, checks.CODE_SUFFIXES),
+        (checks.citation_complaints, (*checks.CODE_SUFFIXES, ".md", ".proto")),
         (checks.word_complaints, (".h",)),
         (checks.sign_complaints, (".h",)),
         (checks.machine_path_complaints, checks.TEXT_SUFFIXES),
@@ -50,7 +52,15 @@ def test_every_room_has_a_front_door() -> None:
 
 
 @pytest.mark.parametrize("room", sorted(set(checks.rooms()["native"]) - {"bindings"}))
-def test_cmake_links_what_the_brackets_name(room: str) -> None:
+def test_architecture_md_shows_the_rooms_of_rooms_toml() -> None:
+    text = (checks.ROOT / "ARCHITECTURE.md").read_text()
+    shown = re.findall(r"^ {2,4}(\w+) .*\[([a-z/ ]*)\]$", text, re.MULTILINE)
+    expected = {room.split("/")[-1]: set(deps) for room, deps in checks.rooms()["native"].items()}
+    expected["bindings"] = {"all"}
+    assert {room: set(deps.split()) for room, deps in shown} == expected
+
+
+def test_cmake_links_the_rooms_of_rooms_toml(room: str) -> None:
     text = (checks.ROOT / "native" / room / "CMakeLists.txt").read_text()
     assert checks.cmake_complaints(room, text) == []
 
@@ -93,8 +103,15 @@ BAD_CODE: list[tuple[Check, str, str, str]] = [
     (checks.length_complaints, "native/base/a.cc", "\n" * 601, "601 lines"),
     (checks.column_complaints, "native/base/a.h", "// " + "a" * 98, "101 columns"),
     (checks.column_complaints, "README.md", "a " * 51, "102 columns"),
-    (checks.prose_complaints, "petps/a.py", "def _told(): pass", "is no verb"),
+    (checks.prose_complaints, "petps/a.py", "def _told(): pass", "by a verb"),
     (checks.prose_complaints, "petps/a.py", 'def f():\n    """What it is."""', "has no verb"),
+    (checks.local_complaints, "docs/a.py", "for each in []: pass", "a.py:1: name each by"),
+    (checks.local_complaints, "docs/a.py", "def f(*, said): pass", "name said by"),
+    (checks.local_complaints, "docs/a.py", "[found for found in []]", "name found by"),
+    (checks.local_complaints, "docs/a.cc", "auto made = f();", "name made by"),
+    (checks.local_complaints, "docs/a.cc", "for (auto& found : rows) {}", "name found by"),
+    (checks.citation_complaints, "README.md", "see `native/base/none.h`", "base/none.h"),
+    (checks.citation_complaints, "petps/a.py", "# NONE.md explains it", "NONE.md"),
     (checks.word_complaints, "native/base/a.h", "int fetch_rows();", "fetch"),
     (checks.word_complaints, "native/base/a.h", "class PoolManager {};", "manager"),
     (checks.word_complaints, "client/cpp/a.h", "const int kMagic = 1;", "magic"),
@@ -105,10 +122,9 @@ BAD_CODE: list[tuple[Check, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("check", "path", "text", "expected"), BAD_CODE)
-def test_check_can_fail(check: Check, path: str, text: str, expected: str) -> None:
+def test_check_refuses(check: Check, path: str, text: str, expected: str) -> None:
     complaints = check(PurePosixPath(path), text)
-    assert complaints
-    assert expected in complaints[0]
+    assert expected in "".join(complaints)
 
 
 GOOD_CODE: list[tuple[Check, str, str]] = [
@@ -121,6 +137,13 @@ GOOD_CODE: list[tuple[Check, str, str]] = [
     (checks.column_complaints, "README.md", "```\n" + "a" * 200 + "\n```\n|" + "a" * 200),
     (checks.column_complaints, "tests/a.py", "a" * 90 + "  # type: ignore[arg-type]"),
     (checks.prose_complaints, "petps/a.py", 'def find():\n    """Return what was found."""'),
+    (checks.local_complaints, "docs/a.py", "rows, found = pull()\nx.said = 'told'"),
+    (
+        checks.local_complaints,
+        "docs/a.cc",
+        '// each\nauto found = f("made"); for_each(); a ? found : b',
+    ),
+    (checks.citation_complaints, "README.md", "`native/base/base.h`, build/x.json, [a](README.md)"),
     (checks.word_complaints, "native/base/a.h", "// we fetch\nauto x = pointer.get();"),
     (checks.word_complaints, "native/base/a.h", "int target, budget, output, gather;"),
     (checks.word_complaints, "native/base/a.cc", "int fetch;"),
@@ -133,11 +156,11 @@ GOOD_CODE: list[tuple[Check, str, str]] = [
 
 
 @pytest.mark.parametrize(("check", "path", "text"), GOOD_CODE)
-def test_check_does_not_cry_wolf(check: Check, path: str, text: str) -> None:
+def test_check_accepts(check: Check, path: str, text: str) -> None:
     assert check(PurePosixPath(path), text) == []
 
 
-def test_cmake_check_can_fail() -> None:
+def test_cmake_check_refuses_other_links() -> None:
     assert checks.cmake_complaints("wire", "petps_room(wire DEPS base table)")
     assert checks.cmake_complaints("wire", "add_library(petps_wire a.cc)")
     assert not checks.cmake_complaints("wire", "petps_room(wire DEPS base)")
