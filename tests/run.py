@@ -35,7 +35,7 @@ TSAN_SUITES = (
 # The crash and fuzz suites run in full in release. Under ASan they check fewer states, so that the
 # suite fits into its time limit (see PETPS_TEST_SCALE in the tests that read it).
 ASAN_SCALE = "0.02"
-# These tests check that the crash suite detects injected faults. The release run covers that.
+# These tests check that the crash suite detects injected faults. Release runs them.
 ASAN_WITHOUT = r"^crash\.Sites/"
 
 
@@ -210,9 +210,9 @@ def ctest(
     configure = run(["cmake", "--preset", preset, "--log-level=WARNING"])
     compilers = min(jobs, os.cpu_count() or jobs)
     targets = [f"test_{suite}" for suite in suites] or ["petps_tests"]
-    build = ["cmake", "--build", f"build/{preset}", "-j", str(compilers), "--target", *targets]
-    built = run(build) if configure.status == 0 else configure
-    if built.status != 0:
+    command = ["cmake", "--build", f"build/{preset}", "-j", str(compilers), "--target", *targets]
+    build = run(command) if configure.status == 0 else configure
+    if build.status != 0:
         outcome.failed = 1
         outcome.failures.append(f"build of preset {preset}")
         outcome.closing = "did not build"
@@ -249,64 +249,62 @@ def soak_seconds(preset: str) -> float:
     return seconds * float(os.environ.get("PETPS_TEST_SCALE", "1"))
 
 
-def pytest(jobs: int) -> Outcome:
-    """Run the Python suites."""
-    outcome = Outcome("pytest")
-    junit = RESULTS / "pytest.xml"
-    command = [sys.executable, "-m", "pytest", "-n", str(jobs), "--dist", "loadgroup"]
-    finished = run([*command, f"--junitxml={junit}"])
+def run_pytest(
+    name: str,
+    arguments: Sequence[str],
+    *,
+    python: str = sys.executable,
+    environment: dict[str, str] | None = None,
+    seconds_max: float = SUITE_SECONDS_MAX,
+) -> Outcome:
+    """Run pytest, and count also the C++ suites that it ran in guests (tests/lab/conftest.py)."""
+    outcome = Outcome(name)
+    junit = RESULTS / f"{name}.xml"
+    command = [python, "-m", "pytest", *arguments, f"--junitxml={junit}"]
+    finished = run(command, environment, seconds_max)
     read_junit(outcome, junit)
-    read_guests(outcome)
+    for guest_junit in sorted(RESULTS.glob("lab-*.xml")):
+        read_junit(outcome, guest_junit)
+        guest_junit.unlink()
     close(outcome, finished, " in ")
     return outcome
+
+
+def files_of(folder: str, pattern: str) -> list[str]:
+    """Return the matching test files of a folder, relative to the repository's root."""
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).glob(pattern))
+
+
+def pytest(jobs: int) -> Outcome:
+    """Run the Python suites."""
+    return run_pytest("pytest", ["-n", str(jobs), "--dist", "loadgroup"])
 
 
 def lab(jobs: int) -> Outcome:
     """Run the suites in guests with persistent memory and RDMA; not part of `make test`."""
-    outcome = Outcome("lab")
-    junit = RESULTS / "lab.xml"
-    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/lab").glob("lab_*.py"))
-    command = [sys.executable, "-m", "pytest", "-n", str(jobs), "-v", *files]
-    finished = run([*command, f"--junitxml={junit}"], seconds_max=LAB_SECONDS_MAX)
-    read_junit(outcome, junit)
-    read_guests(outcome)
-    close(outcome, finished, " in ")
-    return outcome
+    arguments = ["-n", str(jobs), "-v", *files_of("tests/lab", "lab_*.py")]
+    return run_pytest("lab", arguments, seconds_max=LAB_SECONDS_MAX)
 
 
 def train(jobs: int) -> Outcome:
     """Run the suites that need PyTorch or Ray; not part of `make test`."""
-    outcome = Outcome("train")
     installed = run([str(ROOT / "deploy/bootstrap.sh"), "train"])
     if installed.status != 0:  # as for a missing broker, a skip that the summary shows
-        reason = (
-            installed.lines[-1] if installed.lines else "PyTorch and Ray could not be installed"
-        )
-        outcome.skips.append((reason, "all of it"))
-        outcome.closing = "not run: PyTorch and Ray could not be installed"
-        return outcome
-    junit = RESULTS / "train.xml"
-    files = sorted(
-        str(path.relative_to(ROOT)) for path in (ROOT / "tests/train").glob("train_*.py")
-    )
+        closing = "PyTorch and Ray could not be installed"
+        reason = installed.lines[-1] if installed.lines else closing
+        return Outcome("train", closing=f"not run: {closing}", skips=[(reason, "all of it")])
+    # These tests wait little, and their demos must keep up with a trainer: at most one test process
+    # per processor.
+    arguments = ["-n", str(min(jobs, os.cpu_count() or jobs)), "--dist", "loadgroup"]
     # PyTorch and TorchRec warn when they are imported, which we cannot fix: hence -W ignore.
-    python = str(ROOT / ".venv-train/bin/python")
-    # These tests wait little, and their demos must keep up with a trainer: at most one worker per
-    # processor.
-    workers = str(min(jobs, os.cpu_count() or jobs))
-    command = [python, "-m", "pytest", "-n", workers, "--dist", "loadgroup", "-W", "ignore"]
-    # PyTorch's own threads would only slow the other worker down.
-    finished = run([*command, *files, f"--junitxml={junit}"], {"OMP_NUM_THREADS": "1"})
-    read_junit(outcome, junit)
-    close(outcome, finished, " in ")
-    return outcome
-
-
-def read_guests(outcome: Outcome) -> None:
-    """Add the counts of the C++ suites that ran in guests (tests/lab/conftest.py writes them)."""
-    for junit in sorted(RESULTS.glob("lab-*.xml")):
-        read_junit(outcome, junit)
-        junit.unlink()
+    arguments += ["-W", "ignore", *files_of("tests/train", "train_*.py")]
+    # PyTorch's own threads would only slow the other test process down.
+    return run_pytest(
+        "train",
+        arguments,
+        python=str(ROOT / ".venv-train/bin/python"),
+        environment={"OMP_NUM_THREADS": "1"},
+    )
 
 
 def close(outcome: Outcome, finished: Finished, mark: str) -> None:
@@ -345,14 +343,16 @@ def summarise(outcomes: Sequence[Outcome]) -> int:
 
 
 def main() -> int:
-    """Run the suites that --only names; without it all but lab and train."""
+    """Run the suites of --only, or all except lab and train."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", default="", help="suites, by comma; all but lab, train if empty")
+    parser.add_argument("--jobs", type=int, default=2, help="tests that run at the same time")
+    parser.add_argument(
+        "--only", default="", help="suites, separated by commas; default: all except lab and train"
+    )
     parser.add_argument("--rounds", type=int, default=1, help="how often to run the suites")
     arguments = parser.parse_args()
     jobs: int = arguments.jobs
-    # Many rounds hunt races. What counts states finds none, and is whole in `make test`.
+    # Many rounds are for races. Suites that count states find none; `make test` runs them in full.
     release_scale = "1" if arguments.rounds == 1 else ASAN_SCALE
     suites: dict[str, Callable[[], Outcome]] = {
         "lint": lint,
@@ -367,11 +367,11 @@ def main() -> int:
     names = arguments.only.split(",") if arguments.only else ordinary
     unknown = set(names) - set(suites)
     if unknown:
-        parser.error(f"unknown suites {sorted(unknown)}; there are {', '.join(suites)}")
+        parser.error(f"--only: unknown suites {sorted(unknown)}; choose from {', '.join(suites)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # run() then interrupts its command
     RESULTS.mkdir(parents=True, exist_ok=True)
-    for stale in RESULTS.glob("*.xml"):
-        stale.unlink()
+    for earlier_result in RESULTS.glob("*.xml"):
+        earlier_result.unlink()
     outcomes = []
     for number, name in itertools.product(range(1, arguments.rounds + 1), names):
         title = name if arguments.rounds == 1 else f"{name}, round {number}"

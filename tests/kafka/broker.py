@@ -39,11 +39,11 @@ PASSWORD: Final = "a-password-of-tests"
 
 
 class NotAvailable(Exception):
-    """Error if this machine has no Java or no artifacts. Tests are then visibly skipped."""
+    """This machine has no Java or cannot download the artifacts. Tests are skipped visibly."""
 
 
 def java() -> str:
-    """Return the java to run. Raises NotAvailable."""
+    """Return the path of java. Raises NotAvailable."""
     home = os.environ.get("JAVA_HOME")
     path = shutil.which("java") or (f"{home}/bin/java" if home else None)
     if path is None or not os.path.exists(path):
@@ -73,7 +73,7 @@ def artifacts() -> Path:
 def _download(folder: Path, sums: str) -> None:
     maven = shutil.which("mvn")
     if maven is None:
-        raise NotAvailable("the broker's jars are not cached, and there is no mvn: install maven")
+        raise NotAvailable("the broker's jars are not cached and Maven is missing: install maven")
     temporary = folder.with_suffix(".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     command = [maven, "-q", "-B", "-f", str(HERE / "pom.xml"), MAVEN_GOAL]
@@ -86,13 +86,13 @@ def _download(folder: Path, sums: str) -> None:
         raise NotAvailable(f"no jars from Maven in {DOWNLOAD_SECONDS_MAX} s") from None
     if process.returncode != 0:
         raise NotAvailable(
-            f"Maven could not bring the broker's jars: {process.stdout[-300:].strip()}"
+            f"Maven could not download the broker's jars: {process.stdout[-300:].strip()}"
         )
     expected = {name: value for value, name in (line.split() for line in sums.splitlines())}
     actual = {path.name: _sha256(path) for path in temporary.glob("*.jar")}
     if actual != expected:  # fail, do not skip: the download has other bytes
         wrong = sorted(set(actual.items()) ^ set(expected.items()))
-        raise RuntimeError(f"the broker's jars are not those of jars.sha256: {wrong}")
+        raise RuntimeError(f"the broker's jars differ from those of jars.sha256: {wrong}")
     temporary.rename(folder)
 
 
@@ -121,11 +121,10 @@ def _make_certificates(folder: Path) -> None:
 class Broker:
     """One broker and its data. It can be stopped or killed, and restarted on the same ports."""
 
-    def __init__(self, folder: Path, *, java_options: tuple[str, ...] = JAVA_OPTIONS) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._java = java()
         self._classpath = f"{artifacts()}/*"
-        self._java_options = java_options
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         _make_certificates(folder)
@@ -162,12 +161,6 @@ class Broker:
     def data(self) -> Path:
         """Return the folder of the partitions' segments."""
         return self._folder / "data"
-
-    @property
-    def process_id(self) -> int:
-        """Return the id of the running broker's process."""
-        assert self._process is not None
-        return self._process.pid
 
     def _format(self) -> None:
         shutil.rmtree(self.data, ignore_errors=True)
@@ -229,7 +222,7 @@ group.initial.rebalance.delay.ms=0
 """
 
     def _run(self, arguments: list[str]) -> subprocess.Popen[bytes]:
-        command = [self._java, *self._java_options, "-cp", self._classpath]
+        command = [self._java, *JAVA_OPTIONS, "-cp", self._classpath]
         command += ["-Dlog4j2.configurationFile=log4j2.properties", *arguments]
         with open(self._folder / "broker.log", "ab") as log:
             return subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log)
