@@ -9,7 +9,6 @@ for ever. It prints "acknowledged VERSION" for each push that the server acknowl
 from __future__ import annotations
 
 import argparse
-import subprocess
 import tempfile
 import threading
 from pathlib import Path
@@ -18,16 +17,9 @@ import numpy as np
 import petps_client
 
 import petps
-from tests.system.test_kill import (
-    DIM,
-    PETPS,
-    WAIT_SECONDS,
-    Keys,
-    Puller,
-    Server,
-    check_whole,
-    rows_of,
-)
+from tests.system import servers
+from tests.system.servers import WAIT_SECONDS, Puller, Server
+from tests.system.test_kill import DIM, Keys, check_whole, pull_random, rows_of
 
 KEYS = 20_000
 PUSHED = 500  # rows per version
@@ -42,10 +34,7 @@ def check(pool: Path, acknowledged: int) -> int:
 
     A row is right if it is present, not torn, and not older than its last acknowledged push.
     """
-    process = subprocess.run(
-        [PETPS, "verify", str(pool)], capture_output=True, text=True, check=False
-    )
-    assert process.returncode == 0, process.stdout + process.stderr
+    servers.petps("verify", pool)
     least = np.zeros(KEYS, dtype=np.int64)
     for version in range(1, acknowledged + 1):
         least[keys_of(version).astype(np.int64)] = version
@@ -73,22 +62,20 @@ def read_beside(pool: Path, puller: Puller, reading: threading.Event) -> None:
 
 
 def push_for_ever(pool: Path, version: int) -> None:
-    server = Server(Path(tempfile.mkdtemp()), pool, log=False)
-    server.start()
-    url = f"petps://127.0.0.1:{server.port}/default"
-    puller = Puller(url, version)
-    threading.Thread(target=puller.run, daemon=True).start()
+    server = Server(pool, "--no-http", "--no-grpc", folder=Path(tempfile.mkdtemp()))
     reading = threading.Event()
-    threading.Thread(target=read_beside, args=(pool, puller, reading), daemon=True).start()
-    assert reading.wait(WAIT_SECONDS) or puller.error is not None
-    with petps_client.connect(url) as client:
+    with (
+        Puller(server.url, pull_random(np.random.default_rng(version))) as puller,
+        petps_client.connect(server.url) as client,
+    ):
+        threading.Thread(target=read_beside, args=(pool, puller, reading), daemon=True).start()
+        assert reading.wait(WAIT_SECONDS) or puller.error is not None
         while puller.error is None:
             keys = keys_of(version)
             rows = rows_of(keys, np.full(PUSHED, version, dtype=np.int64))
             client.push("items", keys, rows, deadline_ms=60_000)
             print(f"acknowledged {version}", flush=True)
             version += 1
-    raise puller.error
 
 
 def main() -> None:
@@ -99,8 +86,7 @@ def main() -> None:
     arguments = parser.parse_args()
     pool: Path = arguments.pool
     if arguments.acknowledged == 0:
-        table = f"items:{DIM}:f32:{2 * KEYS}"
-        subprocess.run([PETPS, "create", str(pool), "--table", table], check=True)
+        servers.petps("create", pool, "--table", f"items:{DIM}:f32:{2 * KEYS}")
     else:
         print(f"checked {check(pool, arguments.acknowledged)} rows", flush=True)
     if not arguments.only_check:

@@ -8,14 +8,18 @@ from __future__ import annotations
 import json
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 HEADER = struct.Struct("<4sHHQIIIHH")
-HELLO, TABLES, PULL, PUSH, STATUS = 1, 2, 3, 4, 5
+HELLO, TABLES, PULL, PUSH, STATUS, RDMA = 1, 2, 3, 4, 5, 9
 REPLY = 0x8000
+
+Keys = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
 
 
 class Refused(Exception):
@@ -24,6 +28,40 @@ class Refused(Exception):
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
+
+
+def encode_frame(opcode: int, request: int, body: bytes, sections: int = 0) -> bytes:
+    """Return the frame of a request with this number."""
+    body += bytes(-len(body) % 8)
+    return HEADER.pack(b"PTPS", 1, opcode, request, 0, sections, len(body), 0, 0) + body
+
+
+def read_reply(opcode: int, request: int, read: Callable[[int], bytes]) -> bytes:
+    """Return the body of a reply from `read(byte count)`. Raises Refused."""
+    reply = HEADER.unpack(read(HEADER.size))
+    assert reply[:3] == (b"PTPS", 1, opcode | REPLY)
+    assert reply[3] == request
+    body = read(reply[6])
+    if reply[7] != 0:
+        raise Refused(reply[7], body.decode())
+    return body
+
+
+def encode_pull(table: int, keys: Keys) -> bytes:
+    """Return the body of a pull with one section."""
+    return struct.pack("<QII", 0, 0, 0) + struct.pack("<II", table, len(keys)) + keys.tobytes()
+
+
+def decode_pull(body: bytes, count: int) -> tuple[Mask, npt.NDArray[np.uint8]]:
+    """Return found bool[count], and the stored rows of the keys found uint8[m, row_bytes]."""
+    _, rows_offset = struct.unpack_from("<QQ", body)
+    code, _, _, row_bytes, n, found_count, _ = struct.unpack_from("<HHIIIII", body, 16)
+    assert (code, n) == (0, count)
+    words = np.frombuffer(body, np.uint8, (count + 63) // 64 * 8, 40)
+    found = np.unpackbits(words, bitorder="little")[:count].astype(bool)
+    assert found.sum() == found_count
+    rows = np.frombuffer(body, np.uint8, -1, rows_offset)
+    return found, rows.reshape(found_count, row_bytes)
 
 
 class Connection:
@@ -37,45 +75,27 @@ class Connection:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket."""
         self._socket.close()
 
     def ask(self, opcode: int, body: bytes, sections: int = 0) -> bytes:
         """Send a request and return the reply's body. Raises Refused, ConnectionError."""
         self._request += 1
-        body += bytes(-len(body) % 8)
-        header = HEADER.pack(b"PTPS", 1, opcode, self._request, 0, sections, len(body), 0, 0)
-        self._socket.sendall(header + body)
-        reply = HEADER.unpack(self._read(HEADER.size))
-        assert reply[:3] == (b"PTPS", 1, opcode | REPLY)
-        assert reply[3] == self._request
-        content = self._read(reply[6])
-        if reply[7] != 0:
-            raise Refused(reply[7], content.decode())
-        return content
+        self._socket.sendall(encode_frame(opcode, self._request, body, sections))
+        return read_reply(opcode, self._request, self._read)
 
-    def pull(
-        self, table: int, dim: int, keys: npt.NDArray[np.uint64]
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    def pull(self, table: int, dim: int, keys: Keys) -> tuple[npt.NDArray[np.float32], Mask]:
         """Return rows float32[n, dim] (zeros for missing keys) and found bool[n]."""
-        request = (
-            struct.pack("<QII", 0, 0, 0) + struct.pack("<II", table, len(keys)) + keys.tobytes()
-        )
-        body = self.ask(PULL, request, sections=1)
-        _, rows_offset = struct.unpack_from("<QQ", body)
-        code, _, _, row_bytes, count, found_count, _ = struct.unpack_from("<HHIIIII", body, 16)
-        assert (code, count) == (0, len(keys))
-        words = np.frombuffer(body, np.uint8, (len(keys) + 63) // 64 * 8, 40)
-        found = np.unpackbits(words, bitorder="little")[: len(keys)].astype(bool)
-        assert found.sum() == found_count
+        body = self.ask(PULL, encode_pull(table, keys), sections=1)
+        found, stored_rows = decode_pull(body, len(keys))
         rows = np.zeros((len(keys), dim), np.float32)
-        packed = np.frombuffer(body, np.uint8, -1, rows_offset)
-        assert packed.size == found_count * row_bytes
-        rows[found] = packed.view(np.float32).reshape(found_count, dim)
+        rows[found] = stored_rows.view(np.float32)
         return rows, found
 
-    def push(
-        self, table: int, keys: npt.NDArray[np.uint64], rows: npt.NDArray[np.float32]
-    ) -> tuple[int, ...]:
+    def push(self, table: int, keys: Keys, rows: npt.NDArray[np.float32]) -> tuple[int, ...]:
         """Write rows. Return (inserted, updated, deleted, absent, refused)."""
         dim = rows.shape[1]
         head = struct.pack("<IIIIIIII", table, 0, len(keys), 0, dim, 0, 4 * dim, 0)
@@ -84,6 +104,10 @@ class Connection:
     def status(self) -> Any:
         """Return the status object."""
         return json.loads(self.ask(STATUS, b""))
+
+    def table_ids(self) -> dict[str, int]:
+        """Return the ids of the tables by name."""
+        return {table["name"]: table["id"] for table in self.status()["tables"]}
 
     def send(self, content: bytes) -> None:
         """Send bytes unchanged."""

@@ -1,4 +1,4 @@
-"""A short run of the demo: from nothing to the last compared row, and its exit when interrupted."""
+"""Short runs of the demo: from an empty folder to the last compared row, and interrupted runs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.kafka.broker import Broker
+from tests.system.servers import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -27,48 +29,39 @@ def command(tmp_path: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "examples.demo", *short, *arguments]
 
 
-@pytest.mark.parametrize("durability", ["power", "process"])
-def test_every_row_is_compared(tmp_path: Path, durability: str) -> None:
+def run_demo(*arguments: str) -> dict[str, Any]:
+    """Return the report of a demo that passes."""
     process = subprocess.run(
-        command(tmp_path, "--json", "--durability", durability),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_SECONDS,
-        check=False,
+        arguments, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False
     )
     assert process.returncode == 0, process.stderr
-    report = json.loads(process.stdout)
+    report: dict[str, Any] = json.loads(process.stdout)
     assert report["passed"]
+    assert 0 < report["restart"]["share_visible"] < 1
+    assert report["comparison"]["rows_equal"] == report["rows"] > 10_000
+    return report
+
+
+@pytest.mark.parametrize("durability", ["power", "process"])
+def test_every_row_is_compared(tmp_path: Path, durability: str) -> None:
+    report = run_demo(*command(tmp_path, "--json", "--durability", durability))
     assert report["durability"] == durability
     comparison = report["comparison"]
     assert comparison["keys"] == 143_542
-    assert comparison["rows_equal"] == report["rows"] > 10_000
     assert comparison["rows_equal"] + comparison["missing_as_they_should"] == comparison["keys"]
-    assert 0 < report["restart"]["share_visible"] < 1
     assert report["pull_during_apply"]["pulls"] > 0
     assert report["freshness"]["versions"] == report["deltas"] == 6
     assert report["asked"] > 1000
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
 
 
-def test_over_kafka(kafka: Broker, topic: Callable[[], str], tmp_path: Path) -> None:
+def test_the_demo_runs_over_kafka(kafka: Broker, topic: Callable[[], str], tmp_path: Path) -> None:
     log = f"kafka://{kafka.address}/{topic()}"
-    process = subprocess.run(
-        command(tmp_path, "--json", "--log", log, "--kafka-option", "compression.type=zstd"),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_SECONDS,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    report = json.loads(process.stdout)
-    assert report["passed"]
-    assert report["log"] == log
-    assert 0 < report["restart"]["share_visible"] < 1
-    assert report["comparison"]["rows_equal"] == report["rows"] > 10_000
+    options = ("--json", "--log", log, "--kafka-option", "compression.type=zstd")
+    assert run_demo(*command(tmp_path, *options))["log"] == log
 
 
-def hear_interrupts() -> None:
+def restore_interrupts() -> None:
     """Restore SIGINT: a background job ignores it, and its children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -80,7 +73,7 @@ def test_an_interrupt_cleans_up(tmp_path: Path, signals: list[signal.Signals]) -
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=hear_interrupts,
+        preexec_fn=restore_interrupts,
     )
     children = wait_for_children(process.pid)
     for number in signals:
@@ -98,16 +91,16 @@ def test_an_interrupt_cleans_up(tmp_path: Path, signals: list[signal.Signals]) -
 
 def wait_for_children(pid: int) -> list[psutil.Process]:
     """Return the server and the trainer, once both exist."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < deadline:
+
+    def both_exist() -> list[psutil.Process]:
         children: list[psutil.Process] = psutil.Process(pid).children()
-        if len(children) == 2 and any("serve" in child.cmdline() for child in children):
-            return children
-        time.sleep(0.01)
-    raise AssertionError("the demo did not start its server")
+        has_server = any("serve" in child.cmdline() for child in children)
+        return children if len(children) == 2 and has_server else []
+
+    return wait_until("the demo starts its server", both_exist)
 
 
-def test_a_server_that_dies_by_itself_ends_the_demo(tmp_path: Path) -> None:
+def test_the_demo_fails_if_its_server_dies(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )

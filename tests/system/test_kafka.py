@@ -13,9 +13,7 @@ import json
 import random
 import subprocess
 import sys
-import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,10 +26,8 @@ import petps
 from petps import _native
 from petps.delta import Delivery, Kind, open_log, read_header
 from tests.kafka.broker import Broker
-from tests.ports import stable_port
 from tests.python.publish.trainer_process import DIM, KEYS, PARTITIONS, load, rows_of
-from tests.system.patience import connect_when_up
-from tests.system.test_serve import Process
+from tests.system.servers import WAIT_MS, WAIT_SECONDS, Fleet, Puller, Server, connect
 
 pytestmark = pytest.mark.system
 
@@ -40,7 +36,6 @@ SERVER_KILLS = 20
 BROKER_KILLS = 3
 TRAINER_KILLS = 3
 VERSIONS = 300
-WAIT_SECONDS = 120.0
 ALL = np.arange(KEYS, dtype=np.uint64)
 
 
@@ -71,108 +66,27 @@ class Trainer:
         assert self.process.wait(WAIT_SECONDS) == 0, self._errors.read_text()
 
 
-class Shards:
-    """The servers, each with its half of the partitions."""
-
-    def __init__(self, folder: Path, place: str) -> None:
-        self.folder = folder
-        self.config = folder / "petps.toml"
-        self.config.write_text(
-            f'[pool]\npath = "unused"\n[ingest]\nlog = "{place}"\nbases = "{folder / "bases"}"\n'
-        )
-        self.map_file = folder / "shards.json"
-        self._write_map(["127.0.0.1:1"])
-        self.pools = [folder / f"server{i}" / "pool" for i in range(SERVERS)]
-        for path in self.pools:
-            path.parent.mkdir()
-            with petps.create(path, durability="process") as pool:
-                pool.create_table("items", dim=DIM, capacity=KEYS, feed="delta")
-        self.processes = [self._process(i, "--port", stable_port()) for i in range(SERVERS)]
-        self.facts = [process.wait_ready() for process in self.processes]
-        self._write_map([f"127.0.0.1:{facts['port']}" for facts in self.facts])
-
-    def _write_map(self, addresses: list[str]) -> None:
-        share = PARTITIONS // len(addresses)
-        servers = [
-            {"address": address, "partitions": list(range(i * share, (i + 1) * share))}
-            for i, address in enumerate(addresses)
-        ]
-        document = {
-            "model": "default",
-            "version": len(addresses),
-            "partitions": PARTITIONS,
-            "servers": servers,
-        }
-        temporary = self.map_file.with_suffix(".new")
-        temporary.write_text(json.dumps(document))
-        temporary.replace(self.map_file)
-
-    def _process(self, number: int, *arguments: object) -> Process:
-        settings = ("--config", self.config, "--shard-map", self.map_file)
-        return Process(self.pools[number], *settings, *arguments)
-
-    @property
-    def url(self) -> str:
-        addresses = (f"127.0.0.1:{facts['port']}" for facts in self.facts)
-        return f"petps://{','.join(addresses)}/default"
-
-    def kill_and_restart(self, number: int) -> None:
-        self.processes[number].kill()
-        port = self.facts[number]["port"]
-        self.processes[number] = self._process(number, "--port", port)
-        self.facts[number] = self.processes[number].wait_ready()
-
-    def status(self, number: int) -> dict[str, Any]:
-        url = f"http://127.0.0.1:{self.facts[number]['http_port']}/status.json"
-        with urllib.request.urlopen(url, timeout=30) as reply:
-            status: dict[str, Any] = json.loads(reply.read())
-        return status
-
-    def print_diagnosis(self) -> None:
-        """Print facts that show why a server lags, for a failed test."""
-        for number, process in enumerate(self.processes):
-            print(f"---- server {number} printed:\n{process.errors}")
-            try:
-                print(json.dumps(self.status(number)["ingest"], indent=1))
-            except OSError as error:
-                print(f"the server does not answer: {error}")
-
-    def end(self) -> None:
-        for process in self.processes:
-            if process.child.poll() is None:
-                process.child.kill()
-                process.child.wait()
-
-
-class Puller:
-    """Thread that pulls random keys of both shards. An answer may be late, but never wrong."""
-
-    def __init__(self, url: str, seed: int) -> None:
-        self.pulls = 0
-        self.error: BaseException | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(url, np.random.default_rng(seed)))
-        self._thread.start()
-
-    def _run(self, url: str, rng: np.random.Generator) -> None:
+def print_diagnosis(fleet: Fleet) -> None:
+    """Print facts that show why a server lags, for a failed test."""
+    for number, server in enumerate(fleet.servers):
+        print(f"---- server {number} printed:\n{server.errors}")
         try:
-            with connect_when_up(url, self._stop) as client:
-                while not self._stop.is_set():
-                    keys = rng.integers(0, KEYS, 500).astype(np.uint64)
-                    try:
-                        rows, found = client.pull("items", keys, return_mask=True)
-                    except (petps_client.Unavailable, petps_client.DeadlineExceeded):
-                        continue  # a server is down at this moment
-                    np.testing.assert_array_equal(
-                        rows[found], rows_of(keys[found], rows[found, 0].astype(np.int64))
-                    )
-                    self.pulls += 1
-        except BaseException as error:
-            self.error = error
+            print(json.dumps(server.status()["ingest"], indent=1))
+        except OSError as error:
+            print(f"the server does not answer: {error}")
 
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(WAIT_SECONDS)
+
+def pull_random(rng: np.random.Generator) -> Callable[[petps_client.Client], None]:
+    """Return a function that pulls random keys of both shards and checks the rows."""
+
+    def pull(client: petps_client.Client) -> None:
+        keys = rng.integers(0, KEYS, 500).astype(np.uint64)
+        rows, found = client.pull("items", keys, return_mask=True)
+        np.testing.assert_array_equal(
+            rows[found], rows_of(keys[found], rows[found, 0].astype(np.int64))
+        )
+
+    return pull
 
 
 @pytest.fixture
@@ -181,10 +95,16 @@ def place(kafka: Broker, topic: Callable[[], str]) -> str:
 
 
 @pytest.fixture
-def shards(tmp_path: Path, place: str) -> Iterator[Shards]:
-    servers = Shards(tmp_path, place)
-    yield servers
-    servers.end()
+def fleet(serve: Callable[..., Server], tmp_path: Path, place: str) -> Fleet:
+    """Return two servers, each with half of the partitions."""
+    pools = [tmp_path / f"server{i}" / "pool" for i in range(SERVERS)]
+    for path in pools:
+        path.parent.mkdir()
+        with petps.create(path, durability="process") as pool:
+            pool.create_table("items", dim=DIM, capacity=KEYS, feed="delta")
+    fleet = Fleet(serve, tmp_path, pools, f'log = "{place}"\nbases = "{tmp_path / "bases"}"')
+    fleet.own(["0-3"], ["4-7"])
+    return fleet
 
 
 @pytest.fixture
@@ -198,53 +118,47 @@ def trainer(tmp_path: Path, place: str, seed: int) -> Iterator[Trainer]:
 
 @pytest.mark.timeout(600)
 def test_kills_of_everything_lose_nothing(
-    kafka: Broker, place: str, shards: Shards, trainer: Trainer, seed: int
+    kafka: Broker, place: str, fleet: Fleet, trainer: Trainer, seed: int
 ) -> None:
     chance = random.Random(seed)
     kills = ["server"] * SERVER_KILLS + ["broker"] * BROKER_KILLS + ["trainer"] * TRAINER_KILLS
     chance.shuffle(kills)
-    puller = Puller(shards.url, seed)
+    url = fleet.url(0, 1)
     try:
-        for kill in kills:
-            time.sleep(chance.uniform(0.05, 0.6))
-            if kill == "server":
-                shards.kill_and_restart(chance.randrange(SERVERS))
-            elif kill == "broker":
-                kafka.restart()
-            else:
-                trainer.kill()
-                trainer.start()
-        trainer.finish(VERSIONS)
-        with petps_client.connect(shards.url, deadline_ms=round(1e3 * WAIT_SECONDS)) as client:
-            version = int(load(trainer.folder).max())
-            assert version >= VERSIONS
-            rows, found = client.pull(
-                "items",
-                ALL,
-                return_mask=True,
-                min_version=version,
-                wait_ms=round(1e3 * WAIT_SECONDS),
-            )
+        with Puller(url, pull_random(np.random.default_rng(seed))) as puller:
+            for kill in kills:
+                time.sleep(chance.uniform(0.05, 0.6))
+                if kill == "server":
+                    chance.choice(fleet.servers).restart()
+                elif kill == "broker":
+                    kafka.restart()
+                else:
+                    trainer.kill()
+                    trainer.start()
+            trainer.finish(VERSIONS)
+            with connect(url) as client:
+                version = int(load(trainer.folder).max())
+                assert version >= VERSIONS
+                rows, found = client.pull(
+                    "items", ALL, return_mask=True, min_version=version, wait_ms=WAIT_MS
+                )
     except Exception:
-        shards.print_diagnosis()
+        print_diagnosis(fleet)
         raise
-    finally:
-        puller.stop()
-    assert puller.error is None, puller.error
     assert puller.pulls > 0
     state = load(trainer.folder)
     np.testing.assert_array_equal(found, state > 0)
     np.testing.assert_array_equal(rows[found], rows_of(ALL[found], state[found]))
-    _check_status(shards, state, version)
+    _check_status(fleet, state, version)
     _check_log(place, version)
     print(f"{version} versions, {puller.pulls} pulls through {len(kills)} kills")
 
 
-def _check_status(shards: Shards, state: np.ndarray[Any, np.dtype[np.int64]], version: int) -> None:
+def _check_status(fleet: Fleet, state: np.ndarray[Any, np.dtype[np.int64]], version: int) -> None:
     """Check that each shard has exactly its keys, and nothing was refused or left out."""
     owner = _native.partition_of(ALL, PARTITIONS) // (PARTITIONS // SERVERS)
-    for number in range(SERVERS):
-        status = shards.status(number)
+    for number, server in enumerate(fleet.servers):
+        status = server.status()
         row_counts = {table["name"]: table["rows"] for table in status["tables"]}
         assert row_counts["items"] == np.count_nonzero(state[owner == number])
         ingest = status["ingest"]
@@ -257,10 +171,9 @@ def _check_status(shards: Shards, state: np.ndarray[Any, np.dtype[np.int64]], ve
             assert partition["version"] == version
             for counter in ("lag_records", "gaps", "zombies", "conflicts", "dead_letters"):
                 assert partition[counter] == 0, partition
-    for number, process in enumerate(shards.processes):
-        process.child.terminate()
-        assert process.child.wait(WAIT_SECONDS) == 0, process.errors
-        with petps.open(shards.pools[number]) as pool:
+    for server in fleet.servers:
+        server.end()
+        with petps.open(server.pool) as pool:
             assert pool.verify().clean
 
 

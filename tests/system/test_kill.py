@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -29,21 +26,15 @@ from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.publish import Publisher
 from tests.ports import stable_port
-from tests.system.patience import connect_when_up
+from tests.system import servers
+from tests.system.servers import PARTITIONS, Puller, Server, wait_until
 
-PETPS = str(Path(sys.executable).parent / "petps")
+pytestmark = pytest.mark.system
+
 KILLS = max(3, round(30 * float(os.environ.get("PETPS_TEST_SCALE", "1"))))
 KEYS = 20_000
 DIM = 32
 CHANGED = 1_500  # keys that a version changes, a fifth of them deletions
-PARTITIONS = 8
-WAIT_SECONDS = 120.0
-
-
-def connect(url: str) -> petps_client.Client:
-    """Connect with a deadline that no busy machine exceeds: the calls are expected to succeed."""
-    return petps_client.connect(url, deadline_ms=int(WAIT_SECONDS * 1000))
-
 
 Keys = npt.NDArray[np.uint64]
 
@@ -59,49 +50,6 @@ def rows_of(keys: Keys, versions: npt.NDArray[np.int64]) -> npt.NDArray[np.float
     ) % 1_000_003
     mixed[:, 0] = versions
     return mixed.astype(np.float32)
-
-
-class Server:
-    """A `petps serve` child, started and killed by its id."""
-
-    def __init__(
-        self, folder: Path, pool: Path | None = None, *, log: bool = True, doors: bool = False
-    ) -> None:
-        """doors: Whether to start HTTP and gRPC, on ports that the system chooses."""
-        self.doors = doors
-        self.folder = folder
-        self.pool = pool or folder / "pool"
-        self.log = ["--log", str(folder / "log")] if log else []
-        self.ready_file = folder / "ready"
-        self.process: subprocess.Popen[bytes] | None = None
-        self.port = stable_port()
-
-    def start(self) -> None:
-        """Start the server, and return when it is ready."""
-        self.launch()
-        assert self.process is not None
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not self.ready_file.exists():
-            assert self.process.poll() is None, (self.folder / "server.log").read_text()
-            assert time.monotonic() < deadline, "the server did not become ready"
-            time.sleep(0.01)
-
-    def launch(self) -> None:
-        self.ready_file.unlink(missing_ok=True)
-        command = [PETPS, "serve", str(self.pool), *self.log]
-        command += ["--port", str(self.port)]
-        command += (
-            ["--http-port", "0", "--grpc-port", "0"] if self.doors else ["--no-http", "--no-grpc"]
-        )
-        command += ["--ready-file", str(self.ready_file)]
-        with (self.folder / "server.log").open("ab") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=output)
-
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        self.process = None
 
 
 class Trainer:
@@ -131,11 +79,6 @@ class Trainer:
             self.error = error
 
 
-def pull_all(client: petps_client.Client) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    rows, found = client.pull("items", np.arange(KEYS, dtype=np.uint64), return_mask=True)
-    return rows, found
-
-
 def check_whole(keys: Keys, rows: npt.NDArray[np.float32], found: npt.NDArray[np.bool_]) -> None:
     """Check that every row found is whole, and is one that the trainer wrote for its key."""
     np.testing.assert_array_equal(
@@ -143,75 +86,38 @@ def check_whole(keys: Keys, rows: npt.NDArray[np.float32], found: npt.NDArray[np
     )
 
 
-class Puller:
-    """Client that pulls random keys through kills. An answer may be late, but never wrong."""
+def pull_random(rng: np.random.Generator) -> Callable[[petps_client.Client], None]:
+    """Return a function that pulls random keys and checks the rows."""
 
-    def __init__(self, url: str, seed: int) -> None:
-        self.url = url
-        self.rng = np.random.default_rng(seed)
-        self.stop = threading.Event()
-        self.pulls = 0
-        self.error: BaseException | None = None
+    def pull(client: petps_client.Client) -> None:
+        keys = rng.integers(0, KEYS, 500).astype(np.uint64)
+        check_whole(keys, *client.pull("items", keys, return_mask=True))
 
-    def run(self) -> None:
-        try:
-            with connect_when_up(self.url, self.stop) as client:
-                while not self.stop.is_set():
-                    keys = self.rng.integers(0, KEYS, 500).astype(np.uint64)
-                    try:
-                        rows, found = client.pull("items", keys, return_mask=True)
-                    except (petps_client.Unavailable, petps_client.DeadlineExceeded):
-                        continue  # the server is down at this moment
-                    check_whole(keys, rows, found)
-                    self.pulls += 1
-        except BaseException as error:
-            self.error = error
+    return pull
 
 
-def wait_for_version(client: petps_client.Client, version: int) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    applied = -1
-    while applied < version:
-        assert time.monotonic() < deadline, (
-            f"version {applied} after {WAIT_SECONDS} s, {version} is published"
-        )
-        applied = min(entry["applied_version"] for entry in client.status()["instances"])
-        time.sleep(0.01)
-
-
-def applied_by(path: Path) -> int:
-    """Return the version of a pool that no server has open."""
-    with petps.open(path, read_only=True) as pool:
-        return min(int(entry["applied_version"]) for entry in pool.status()["instances"])
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    pool = Path(os.environ.get("PETPS_TEST_POOL", tmp_path / "pool"))
-    create = [PETPS, "create", str(pool), "--feed", "delta"]
-    create += ["--table", f"items:{DIM}:f32:{KEYS}", "--partitions", str(PARTITIONS)]
-    subprocess.run(create, check=True, capture_output=True)
-    new_server = Server(tmp_path, pool)
-    yield new_server
-    if new_server.process is not None:
-        new_server.kill()
+def applied_version(client: petps_client.Client | petps.Pool) -> int:
+    return min(int(entry["applied_version"]) for entry in client.status()["instances"])
 
 
 @pytest.mark.timeout(600)
-def test_thirty_kills_lose_nothing(server: Server, seed: int) -> None:
+def test_thirty_kills_lose_nothing(serve: Callable[..., Server], tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    log = DirectoryLog(server.folder / "log", partitions=PARTITIONS)
+    pool = Path(os.environ.get("PETPS_TEST_POOL", tmp_path / "pool"))
+    table = f"items:{DIM}:f32:{KEYS}"
+    servers.petps(
+        *("create", pool, "--feed", "delta", "--table", table, "--partitions", PARTITIONS)
+    )
+    log = DirectoryLog(tmp_path / "log", partitions=PARTITIONS)
     publisher = Publisher(log, "default", tables=[TableSchema("items", "f32", DIM)])
     publisher.begin_continue(None)
     trainer = Trainer(publisher, np.random.default_rng(seed))
     trainer.publish_one()
-    server.start()
-    url = f"petps://127.0.0.1:{server.port}/default"
-    puller = Puller(url, seed + 1)
-    pulling = threading.Thread(target=puller.run)
-    pulling.start()
+    settings = ("--log", tmp_path / "log", "--no-http", "--no-grpc", "--port", stable_port())
+    server = serve(pool, *settings, folder=tmp_path)
     lags = []
-    try:
+    all_keys = np.arange(KEYS, dtype=np.uint64)
+    with Puller(server.url, pull_random(np.random.default_rng(seed + 1))) as puller:
         for _ in range(KILLS):
             trainer.stop.clear()
             training = threading.Thread(target=trainer.run)
@@ -221,21 +127,20 @@ def test_thirty_kills_lose_nothing(server: Server, seed: int) -> None:
             trainer.stop.set()
             training.join()
             assert trainer.error is None, trainer.error
-            lags.append(publisher.version - applied_by(server.pool))
-            server.start()
-            with connect(url) as client:
-                wait_for_version(client, publisher.version)
-                rows, found = pull_all(client)
+            with petps.open(pool, read_only=True) as opened:
+                lags.append(publisher.version - applied_version(opened))
+            server.restart()
+            with servers.connect(server.url) as client:
+                wait_until(
+                    f"version {publisher.version}",
+                    lambda: applied_version(client) >= publisher.version,
+                )
+                rows, found = client.pull("items", all_keys, return_mask=True)
             np.testing.assert_array_equal(found, trainer.version_of != 0)
-            keys = np.arange(KEYS, dtype=np.uint64)
             np.testing.assert_array_equal(
-                rows[found], rows_of(keys[found], trainer.version_of[found])
+                rows[found], rows_of(all_keys[found], trainer.version_of[found])
             )
-            assert puller.error is None, puller.error
-    finally:
-        puller.stop.set()
-        pulling.join()
-    assert puller.error is None, puller.error
+            puller.check()
     assert puller.pulls > KILLS
     # The test aims at kills during an apply: some restart must have had versions to apply.
     assert max(lags) > 0, lags

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.system
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_library_keeps_its_own_handler(tmp_path: Path) -> None:
+def test_a_process_that_uses_the_library_dies_of_sigbus(tmp_path: Path) -> None:
     path = tmp_path / "pool"
     with petps.create(path) as new_pool:
         new_pool.create_table("items", dim=4, capacity=1000)
@@ -32,7 +32,7 @@ def test_a_library_keeps_its_own_handler(tmp_path: Path) -> None:
     assert process.returncode == -7, process.stderr  # SIGBUS, as without petps
 
 
-def test_the_unit_does_not_restart_on_that_status() -> None:
+def test_systemd_does_not_restart_a_server_that_lost_its_pool() -> None:
     unit = (ROOT / "deploy/systemd/petps.service").read_text()
     assert f"RestartPreventExitStatus={_native.LOST_POOL_EXIT_STATUS}\n" in unit
     assert LOST_POOL == _native.LOST_POOL_EXIT_STATUS

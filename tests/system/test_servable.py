@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,26 +20,17 @@ import petps
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.publish import Publisher
+from tests.ports import stable_port
 from tests.system.frames import Connection
-from tests.system.test_kill import WAIT_SECONDS, Server
-from tests.system.test_serve import table_ids
+from tests.system.servers import PARTITIONS, WAIT_SECONDS, Server
+
+pytestmark = pytest.mark.system
 
 KILLS = max(3, round(10 * float(os.environ.get("PETPS_TEST_SCALE", "1"))))
-MEANWHILE = 10  # versions published while the server is down
+VERSIONS_WHILE_DOWN = 10
 CHANGED = 1_500
 KEYS = 20_000
 DIM = 32
-PARTITIONS = 8
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with petps.create(tmp_path / "pool", durability="process") as pool:
-        pool.create_table("items", dim=DIM, capacity=KEYS, feed="delta")
-    server = Server(tmp_path, doors=True)
-    yield server
-    if server.process is not None:
-        server.kill()
 
 
 def publish(publisher: Publisher, rng: np.random.Generator) -> int:
@@ -51,16 +42,16 @@ def publish(publisher: Publisher, rng: np.random.Generator) -> int:
     return version
 
 
-def served_after(server: Server, version: int) -> float:
-    """Start the server; return the seconds from its first answer to one of the version."""
+def seconds_until_served(port: int, version: int) -> float:
+    """Return the seconds from the first answer of a starting server to one of the version."""
     keys = np.zeros(1, np.uint64)
     first: float | None = None
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
         assert time.monotonic() < deadline, f"version {version} is not served"
         try:
-            with Connection(server.port) as connection:
-                table = table_ids(connection)["items"]
+            with Connection(port) as connection:
+                table = connection.table_ids()["items"]
                 while time.monotonic() < deadline:
                     rows, _ = connection.pull(table, DIM, keys)
                     now = time.monotonic()
@@ -72,20 +63,25 @@ def served_after(server: Server, version: int) -> float:
             time.sleep(0.002)
 
 
-def test_the_newest_version_is_served_soon_after_a_kill(server: Server) -> None:
+def test_the_newest_version_is_served_soon_after_a_kill(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    with petps.create(tmp_path / "pool", durability="process") as pool:
+        pool.create_table("items", dim=DIM, capacity=KEYS, feed="delta")
     rng = np.random.default_rng(13)
+    port = stable_port()
     seconds: list[float] = []
-    with DirectoryLog(server.folder / "log", partitions=PARTITIONS) as log:
+    with DirectoryLog(tmp_path / "log", partitions=PARTITIONS) as log:
         publisher = Publisher(log, "default", tables=[TableSchema("items", "f32", DIM)])
         publisher.begin_continue(None)
         version = publish(publisher, rng)
         for _ in range(KILLS):
-            server.launch()
-            seconds.append(served_after(server, version))
-            for _ in range(MEANWHILE // 2):
+            server = serve(tmp_path / "pool", "--log", tmp_path / "log", "--port", port)
+            seconds.append(seconds_until_served(port, version))
+            for _ in range(VERSIONS_WHILE_DOWN // 2):
                 version = publish(publisher, rng)
             server.kill()
-            for _ in range(MEANWHILE):
+            for _ in range(VERSIONS_WHILE_DOWN):
                 version = publish(publisher, rng)
     milliseconds = np.sort(1e3 * np.array(seconds[1:]))
     print(

@@ -1,21 +1,18 @@
 """A server catches up from the checkpoint store automatically, also after kill -9 on the way.
 
 A TrainerOutput writes log and store, and retention removes log entries that the server needs.
-Does not cover: every instant of a catch-up (tests/python/ingest/test_catch_up_store.py).
+It does not cover every instant of a catch-up (tests/python/ingest/test_catch_up_store.py).
 """
 
 from __future__ import annotations
 
-import json
 import random
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import petps_client
 import pytest
 
 import petps
@@ -26,14 +23,13 @@ from petps.publish import Publisher
 from petps.train import ArrayTable, TrainerOutput
 from petps.train.tracker import Tracker
 from tests.seed import SEED
-from tests.system.test_serve import Process
+from tests.system.servers import Server, connect, wait_until
 
 pytestmark = pytest.mark.system
 
 P, DIM, ROWS = 8, 4, 60_000
 SCHEMA = TableSchema("items", "f32", DIM)
 KILLS = 3
-SECONDS = 120.0
 # At this rate a catch-up takes half a minute without kills, so there is time for them.
 CONFIG = """
 [pool]
@@ -44,8 +40,6 @@ log = "{folder}/log"
 store = "{folder}/store"
 rows_per_second = {rate}
 [server]
-port = 0
-http_port = 0
 grpc = false
 """
 
@@ -85,50 +79,55 @@ class Trainer:
         self.feed.checkpoint(self.version, publish=True)
         self.feed.arrange()
 
+    @property
+    def published_version(self) -> int:
+        assert self.feed.publisher is not None
+        return self.feed.publisher.version
+
     def retention(self) -> None:
+        """Remove everything from the log."""
         for partition, end in self.log.end_offsets(range(P)).items():
             self.log.trim(partition, end)
 
 
-def ingest_of(facts: dict[str, Any]) -> dict[str, Any]:
-    with urllib.request.urlopen(
-        f"http://127.0.0.1:{facts['http_port']}/status.json", timeout=30
-    ) as reply:
-        status: dict[str, Any] = json.load(reply)
-    return status.get("ingest") or {"version": 0, "partitions": []}  # ingest starts after serving
+def ingest_of(server: Server) -> dict[str, Any]:
+    # Ingest starts after serving.
+    return server.status().get("ingest") or {"version": 0, "partitions": []}
 
 
-def wait_until(
-    facts: dict[str, Any], condition: Callable[[dict[str, Any]], object]
+def wait_for(
+    server: Server, event: str, condition: Callable[[dict[str, Any]], bool]
 ) -> dict[str, Any]:
-    deadline = time.monotonic() + SECONDS
-    while True:
-        ingest = ingest_of(facts)
-        if condition(ingest):
-            return ingest
-        assert time.monotonic() < deadline, json.dumps(ingest)
-        time.sleep(0.02)
+    """Return the report of ingest once it fulfils the condition."""
+
+    def ingest_if() -> dict[str, Any] | None:
+        ingest = ingest_of(server)
+        return ingest if condition(ingest) else None
+
+    ingest = wait_until(event, ingest_if)
+    assert ingest is not None
+    return ingest
+
+
+def wait_for_version(server: Server, version: int) -> dict[str, Any]:
+    return wait_for(server, f"version {version}", lambda ingest: ingest["version"] == version)
 
 
 def states(ingest: dict[str, Any]) -> set[str]:
     return {partition["state"] for partition in ingest["partitions"]}
 
 
-def assert_serves(facts: dict[str, Any], trainer: Trainer) -> None:
+def assert_serves(server: Server, trainer: Trainer) -> None:
     """Check every key, including the deleted ones."""
-    with petps_client.connect(f"petps://127.0.0.1:{facts['port']}/default") as client:
+    with connect(server.url) as client:
         rows, found = client.pull("items", np.arange(ROWS, dtype=np.uint64), return_mask=True)
     np.testing.assert_array_equal(found, trainer.present)
     np.testing.assert_array_equal(rows[found], trainer.rows[found])
 
 
-def end(process: Process) -> None:
-    """Stop a server that has logged a stale partition: its standard error is not empty."""
-    process.child.terminate()
-    assert process.child.wait(SECONDS) == 0, process.errors
-
-
-def test_killed_while_it_catches_up(tmp_path: Path) -> None:
+def test_a_server_that_is_killed_during_catch_ups_catches_up(
+    tmp_path: Path, serve: Callable[..., Server]
+) -> None:
     chance = random.Random(SEED)
     pool = tmp_path / "pool"
     with petps.create(pool, durability="process") as opened:
@@ -139,12 +138,10 @@ def test_killed_while_it_catches_up(tmp_path: Path) -> None:
     config = tmp_path / "petps.toml"
 
     config.write_text(CONFIG.format(folder=tmp_path, rate=0))
-    process = Process(pool, "--config", config)
-    facts = process.wait_ready()
-    version = trainer.feed.publisher.version  # type: ignore[union-attr]
-    wait_until(facts, lambda ingest: ingest["version"] == version)
-    assert_serves(facts, trainer)
-    end(process)
+    server = serve(pool, "--config", config)
+    wait_for_version(server, trainer.published_version)
+    assert_serves(server, trainer)
+    server.end()
 
     for _ in range(4):
         trainer.train(20_000)
@@ -152,25 +149,21 @@ def test_killed_while_it_catches_up(tmp_path: Path) -> None:
     trainer.retention()
     config.write_text(CONFIG.format(folder=tmp_path, rate=1500))
     for _ in range(KILLS):
-        process = Process(pool, "--config", config)
-        facts = process.wait_ready()
-        ingest = wait_until(facts, lambda ingest: "catching_up" in states(ingest))
+        server = serve(pool, "--config", config)
+        ingest = wait_for(server, "a catch-up", lambda ingest: "catching_up" in states(ingest))
         assert {partition["catch_ups"] for partition in ingest["partitions"]} == {0}
         time.sleep(chance.uniform(0, 1.0))
-        assert "catching_up" in states(ingest_of(facts)), "the catch-up ended before the kill"
-        process.kill()
+        assert "catching_up" in states(ingest_of(server)), "the catch-up ended before the kill"
+        server.kill()
     config.write_text(CONFIG.format(folder=tmp_path, rate=0))
-    process = Process(pool, "--config", config)
-    facts = process.wait_ready()
-    version = trainer.feed.publisher.version  # type: ignore[union-attr]
-    ingest = wait_until(facts, lambda ingest: ingest["version"] == version)
+    server = serve(pool, "--config", config)
+    ingest = wait_for_version(server, trainer.published_version)
     assert {partition["catch_ups"] for partition in ingest["partitions"]} == {1}
     assert states(ingest) == {"following"}
-    assert_serves(facts, trainer)
+    assert_serves(server, trainer)
 
     trainer.train(5_000)  # the server must follow the log again
-    version = trainer.feed.publish()
-    wait_until(facts, lambda ingest: ingest["version"] == version)
-    assert_serves(facts, trainer)
-    end(process)
+    wait_for_version(server, trainer.feed.publish())
+    assert_serves(server, trainer)
+    server.end()
     trainer.log.close()

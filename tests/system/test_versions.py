@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import random
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,13 @@ from petps.checkpoint import BaseWriter
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.publish import Publisher
-from tests.system.patience import connect_when_up
-from tests.system.test_kill import PETPS, WAIT_SECONDS, Server, connect
+from tests.ports import stable_port
+from tests.system.servers import Puller, Server, connect, petps, wait_until
+
+pytestmark = pytest.mark.system
 
 KEYS = 3_000
+ALL = np.arange(KEYS, dtype=np.uint64)
 TABLES = [TableSchema("items", "f32", 8), TableSchema("users", "f32", 16)]
 PARTITIONS = 4
 VERSIONS = 7
@@ -60,36 +63,6 @@ def pull(client: petps_client.Client, keys: npt.NDArray[np.uint64]) -> tuple[int
             versions.add(version)
     assert len(numbers) == 1, f"one answer has rows of instances {numbers}"
     return numbers.pop(), versions
-
-
-class Puller(threading.Thread):
-    """Thread that pulls both tables throughout. An answer may be late, but never a mixture."""
-
-    def __init__(self, url: str, seed: int) -> None:
-        super().__init__()
-        self.url = url
-        self.rng = np.random.default_rng(seed)
-        self.done = threading.Event()
-        self.served_numbers: set[int] = set()
-        self.pulls = 0
-        self.error: BaseException | None = None
-
-    def has_served(self, number: int) -> bool:
-        assert self.error is None, self.error
-        return number in self.served_numbers
-
-    def run(self) -> None:
-        try:
-            with connect_when_up(self.url, self.done, catalogue_ms=20) as client:
-                while not self.done.is_set():
-                    try:
-                        keys = self.rng.integers(0, KEYS, 300).astype(np.uint64)
-                        self.served_numbers.add(pull(client, keys)[0])
-                        self.pulls += 1
-                    except (petps_client.Unavailable, petps_client.DeadlineExceeded):
-                        continue  # the server is down at this moment
-        except BaseException as error:
-            self.error = error
 
 
 class Model:
@@ -129,17 +102,9 @@ class Model:
         """Publish new values for all rows of both tables."""
         version = self.publisher.version + 1
         for schema in TABLES:
-            keys = np.arange(KEYS, dtype=np.uint64)
-            self.publisher.publish(schema.name, keys, rows_of(schema, number, version))
+            self.publisher.publish(schema.name, ALL, rows_of(schema, number, version))
         assert self.publisher.commit() == version
         return version
-
-
-def wait_until(event: str, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not in {WAIT_SECONDS} s: {event}"
-        time.sleep(0.02)
 
 
 def instances(url: str) -> dict[str, dict[str, Any]]:
@@ -161,10 +126,6 @@ def is_served(url: str, number: int, version: int = 0) -> bool:
     )
 
 
-def pool_bytes(server: Server) -> int:
-    return (server.folder / "pool").stat().st_size
-
-
 def kill_during(server: Server, chance: random.Random, act: Callable[[], object]) -> None:
     """Kill the server at a moment around ``act``, which may therefore fail."""
 
@@ -175,96 +136,70 @@ def kill_during(server: Server, chance: random.Random, act: Callable[[], object]
     acting = threading.Thread(target=perform)
     acting.start()
     time.sleep(chance.uniform(0, 0.004))
-    server.kill()
-    server.start()
+    server.restart()
     acting.join()
 
 
-def petps(*arguments: str) -> str:
-    process = subprocess.run([PETPS, *arguments], capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr
-    return process.stdout
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    tables = [f"--table={schema.name}:{schema.dim}:f32:{KEYS}" for schema in TABLES]
-    petps(
-        "create",
-        str(tmp_path / "pool"),
-        "--feed",
-        "delta",
-        "--partitions",
-        str(PARTITIONS),
-        *tables,
-    )
-    new_server = Server(tmp_path)
-    yield new_server
-    if new_server.process is not None:
-        new_server.kill()
-
-
 @pytest.mark.timeout(300)
-def test_versions_come_and_go(server: Server, seed: int) -> None:
+def test_instances_are_loaded_switched_and_dropped_under_pulls_and_kills(
+    serve: Callable[..., Server], tmp_path: Path, seed: int
+) -> None:
+    tables = [f"--table={schema.name}:{schema.dim}:f32:{KEYS}" for schema in TABLES]
+    pool = tmp_path / "pool"
+    petps("create", pool, "--feed", "delta", "--partitions", PARTITIONS, *tables)
     chance = random.Random(seed)
-    model = Model(server.folder)
+    model = Model(tmp_path)
     # The first run feeds the instance that exists from the start: default@0.
     model.publisher.begin_continue(None)
     version = model.publish(0)
-    server.start()
-    url = f"petps://127.0.0.1:{server.port}/default"
+    settings = ("--log", tmp_path / "log", "--no-http", "--no-grpc", "--port", stable_port())
+    server = serve(pool, *settings)
+    url = server.url
     wait_until("the first version", lambda: is_served(url, 0, version))
-    puller = Puller(url, seed + 1)
-    puller.start()
-    sizes = [pool_bytes(server)]
-    try:
+    sizes = [pool.stat().st_size]
+    rng = np.random.default_rng(seed + 1)
+    served_numbers: set[int] = set()
+
+    def pull_random(client: petps_client.Client) -> None:
+        served_numbers.add(pull(client, rng.integers(0, KEYS, 300).astype(np.uint64))[0])
+
+    with Puller(url, pull_random, catalogue_ms=20) as puller:
         for number in range(1, VERSIONS + 1):
+            newest, previous = f"default@{number}", f"default@{number - 1}"
             model.begin(number)
             time.sleep(chance.uniform(0, 0.3))
-            server.kill()  # usually while the base is loaded
-            server.start()
+            server.restart()  # usually while the base is loaded
             for _ in range(DELTAS):
                 version = model.publish(number)
-            wait_until(f"default@{number}", lambda: is_served(url, number, version))  # noqa: B023
-            previous = instances(url)[f"default@{number - 1}"]
-            assert previous["frozen"]
-            with connect(url) as client:
-                assert pull(client, np.arange(KEYS, dtype=np.uint64)) == (number, {version})
-                with connect(f"{url}@{number - 1}") as old:
-                    assert pull(old, np.arange(KEYS, dtype=np.uint64))[0] == number - 1
-                kill_during(
-                    server,
-                    chance,
-                    lambda: client.switch_alias("default", f"default@{number - 1}"),  # noqa: B023
-                )
+            wait_until(newest, lambda: is_served(url, number, version))  # noqa: B023
+            assert instances(url)[previous]["frozen"]
+            with connect(url) as client, connect(f"{url}@{number - 1}") as old:
+                assert pull(client, ALL) == (number, {version})
+                assert pull(old, ALL)[0] == number - 1
+                kill_during(server, chance, partial(client.switch_alias, "default", previous))
             # Either instance may be the current one. The other is one switch away, with all rows.
             if is_served(url, number):
                 petps("alias", url, "--back")
             assert is_served(url, number - 1)
             with connect(url) as client:
-                assert pull(client, np.arange(KEYS, dtype=np.uint64))[0] == number - 1
+                assert pull(client, ALL)[0] == number - 1
             petps("alias", url, "--back")
             with connect(url) as client:
                 version = model.publish(number)
-                wait_until("a delta after all that", lambda: is_served(url, number, version))  # noqa: B023
-                assert pull(client, np.arange(KEYS, dtype=np.uint64)) == (number, {version})
-                wait_until("a pull of the puller", lambda: puller.has_served(number))  # noqa: B023
-                kill_during(
-                    server,
-                    chance,
-                    lambda: client.drop_instance(f"default@{number - 1}"),  # noqa: B023
+                wait_until("a later delta", lambda: is_served(url, number, version))  # noqa: B023
+                assert pull(client, ALL) == (number, {version})
+                wait_until(
+                    "a pull of the puller",
+                    lambda: number in served_numbers or puller.error,  # noqa: B023
                 )
-            if f"default@{number - 1}" in instances(url):
-                petps("drop", url, f"default@{number - 1}")
-            assert list(instances(url)) == [f"default@{number}"]
-            sizes.append(pool_bytes(server))
-            assert puller.error is None, puller.error
-    finally:
-        puller.done.set()
-        puller.join()
-    assert puller.error is None, puller.error
+                kill_during(server, chance, partial(client.drop_instance, previous))
+            if previous in instances(url):
+                petps("drop", url, previous)
+            assert list(instances(url)) == [newest]
+            sizes.append(pool.stat().st_size)
+            puller.check()
     server.kill()
-    report = petps("verify", str(server.folder / "pool"))
+    report = petps("verify", pool)
     # The space of a dropped instance is free once no pull reads it, perhaps after the next instance
     # has begun. So at most three instances have space. Each table has an extent of one unit for its
     # buckets and one for its rows. Rows that are applied after a kill, before the free slots are
@@ -273,4 +208,4 @@ def test_versions_come_and_go(server: Server, seed: int) -> None:
     without_reuse = UNIT_BYTES + (VERSIONS + 1) * len(TABLES) * (1 + 1) * UNIT_BYTES
     assert bytes_max < without_reuse
     assert max(sizes) <= bytes_max, f"the space of dropped instances was not reused: {sizes}"
-    print(f"{puller.pulls} pulls saw {sorted(puller.served_numbers)}; pool bytes {sizes}; {report}")
+    print(f"{puller.pulls} pulls saw {sorted(served_numbers)}; pool bytes {sizes}; {report}")
