@@ -1,7 +1,8 @@
 """A petps client over RDMA in pure Python (Debian's python3-pyverbs). It checks the other clients.
 
-It shares no code with client/cpp: it was written from native/wire/FORMAT.md and
-native/transport/rdma/RDMA.md. It has one connection, one thread, and one request at a time.
+It shares no code with client/cpp: it and its frames (tests/system/frames.py) were written from
+native/wire/FORMAT.md and native/transport/rdma/RDMA.md. It has one connection, one thread, and one
+request at a time.
 """
 
 from __future__ import annotations
@@ -19,9 +20,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-HEADER = struct.Struct("<4sHHQIIIHH")
+from tests.system.frames import (
+    PULL,
+    RDMA,
+    Connection,
+    Keys,
+    Mask,
+    decode_pull,
+    encode_frame,
+    encode_pull,
+    read_reply,
+)
+
 QUEUE_PAIR = struct.Struct("<IIHBB16s")
-PULL, RDMA, REPLY = 3, 9, 0x8000
 LINE = 64
 LAST = 1 << 31
 DEBIAN = Path("/usr/lib/python3/dist-packages/pyverbs")
@@ -64,9 +75,9 @@ def first_device(verbs: dict[str, Any]) -> str:
 
 
 class RdmaClient:
-    """A client of host:port. It raises RuntimeError on an error reply, TimeoutError after 30 s."""
+    """A client of 127.0.0.1:port. It raises Refused on an error reply, TimeoutError after 30 s."""
 
-    def __init__(self, host: str, port: int, ring_bytes: int = 1 << 20, messages: int = 32) -> None:
+    def __init__(self, port: int, ring_bytes: int = 1 << 20, messages: int = 32) -> None:
         self._verbs = verbs = load()
         enums = verbs["enums"]
         self._context = verbs["device"].Context(name=first_device(verbs))
@@ -86,7 +97,8 @@ class RdmaClient:
         self._messages_in: list[tuple[int, int]] = []  # (line, bytes)
         self._sends_done = 0
         self._id = 0
-        self._tcp = socket.create_connection((host, port), timeout=30)
+        self._stream = b""
+        self._tcp = Connection(port)
         self._connect()
 
     def close(self) -> None:
@@ -103,7 +115,7 @@ class RdmaClient:
         ring = struct.pack(
             "<IQII", self._ring.rkey, self._ring.buf, self._ring_bytes, self._messages
         )
-        body = self._request_over_tcp(RDMA, own + ring)
+        body = self._tcp.ask(RDMA, own + ring)
         number, packet, lid, mtu, _, peer_gid = QUEUE_PAIR.unpack_from(body)
         self._credits, message_bytes, _ = struct.unpack_from("<III", body, QUEUE_PAIR.size)
         enums = self._verbs["enums"]
@@ -141,40 +153,13 @@ class RdmaClient:
                 best = (rank, entry.gid_index, raw)
         return best[1], best[2]
 
-    def _frame(self, opcode: int, body: bytes, sections: int = 0) -> bytes:
-        self._id += 1
-        body += bytes(-len(body) % 8)
-        return HEADER.pack(b"PTPS", 1, opcode, self._id, 0, sections, len(body), 0, 0) + body
-
-    def _request_over_tcp(self, opcode: int, body: bytes) -> bytes:
-        self._tcp.sendall(self._frame(opcode, body))
-        return self._read_reply(opcode, self._receive_over_tcp)
-
-    def _receive_over_tcp(self, n: int) -> bytes:
-        out = b""
-        while len(out) < n:
-            part = self._tcp.recv(n - len(out))
-            if not part:
-                raise RuntimeError("the server closed the connection")
-            out += part
-        return out
-
-    def _read_reply(self, opcode: int, receive: Any) -> bytes:
-        fields = HEADER.unpack(receive(HEADER.size))
-        assert fields[0] == b"PTPS"
-        body: bytes = receive(fields[6])
-        if fields[7] != 0:
-            raise RuntimeError(f"code {fields[7]}: {body.decode()}")
-        assert fields[2] == opcode | REPLY
-        assert fields[3] == self._id
-        return body
-
     def _post_receive(self) -> None:
         request = self._verbs["wr"].RecvWR(wr_id=1, num_sge=1, sg=[self._piece(0)])
-        request.num_sge = 0  # replies are written into the ring, but pyverbs requires a piece
+        request.num_sge = 0  # replies are written into the ring, but pyverbs requires an element
         self._qp.post_recv(request)
 
     def _piece(self, n: int) -> Any:
+        """Return the first n bytes of the send buffer, as a scatter-gather element."""
         return self._verbs["wr"].SGE(self._buffers.buf, n, self._buffers.lkey)
 
     def _send(self, content: bytes) -> None:
@@ -239,24 +224,12 @@ class RdmaClient:
         out, self._stream = self._stream[:n], self._stream[n:]
         return out
 
-    _stream = b""
-
-    def pull(
-        self, table: int, keys: npt.NDArray[np.uint64]
-    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint8]]:
+    def pull(self, table: int, keys: Keys) -> tuple[Mask, npt.NDArray[np.uint8]]:
         """Pull keys uint64[n]. Return (found bool[n], stored rows found uint8[m, row_bytes])."""
-        body = struct.pack("<QII", 0, 0, 0) + struct.pack("<II", table, len(keys)) + keys.tobytes()
-        frame = self._frame(PULL, body, sections=1)
+        self._id += 1
+        frame = encode_frame(PULL, self._id, encode_pull(table, keys), sections=1)
         for position in range(0, len(frame), self._message_bytes):
             self._wait(lambda: self._credits > 0)
             self._credits -= 1
             self._send(frame[position : position + self._message_bytes])
-        reply = self._read_reply(PULL, self._receive)
-        _, rows_offset = struct.unpack_from("<QQ", reply)
-        code, _, _, row_bytes, n, count, _ = struct.unpack_from("<HHIIIII", reply, 16)
-        assert code == 0
-        assert n == len(keys)
-        bitmap = np.frombuffer(reply, np.uint8, -(-n // 64) * 8, 16 + 24)
-        found = np.unpackbits(bitmap, bitorder="little")[:n].astype(bool)
-        assert int(found.sum()) == count
-        return found, np.frombuffer(reply, np.uint8, offset=rows_offset).reshape(count, row_bytes)
+        return decode_pull(read_reply(PULL, self._id, self._receive), len(keys))
