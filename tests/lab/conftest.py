@@ -7,7 +7,6 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
@@ -26,11 +25,11 @@ def share() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-class Suite(Protocol):
-    """A function that runs a C++ test program in a guest.
+class Suite:
+    """Runs C++ test programs in a guest, for one test."""
 
-    It fails unless every case of the filter runs and passes there; a skip is a failure.
-    """
+    def __init__(self, test: str) -> None:
+        self._test = test.replace("/", "_")
 
     def __call__(
         self,
@@ -41,39 +40,30 @@ class Suite(Protocol):
         seconds_max: float = 300,
         environment: Mapping[str, str] | None = None,
         before: str = "true",
-    ) -> None: ...
-
-
-@pytest.fixture
-def suite(request: pytest.FixtureRequest) -> Suite:
-    def run(
-        guest: Guest,
-        program: str,
-        cases: str = "*",
-        *,
-        seconds_max: float = 300,
-        environment: Mapping[str, str] | None = None,
-        before: str = "true",
     ) -> None:
+        """Fail unless every case of the filter runs and passes there; a skip is a failure.
+
+        `before` is a command that must succeed first in the guest.
+        """
         junit = guest.folder / f"{program}.xml"
         junit.unlink(missing_ok=True)
         assert (PROGRAMS / program).exists(), f"build {program} first (make lab does)"
         command = f"{before} && build/release/{program} --gtest_filter='{cases}'"
         command += f" --gtest_output=xml:{junit}"
-        result = guest.run(
-            command, seconds_max, {"PETPS_TEST_SCALE": "0.05", **(environment or {})}
-        )
+        settings = {"PETPS_TEST_SCALE": "0.05", **(environment or {})}
+        result = guest.run(command, seconds_max, settings)
         print(result.output[-6000:])
         assert junit.exists(), result.output[-3000:]
         RESULTS.mkdir(parents=True, exist_ok=True)
-        name = request.node.name.replace("/", "_")
-        shutil.copy(junit, RESULTS / f"lab-{name}-{program}.xml")
-        cases_run = 0
-        for case in ElementTree.parse(junit).getroot().iter("testcase"):
+        shutil.copy(junit, RESULTS / f"lab-{self._test}-{program}.xml")
+        run_cases = list(ElementTree.parse(junit).getroot().iter("testcase"))
+        for case in run_cases:
             name = f"{case.get('classname')}.{case.get('name')}"
             assert case.find("skipped") is None, f"{name} was skipped in the guest"
-            cases_run += 1
-        assert cases_run > 0, "the filter names no case"
+        assert run_cases, f"the filter {cases} names no case of {program}"
         assert result.status == 0, result.output[-6000:]
 
-    return run
+
+@pytest.fixture
+def suite(request: pytest.FixtureRequest) -> Suite:
+    return Suite(request.node.name)

@@ -61,14 +61,14 @@ def load_modules(file_system: str) -> None:
         call("modprobe", module)
 
 
-def on_disk(file_system: str) -> str:
-    """Return the file system that is made on the disk itself."""
+def disk_file_system(file_system: str) -> str:
+    """Return the file system of the disk itself."""
     return BELOW_OVERLAY if file_system == "overlay" else file_system
 
 
 def make_file_system(file_system: str, device: str) -> None:
     """Make a file system of the size in DISK_BYTES, whatever the size of the device."""
-    name = on_disk(file_system)
+    name = disk_file_system(file_system)
     command = [*MKFS[name]]
     size = DISK_BYTES[name]
     if name == "xfs":
@@ -84,9 +84,9 @@ def mount(file_system: str, device: str, at: Path) -> Path:
     at.mkdir(parents=True, exist_ok=True)
     if file_system == "ext2":
         call("e2fsck", "-fy", device, allowed=(0, 1))
-    if file_system == "btrfs":  # it remembers other devices with the same id
+    if file_system == "btrfs":  # the kernel remembers other devices with the same id
         call("btrfs", "device", "scan", "--forget")
-    call("mount", "-t", on_disk(file_system), device, str(at))
+    call("mount", "-t", disk_file_system(file_system), device, str(at))
     return mount_overlay(at) if file_system == "overlay" else at
 
 
@@ -106,15 +106,15 @@ def unmount(file_system: str, at: Path) -> None:
 
 
 @contextmanager
-def mapped(name: str, table: str) -> Iterator[str]:
-    """Create a device-mapper device, yield its path, and remove it; after an error it stays."""
+def map_device(name: str, table: str) -> Iterator[str]:
+    """Create a device-mapper device, yield its path, and remove it unless the block raised."""
     call("dmsetup", "create", name, "--table", table)
     yield f"/dev/mapper/{name}"
     call("dmsetup", "remove", "--retry", name)
 
 
 def ask(*arguments: str) -> str:
-    """Return what lab_pool prints, and how it exited if a signal or a lost pool ended it."""
+    """Return the output of lab_pool, and how it exited if a signal or a lost pool stopped it."""
     process = subprocess.run(
         [LAB_POOL, *arguments],
         stdout=subprocess.PIPE,
@@ -130,7 +130,7 @@ def ask(*arguments: str) -> str:
 
 
 def sectors_of(file_system: str) -> int:
-    return DISK_BYTES[on_disk(file_system)] // SECTOR_BYTES
+    return DISK_BYTES[disk_file_system(file_system)] // SECTOR_BYTES
 
 
 def pretend_another_boot() -> None:

@@ -25,20 +25,20 @@ LIVES = 4
 FAILURES = 2  # per life
 
 
-class Failing:
-    """A disk that refuses writes, or all access, on demand."""
+class FailingDisk:
+    """A disk that the test makes refuse writes, or all access."""
 
     def __init__(self, sectors: int) -> None:
         self._sectors = sectors
 
-    def works(self) -> None:
+    def repair(self) -> None:
         self._load(f"0 {self._sectors} linear {DISK} 0")
 
-    def refuses_writes(self) -> None:
+    def refuse_writes(self) -> None:
         always = 1 << 20  # seconds
         self._load(f"0 {self._sectors} flakey {DISK} 0 0 {always} 1 error_writes")
 
-    def refuses_everything(self) -> None:
+    def refuse_everything(self) -> None:
         self._load(f"0 {self._sectors} error")
 
     def _load(self, table: str) -> None:
@@ -94,9 +94,11 @@ class Writer:
         return line
 
 
-def live(file_system: str, disk: Failing, chance: random.Random, rounds: list[int]) -> list[str]:
+def run_life(
+    file_system: str, disk: FailingDisk, chance: random.Random, rounds: list[int]
+) -> list[str]:
     """Mount, write while the disk fails, cut the power, check. Return the problems found."""
-    disk.works()
+    disk.repair()
     pool = disks.mount(file_system, "/dev/mapper/disk", LIVE) / "pool"
     if not pool.exists():
         print(disks.ask("make", str(pool), "power", "2", str(ROWS)))
@@ -105,19 +107,19 @@ def live(file_system: str, disk: Failing, chance: random.Random, rounds: list[in
         if not writer.open():  # the file system refuses all access too
             break
         writer.wait_for_acknowledged(chance.randrange(6, 20))
-        disk.refuses_writes()
+        disk.refuse_writes()
         if chance.random() < 0.5:
-            disk.works()
+            disk.repair()
             print("  failed for a moment")
             writer.wait_for_acknowledged(chance.randrange(3))
-            disk.refuses_writes()
+            disk.refuse_writes()
         writer.wait_for_stop()
         if chance.random() < 0.7:
-            disk.works()
-    disk.refuses_everything()
+            disk.repair()
+    disk.refuse_everything()
     writer.kill()
     call("umount", str(LIVE))
-    disk.works()
+    disk.repair()
     pool = disks.mount(file_system, "/dev/mapper/disk", LIVE) / "pool"
     answer = disks.ask("check", str(pool), str(ROWS), *map(str, writer.rounds))
     print(f"  after the power cut, acknowledged {writer.rounds}: {answer}", flush=True)
@@ -133,10 +135,10 @@ def main() -> int:
     sectors = disks.sectors_of(file_system)
     problems: list[str] = []
     rounds = [1, 1]
-    with disks.mapped("disk", f"0 {sectors} linear {DISK} 0"):
+    with disks.map_device("disk", f"0 {sectors} linear {DISK} 0"):
         for number in range(LIVES):
             print(f"life {number}", flush=True)
-            problems += live(file_system, Failing(sectors), chance, rounds)
+            problems += run_life(file_system, FailingDisk(sectors), chance, rounds)
     for problem in problems:
         print(f"WRONG {problem}")
     print(f"lives {LIVES} wrong {len(problems)}")

@@ -24,7 +24,7 @@ LIVE = Path("/run/live")
 TMPFS_BYTES = 64 << 20
 ROWS = 3000
 LEFT_BYTES = 1 << 20
-CLEAR = re.compile(r"disk full|No space left on device|copied on write|shares? .*blocks")
+NAMES_THE_CAUSE = re.compile(r"disk full|No space left on device|copied on write|shares? .*blocks")
 
 
 def digest(path: Path) -> str:
@@ -41,7 +41,7 @@ def has_holes(path: Path) -> bool:
 
 
 @contextmanager
-def full(folder: Path, left_bytes: int = 0) -> Iterator[None]:
+def fill_disk(folder: Path, left_bytes: int = 0) -> Iterator[None]:
     """Keep the disk full while the block runs, except for about `left_bytes`."""
     if left_bytes > 0:
         with (folder / "left").open("wb") as file:
@@ -82,8 +82,8 @@ class Cases:
         verdict = "right" if len(self.problems) == before else "WRONG"
         print(f"{self.file_system} {case.__name__}: {verdict}", flush=True)
 
-    def expect(self, holds: bool, problem: str) -> None:
-        if not holds:
+    def expect(self, is_right: bool, problem: str) -> None:
+        if not is_right:
             self.problems.append(problem)
             print(f"  {problem}", flush=True)
 
@@ -100,7 +100,9 @@ class Cases:
         self.expect("wrong" not in answer, f"{arguments[0]}: {answer}")
         for line in answer.splitlines():
             if line.startswith("refused"):
-                self.expect(CLEAR.search(line) is not None, f"{arguments[0]}: not clear: {line}")
+                self.expect(
+                    NAMES_THE_CAUSE.search(line) is not None, f"{arguments[0]}: not clear: {line}"
+                )
         return answer
 
     def make(self, durability: str = "power") -> None:
@@ -114,64 +116,64 @@ class Cases:
         acknowledged: list[str] = re.findall(r"^acknowledged 0 (\d+)$", answer, re.MULTILINE)
         return int(acknowledged[-1]) if acknowledged else newest
 
-    def has_round(self, path: Path, oldest: int) -> None:
+    def check_round(self, path: Path, oldest: int) -> None:
         self.ask("check", str(path), str(ROWS), str(oldest))
 
     # ---- the cases ----
 
-    def created(self) -> None:
-        with full(self.folder):
+    def create(self) -> None:
+        with fill_disk(self.folder):
             answer = self.ask("make", str(self.pool), "power", "1", str(ROWS))
-            self.expect("refused to create" in answer, f"created: {answer}")
+            self.expect("refused to create" in answer, f"create: {answer}")
             self.expect(not self.pool.exists(), "a file is left of a pool that was not created")
 
-    def grown(self) -> None:
+    def grow(self) -> None:
         for durability in ("power", "process"):
             self.make(durability)
-            with full(self.folder, LEFT_BYTES):
+            with fill_disk(self.folder, LEFT_BYTES):
                 answer = self.ask("grow", str(self.pool), str(ROWS))
                 if "lost the pool" not in answer:
-                    self.expect("refused to grow" in answer, f"grown: {answer}")
-                    self.expect("closed\nright" in answer, f"grown: {answer}")
-            self.has_round(self.pool, 1)
+                    self.expect("refused to grow" in answer, f"grow: {answer}")
+                    self.expect("closed\nright" in answer, f"grow: {answer}")
+            self.check_round(self.pool, 1)
             self.pool.unlink()
 
-    def written_and_closed(self) -> None:
+    def write_and_close(self) -> None:
         for durability in ("power", "process"):
             self.make(durability)
-            with full(self.folder):
+            with fill_disk(self.folder):
                 newest = self.write(self.pool, range(2, 5))
-            self.has_round(self.pool, newest)
+            self.check_round(self.pool, newest)
             self.pool.unlink()
 
-    def sparse_copy(self) -> None:
+    def open_sparse_copy(self) -> None:
         self.make()
         call("cp", "--reflink=never", "--sparse=always", str(self.pool), str(self.copy))
         self.expect(has_holes(self.copy), "the copy has no holes: the case shows nothing")
         newest = self.write(self.copy, range(2, 3))
         self.expect(newest == 2, "a sparse copy was not opened although the disk has room")
-        self.has_round(self.copy, newest)
+        self.check_round(self.copy, newest)
 
-    def sparse_copy_on_a_full_disk(self) -> None:
+    def open_sparse_copy_on_a_full_disk(self) -> None:
         self.make()
         call("cp", "--reflink=never", "--sparse=always", str(self.pool), str(self.copy))
         self.expect(has_holes(self.copy), "the copy has no holes: the case shows nothing")
-        with full(self.folder):
+        with fill_disk(self.folder):
             newest = self.write_copy()
-        self.has_round(self.copy, newest)
+        self.check_round(self.copy, newest)
         newest = self.write(self.copy, range(5, 6), newest)
         self.expect(newest == 5, "a sparse copy was not opened although the disk has room")
-        self.has_round(self.copy, newest)
+        self.check_round(self.copy, newest)
 
-    def reflinked_copy_on_a_full_disk(self) -> None:
+    def open_reflinked_copy_on_a_full_disk(self) -> None:
         for durability in ("power", "process"):
             self.make(durability)
             call("cp", "--reflink=always", str(self.pool), str(self.copy))
-            with full(self.folder):
+            with fill_disk(self.folder):
                 newest = self.write_copy()
-            self.has_round(self.copy, newest)
+            self.check_round(self.copy, newest)
             newest = self.write(self.copy, range(5, 6), newest)
-            self.has_round(self.copy, newest)
+            self.check_round(self.copy, newest)
             self.copy.unlink()
             self.pool.unlink()
 
@@ -200,13 +202,14 @@ def main() -> int:
     cases.folder.mkdir()
     if file_system == "btrfs":  # no copy on write for new files, as a pool requires
         call("chattr", "+C", str(cases.folder))
-    cases.run(cases.created)
-    cases.run(cases.grown)
-    cases.run(cases.written_and_closed)
-    cases.run(cases.sparse_copy)
-    cases.run(cases.sparse_copy_on_a_full_disk)
+    tests = [
+        *(cases.create, cases.grow, cases.write_and_close),
+        *(cases.open_sparse_copy, cases.open_sparse_copy_on_a_full_disk),
+    ]
     if file_system in ("xfs", "btrfs"):
-        cases.run(cases.reflinked_copy_on_a_full_disk)
+        tests.append(cases.open_reflinked_copy_on_a_full_disk)
+    for test in tests:
+        cases.run(test)
     for problem in cases.problems:
         print(f"WRONG {problem}")
     print(f"problems {len(cases.problems)}")

@@ -31,6 +31,7 @@ FSDAX = Path("/run/pmem")  # in the guest
 DEVDAX = Path("/dev/dax0.0")  # in the guest
 
 QEMU = "qemu-system-x86_64"
+MEMORY_MEBIBYTES = 2048
 # Modules of the initramfs: they give access to the host's folders and to a port for the output.
 BOOT_MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "virtio_console")
 DOWNLOAD_SECONDS_MAX = 300
@@ -59,11 +60,6 @@ def missing_programs() -> list[str]:
     return [program for program in programs if shutil.which(program, path=path) is None]
 
 
-def is_built() -> bool:
-    """Return whether a guest can boot without a call of build()."""
-    return (BUILT / "stamp").is_file() and (BUILT / "stamp").read_text() == _stamp()
-
-
 def build(seconds_max: float = DOWNLOAD_SECONDS_MAX) -> None:
     """Download Debian's kernel and make the initramfs, unless they exist already.
 
@@ -75,7 +71,8 @@ def build(seconds_max: float = DOWNLOAD_SECONDS_MAX) -> None:
     BUILT.mkdir(parents=True, exist_ok=True)
     with (BUILT / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if is_built():
+        stamp = BUILT / "stamp"
+        if stamp.is_file() and stamp.read_text() == _stamp():
             return
         if not (BUILT / "kernel" / "boot").is_dir():
             _fetch_kernel(seconds_max)
@@ -84,7 +81,7 @@ def build(seconds_max: float = DOWNLOAD_SECONDS_MAX) -> None:
         image = (BUILT / "kernel" / "boot" / f"vmlinuz-{kernel}").read_bytes()
         (BUILT / "vmlinux").write_bytes(_unpack(image))
         _make_initramfs(kernel)
-        (BUILT / "stamp").write_text(_stamp())
+        stamp.write_text(_stamp())
 
 
 def _stamp() -> str:
@@ -182,7 +179,7 @@ def _make_initramfs(kernel: str) -> None:
 
 
 class Guest:
-    """A guest that boots for each command. The NVDIMM's image in `folder` outlives the boots.
+    """A guest that boots for each command. Boots share the NVDIMM's image in `folder`.
 
     The guest can write to `folder`, at the same path. Its name must not have a space.
     """
@@ -194,13 +191,11 @@ class Guest:
         medium: Medium = "none",
         rdma: bool = False,
         medium_bytes: int = 1 << 30,
-        memory_bytes: int = 2 << 30,
     ) -> None:
         self.folder = folder
         self._medium = medium
         self._medium_bytes = medium_bytes
         self._rdma = rdma
-        self._memory_bytes = memory_bytes
         build()
 
     def run(
@@ -211,12 +206,12 @@ class Guest:
         `seconds_max` limits the command itself; its status is 124 if it takes longer. Raise
         TimeoutError if the guest does not power off in time.
         """
-        with self.booted(command, seconds_max, environment) as running:
+        with self.boot(command, seconds_max, environment) as running:
             running.wait()
             return running.result()
 
     @contextmanager
-    def booted(
+    def boot(
         self, command: str, seconds_max: float = 120, environment: Mapping[str, str] | None = None
     ) -> Iterator[Running]:
         """Yield the guest while the command runs. Kill it at the end of the block."""
@@ -254,8 +249,7 @@ class Guest:
             shared = f"local,id={name},path={path},security_model=none,multidevs=remap{options}"
             return ["-fsdev", shared, "-device", f"virtio-9p-pci,fsdev={name},mount_tag={name}"]
 
-        mebibytes = self._memory_bytes >> 20
-        machine, memory = "q35", f"{mebibytes}M"
+        machine, memory = "q35", f"{MEMORY_MEBIBYTES}M"
         arguments = ["-nodefaults", "-display", "none", "-no-reboot", "-smp", "2"]
         arguments += ["-accel", "tcg,thread=multi", "-cpu", "max"]
         arguments += ["-kernel", str(BUILT / "vmlinux"), "-initrd", str(BUILT / "initramfs")]
@@ -278,7 +272,7 @@ class Guest:
                 with image.open("wb") as file:
                     file.truncate(self._medium_bytes)
             machine += ",nvdimm=on"
-            memory += f",slots=2,maxmem={mebibytes + (self._medium_bytes >> 20) + 1024}M"
+            memory += f",slots=2,maxmem={MEMORY_MEBIBYTES + (self._medium_bytes >> 20) + 1024}M"
             backend = f"memory-backend-file,id=backend,share=on,mem-path={image}"
             arguments += ["-object", f"{backend},size={image.stat().st_size}"]
             arguments += ["-device", "nvdimm,id=nvdimm,memdev=backend"]
@@ -295,12 +289,12 @@ class Running:
 
     @property
     def output(self) -> str:
-        """The output of the command so far."""
+        """Return the output of the command so far."""
         path = self._folder / "output"
         return path.read_text(errors="replace") if path.exists() else ""
 
     @property
-    def ended(self) -> bool:
+    def is_off(self) -> bool:
         return self._process.poll() is not None
 
     def wait(self) -> None:
@@ -308,7 +302,9 @@ class Running:
         try:
             self._process.wait(max(0.0, self._until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise TimeoutError(f"the guest did not end in time: {self._read_console()}") from None
+            raise TimeoutError(
+                f"the guest did not power off in time: {self._read_console()}"
+            ) from None
 
     def kill(self) -> None:
         """Kill QEMU: a power cut that keeps the caches (see the module). No effect if it is off."""
@@ -319,12 +315,14 @@ class Running:
         """Return the result of a guest that is off. Raise RuntimeError if it has none."""
         status = self._folder / "status"
         if not status.exists() or not status.read_text().strip():
-            raise RuntimeError(f"the guest ended before its command: {self._read_console()}")
+            raise RuntimeError(
+                f"the guest powered off before its command ended: {self._read_console()}"
+            )
         return Result(int(status.read_text()), self.output)
 
     def _read_console(self) -> str:
         console = self._folder / "console"
         texts = [self.output, console.read_text(errors="replace") if console.exists() else ""]
-        if self.ended and self._process.stderr is not None:
+        if self.is_off and self._process.stderr is not None:
             texts.append(self._process.stderr.read().decode(errors="replace"))
         return "\n".join(text[-3000:] for text in texts)

@@ -44,10 +44,10 @@ def test_kills_of_the_guest(share: Path, medium: Medium) -> None:
     acknowledged = 0
     for _ in range(LIVES):
         command = f"{PYTHON} -m tests.lab.load {POOLS[medium]} {acknowledged}"
-        with guest.booted(command, SECONDS_MAX) as running:
+        with guest.boot(command, SECONDS_MAX) as running:
             until = acknowledged + PUSHES + chance.randrange(PUSHES)
             while (newest := last_acknowledged(running.output)) < until:
-                assert not running.ended, running.output[-3000:]
+                assert not running.is_off, running.output[-3000:]
                 assert newest > 0 or "Traceback" not in running.output, running.output[-3000:]
                 time.sleep(0.05)
             running.kill()

@@ -2,7 +2,7 @@
 
 Loopback and veth copy the data that MSG_ZEROCOPY sends. Here the server's network card reads the
 rows in place, from an fsdax mapping, while they are updated and their slots are reused. The
-completions of the kernel must report zero-copy for most sends; it copies what it sends again.
+kernel's completions must report zero-copy for most sends. It copies only data that it sends again.
 """
 
 from __future__ import annotations

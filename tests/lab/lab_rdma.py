@@ -18,7 +18,7 @@ def test_transport_contract(share: Path, suite: Suite) -> None:
     suite(Guest(share, rdma=True), "test_contract", "*/rdma_device")
 
 
-def test_the_client(share: Path, suite: Suite) -> None:
+def test_the_cxx_client(share: Path, suite: Suite) -> None:
     suite(Guest(share, rdma=True), "test_client", "*rdma_device")
 
 
@@ -33,7 +33,7 @@ def test_soak_from_device_dax(share: Path, suite: Suite) -> None:
     suite(guest, "test_server", cases, seconds_max=600, environment=environment)
 
 
-def test_a_client_without_our_code(share: Path) -> None:
+def test_the_pure_python_client(share: Path) -> None:
     guest = Guest(share, medium="devdax", rdma=True, medium_bytes=256 << 20)
     command = ".venv/bin/python -m pytest -q -p no:cacheprovider -rA tests/lab/test_rdma.py"
     result = guest.run(command, 400, {"PETPS_TEST_POOL": str(DEVDAX)})

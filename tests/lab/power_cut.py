@@ -57,26 +57,26 @@ def perform(file_system: str, durability: str, seed: int) -> None:
     call(
         "dd", f"if={DISK}", f"of={REPLAYED}", "bs=1M", "conv=sparse,fsync", f"count={sectors >> 11}"
     )
-    with disks.mapped("live", f"0 {sectors} log-writes {DISK} {LOG}") as device:
+    with disks.map_device("live", f"0 {sectors} log-writes {DISK} {LOG}") as device:
         pool = disks.mount(file_system, device, LIVE) / "pool"
         command = [LAB_POOL, "steps", str(pool), durability, str(seed)]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as worker:
-            assert worker.stdin is not None
-            assert worker.stdout is not None
-            steps = int(worker.stdout.readline().split()[1])
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            steps = int(process.stdout.readline().split()[1])
             for number in range(1, steps + 1):
-                print("step", file=worker.stdin, flush=True)
-                answer = worker.stdout.readline().strip()
+                print("step", file=process.stdin, flush=True)
+                answer = process.stdout.readline().strip()
                 if not answer.startswith("done"):
                     raise RuntimeError(f"step {number}: {answer}")
                 mark(answer)
                 # The pages that the kernel writes first after an open are the test of `process`.
                 if answer == "done open" or chance.random() < WRITE_BACK_SHARE:
                     line = f"write-back {chance.randrange(1 << 32)}"
-                    print(line, file=worker.stdin, flush=True)
-                    if (answer := worker.stdout.readline().strip()) != "done":
+                    print(line, file=process.stdin, flush=True)
+                    if (answer := process.stdout.readline().strip()) != "done":
                         raise RuntimeError(f"after step {number}: {answer}")
                     flush(device)
         mark("the end")
@@ -118,7 +118,7 @@ def cuts_of(entries: list[Entry], flushes_max: int, chance: random.Random) -> li
 def check(file_system: str, arguments: list[str], log: WriteLog, cut: Cut) -> str:
     """Return what lab_pool answers for the disk as the cut leaves it."""
     sectors = disks.sectors_of(file_system)
-    with disks.mapped("cut", f"0 {sectors} snapshot {REPLAYED} {CHANGES} N 8") as device:
+    with disks.map_device("cut", f"0 {sectors} snapshot {REPLAYED} {CHANGES} N 8") as device:
         if cut.also:
             file = os.open(device, os.O_RDWR)
             for i in cut.also:
