@@ -68,7 +68,7 @@ void PushWriter::run() {
 void GivenUpPushes::combine(Calls& known, Calls other) {
   if (known.oldest < other.oldest) std::swap(known, other);
   const uint64_t behind = known.oldest - other.oldest;
-  if (behind < wire::kPushOrderCalls) known.ended |= other.ended >> behind;
+  if (behind < wire::kPushOrderCalls) known.finished |= other.finished >> behind;
 }
 
 bool GivenUpPushes::has(const wire::PushOrder& order) {
@@ -80,10 +80,10 @@ bool GivenUpPushes::has(const wire::PushOrder& order) {
   Calls& known = calls_[order.client];
   const auto before = calls_before_.find(order.client);
   if (before != calls_before_.end()) combine(known, before->second);
-  combine(known, {order.oldest, order.ended});
+  combine(known, {order.oldest, order.finished});
   if (order.number < known.oldest) return true;
   const uint64_t place = order.number - known.oldest;
-  return place < wire::kPushOrderCalls && ((known.ended >> place) & 1) != 0;
+  return place < wire::kPushOrderCalls && ((known.finished >> place) & 1) != 0;
 }
 
 PushDone PushWriter::perform(const PushJob& job) {

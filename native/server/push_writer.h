@@ -38,7 +38,7 @@ class GivenUpPushes {
  private:
   struct Calls {
     uint64_t oldest = 0;
-    uint64_t ended = 0;  // bit i: call `oldest` + i
+    uint64_t finished = 0;  // bit i: call `oldest` + i
   };
   static void combine(Calls& known, Calls other);
 

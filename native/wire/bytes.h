@@ -69,7 +69,7 @@ class Cursor {
   size_t at_ = 0;
 };
 
-// Start `frame` with a header; finish_frame fills in its body_bytes.
+// Start `frame` with a header; finish_frame completes the header.
 inline void start_frame(uint16_t opcode, uint64_t request_id, Frame& frame) {
   FrameHeader header;
   header.opcode = opcode;
@@ -82,8 +82,10 @@ inline void start_frame(Opcode opcode, uint64_t request_id, Frame& frame) {
   start_frame(static_cast<uint16_t>(opcode), request_id, frame);
 }
 
+inline uint16_t reply_opcode(Opcode opcode) { return static_cast<uint16_t>(opcode) | kReplyBit; }
+
 inline void start_reply(Opcode opcode, uint64_t request_id, Frame& frame) {
-  start_frame(static_cast<uint16_t>(static_cast<uint16_t>(opcode) | kReplyBit), request_id, frame);
+  start_frame(reply_opcode(opcode), request_id, frame);
 }
 
 inline void append_bytes(const void* bytes, size_t n, Frame& frame) {
@@ -110,10 +112,12 @@ inline void pad_body(Frame& frame) {
   while (frame.size() % kBodyAlignment != 0) frame.push_back(std::byte{0});
 }
 
-inline void finish_frame(Frame& frame) {
+inline void finish_frame(Frame& frame, size_t sections = 0, base::Code code = base::Code::kOk) {
   FrameHeader header;
   std::memcpy(&header, frame.data(), kHeaderBytes);
   header.body_bytes = static_cast<uint32_t>(frame.size() - kHeaderBytes);
+  header.sections = static_cast<uint32_t>(sections);
+  header.code = static_cast<uint16_t>(code);
   std::memcpy(frame.data(), &header, kHeaderBytes);
 }
 
@@ -124,8 +128,13 @@ inline base::Status bad_frame(std::string message) {
 // Return "truncated push: the body of 8024 bytes ends inside the keys".
 base::Status truncated(std::string_view message, std::string_view part, size_t body_bytes);
 
-// Return kInvalidArgument unless the header has this opcode (reply bit included) and code 0, and
-// its body is exactly `body`.
-base::Status expect(const FrameHeader& header, uint16_t opcode, std::span<const std::byte> body);
+// Return kInvalidArgument unless the header is that of a request (or a reply) with this opcode and
+// code 0, and its body is exactly `body`.
+base::Status expect_request(const FrameHeader& header, Opcode opcode,
+                            std::span<const std::byte> body);
+base::Status expect_reply(const FrameHeader& header, Opcode opcode,
+                          std::span<const std::byte> body);
+// Return kInvalidArgument if bytes follow the message's last part, which is `part`.
+base::Status expect_end(const Cursor& cursor, std::string_view message, std::string_view part);
 
 }  // namespace petps::wire

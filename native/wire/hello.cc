@@ -43,7 +43,7 @@ void encode_hello(uint64_t request_id, const HelloRequest& hello, Frame& frame) 
 
 Status decode_hello(const FrameHeader& header, std::span<const std::byte> body,
                     HelloRequest& hello) {
-  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kHello), body));
+  PETPS_RETURN_IF_ERROR(expect_request(header, Opcode::kHello, body));
   Cursor cursor(body);
   HelloHead head{};
   if (!cursor.take(head)) return truncated("hello", "versions", body.size());
@@ -51,11 +51,12 @@ Status decode_hello(const FrameHeader& header, std::span<const std::byte> body,
   hello.version_min = head.version_min;
   hello.version_max = head.version_max;
   if (head.version_min > head.version_max)
-    return bad_frame("hello: version_min is above version_max");
+    return bad_frame("hello: version_min " + std::to_string(head.version_min) +
+                     " is above version_max " + std::to_string(head.version_max));
   if (head.version_max < kProtocolVersionMin || head.version_min > kProtocolVersion) {
     return Status(Code::kUnimplemented,
-                  "client speaks protocol versions " + std::to_string(head.version_min) + " to " +
-                      std::to_string(head.version_max) + ", this server " +
+                  "the client speaks protocol versions " + std::to_string(head.version_min) +
+                      " to " + std::to_string(head.version_max) + ", this server " +
                       std::to_string(kProtocolVersionMin) + " to " +
                       std::to_string(kProtocolVersion) + ": upgrade the older side");
   }
@@ -64,32 +65,25 @@ Status decode_hello(const FrameHeader& header, std::span<const std::byte> body,
 
 void encode_hello_reply(uint64_t request_id, const HelloReply& hello, Frame& frame) {
   start_reply(Opcode::kHello, request_id, frame);
-  HelloReplyBody out{};
-  out.version_min = hello.version_min;
-  out.version_max = hello.version_max;
-  out.hot_set_seconds = hello.hot_set_seconds;
-  out.pool_uuid = hello.pool_uuid;
-  out.limits = hello.limits;
-  out.shard = hello.shard.shard;
-  out.shards = hello.shard.shards;
-  out.partitions = hello.shard.partitions;
-  out.map_version = hello.shard.map_version;
-  out.owned = hello.shard.owned;
-  append(out, frame);
+  const Shard& shard = hello.shard;
+  append(HelloReplyBody{hello.version_min, hello.version_max, hello.hot_set_seconds,
+                        hello.pool_uuid, hello.limits, shard.shard, shard.shards, shard.partitions,
+                        shard.map_version, shard.owned},
+         frame);
   append(hello.features, frame);
   finish_frame(frame);
 }
 
 Status decode_hello_reply(const FrameHeader& header, std::span<const std::byte> body,
                           HelloReply& hello) {
-  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kHello) | kReplyBit, body));
+  PETPS_RETURN_IF_ERROR(expect_reply(header, Opcode::kHello, body));
   Cursor cursor(body);
   HelloReplyBody in{};
   if (!cursor.take(in)) return truncated("hello reply", "limits", body.size());
   if (in.partitions == 0 || in.partitions > kMaxPartitions || in.shard >= in.shards) {
     return bad_frame("hello reply: shard " + std::to_string(in.shard) + " of " +
                      std::to_string(in.shards) + ", " + std::to_string(in.partitions) +
-                     " partitions is no shard map");
+                     " partitions is not a valid shard");
   }
   // The reply of the first release stops here.
   if (!cursor.take(hello.features)) {
@@ -100,19 +94,15 @@ Status decode_hello_reply(const FrameHeader& header, std::span<const std::byte> 
   hello.version_max = in.version_max;
   hello.hot_set_seconds = in.hot_set_seconds;
   hello.pool_uuid = in.pool_uuid;
-  // Never more than this build can hold, whatever the peer reports.
-  hello.limits.body_bytes = std::min(in.limits.body_bytes, kMaxBodyBytes);
-  hello.limits.keys_per_pull = std::min(in.limits.keys_per_pull, kMaxKeysPerPull);
-  hello.limits.sections_per_pull = std::min(in.limits.sections_per_pull, kMaxSectionsPerPull);
-  hello.limits.keys_per_push = std::min(in.limits.keys_per_push, kMaxKeysPerPush);
-  hello.limits.hot_keys = std::min(in.limits.hot_keys, kMaxHotKeys);
-  hello.limits.in_flight = std::min(in.limits.in_flight, kMaxInFlight);
-  hello.limits.connections = in.limits.connections;
-  hello.shard.shard = in.shard;
-  hello.shard.shards = in.shards;
-  hello.shard.partitions = in.partitions;
-  hello.shard.map_version = in.map_version;
-  hello.shard.owned = in.owned;
+  // Lower each limit to what this build can hold, whatever the peer reports.
+  hello.limits = {std::min(in.limits.body_bytes, kMaxBodyBytes),
+                  std::min(in.limits.keys_per_pull, kMaxKeysPerPull),
+                  std::min(in.limits.sections_per_pull, kMaxSectionsPerPull),
+                  std::min(in.limits.keys_per_push, kMaxKeysPerPush),
+                  std::min(in.limits.hot_keys, kMaxHotKeys),
+                  std::min(in.limits.in_flight, kMaxInFlight),
+                  in.limits.connections};
+  hello.shard = {in.shard, in.shards, in.partitions, in.map_version, in.owned};
   return {};
 }
 

@@ -19,12 +19,17 @@ struct PullHead {
 };
 static_assert(sizeof(PullHead) == 16, "copied whole: see FORMAT.md, pull");
 
-Status too_many(std::string_view what, uint64_t count, uint32_t limit) {
-  std::string text = "pull of ";
-  text.append(std::to_string(count)).append(" ").append(what).append(" is above the limit of ");
-  text.append(std::to_string(limit))
-      .append(": split the request (the hello reply gives the limits)");
-  return Status(Code::kResourceExhausted, std::move(text));
+Status too_many(const std::string& parts, uint64_t count, uint32_t limit) {
+  return Status(Code::kResourceExhausted,
+                "pull of " + std::to_string(count) + " " + parts + " is above the limit of " +
+                    std::to_string(limit) +
+                    ": split the request (the hello reply gives the limits)");
+}
+
+size_t count_words(const auto& sections) {
+  size_t words = 0;
+  for (const auto& section : sections) words += bitmap_words(section.keys);
+  return words;
 }
 
 // Return the number of bits in a section's bitmap, or ~0 if a bit lies beyond its keys.
@@ -48,16 +53,12 @@ void encode_pull(uint64_t request_id, const PullRequest& pull, Frame& frame) {
   append(PullHead{pull.min_version, pull.instance, pull.wait_ms}, frame);
   append_bytes(pull.sections.data(), pull.sections.size_bytes(), frame);
   append_bytes(pull.keys.data(), pull.keys.size_bytes(), frame);
-  FrameHeader header;
-  std::memcpy(&header, frame.data(), kHeaderBytes);
-  header.sections = static_cast<uint32_t>(pull.sections.size());
-  std::memcpy(frame.data(), &header, kHeaderBytes);
-  finish_frame(frame);
+  finish_frame(frame, pull.sections.size());
 }
 
 Status decode_pull(const FrameHeader& header, std::span<const std::byte> body, const Limits& limits,
                    PullRequest& pull) {
-  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kPull), body));
+  PETPS_RETURN_IF_ERROR(expect_request(header, Opcode::kPull, body));
   if (header.sections == 0) return bad_frame("pull without sections: name at least one table");
   if (header.sections > limits.sections_per_pull) {
     return too_many("sections", header.sections, limits.sections_per_pull);
@@ -74,18 +75,12 @@ Status decode_pull(const FrameHeader& header, std::span<const std::byte> body, c
   for (const PullSection& section : pull.sections) keys += section.keys;
   if (keys > limits.keys_per_pull) return too_many("keys", keys, limits.keys_per_pull);
   if (!cursor.take_array(keys, pull.keys)) return truncated("pull", "keys", body.size());
-  if (cursor.left() != 0) {
-    return bad_frame("pull: " + std::to_string(cursor.left()) + " bytes are left after its " +
-                     std::to_string(keys) + " keys");
-  }
-  return {};
+  return expect_end(cursor, "pull", "keys");
 }
 
 size_t pull_reply_head_bytes(std::span<const PullSection> sections) {
-  size_t words = 0;
-  for (const PullSection& section : sections) words += bitmap_words(section.keys);
   return kHeaderBytes + sizeof(PullReplyPrefix) + sections.size() * sizeof(PullReplySection) +
-         words * sizeof(uint64_t);
+         count_words(sections) * sizeof(uint64_t);
 }
 
 PullReplyParts start_pull_reply(std::span<const PullSection> sections, std::span<std::byte> head) {
@@ -109,7 +104,7 @@ PullReplyParts start_pull_reply(std::span<const PullSection> sections, std::span
 void finish_pull_reply(uint64_t request_id, uint64_t applied_version, size_t sections,
                        uint64_t rows_bytes, std::span<std::byte> head) {
   FrameHeader header;
-  header.opcode = static_cast<uint16_t>(Opcode::kPull) | kReplyBit;
+  header.opcode = reply_opcode(Opcode::kPull);
   header.request_id = request_id;
   header.sections = static_cast<uint32_t>(sections);
   header.body_bytes = static_cast<uint32_t>(head.size() - kHeaderBytes + rows_bytes);
@@ -121,7 +116,7 @@ void finish_pull_reply(uint64_t request_id, uint64_t applied_version, size_t sec
 Status decode_pull_reply_prefix(const FrameHeader& header, std::span<const std::byte> prefix,
                                 PullReplyPrefix& out) {
   Cursor cursor(prefix);
-  if (header.opcode != (static_cast<uint16_t>(Opcode::kPull) | kReplyBit) || header.code != 0) {
+  if (header.opcode != reply_opcode(Opcode::kPull) || header.code != 0) {
     return bad_frame("not the reply of a pull that succeeded");
   }
   if (header.sections > kMaxSectionsPerPull || !cursor.take(out)) {
@@ -146,8 +141,7 @@ Status decode_pull_reply_head(const FrameHeader& header, std::span<const std::by
   if (!cursor.take_array(header.sections, reply.sections)) {
     return truncated("pull reply", "sections", head.size());
   }
-  uint64_t words = 0;
-  for (const PullReplySection& section : reply.sections) words += bitmap_words(section.keys);
+  const size_t words = count_words(reply.sections);
   if (words * sizeof(uint64_t) != cursor.left() || !cursor.take_array(words, reply.bitmaps)) {
     return truncated("pull reply", "presence bitmaps", head.size());
   }
@@ -156,8 +150,9 @@ Status decode_pull_reply_head(const FrameHeader& header, std::span<const std::by
   for (const PullReplySection& section : reply.sections) {
     const size_t n = bitmap_words(section.keys);
     if (count_bits(reply.bitmaps.subspan(at, n), section.keys) != section.rows_found) {
-      return bad_frame("pull reply: table " + std::to_string(section.table) +
-                       " has another number of presence bits than of rows");
+      return bad_frame("pull reply: table " + std::to_string(section.table) + " has " +
+                       std::to_string(section.rows_found) +
+                       " rows, but its presence bits do not mark that many keys");
     }
     at += n;
     rows_bytes += uint64_t{section.rows_found} * section.row_bytes;
@@ -167,8 +162,8 @@ Status decode_pull_reply_head(const FrameHeader& header, std::span<const std::by
   reply.rows_offset = prefix.rows_offset;
   reply.rows_bytes = header.body_bytes - prefix.rows_offset;
   if (rows_bytes != reply.rows_bytes) {
-    return bad_frame("pull reply: its sections announce other row bytes than the " +
-                     std::to_string(reply.rows_bytes) + " that follow");
+    return bad_frame("pull reply: the sections do not announce the " +
+                     std::to_string(reply.rows_bytes) + " row bytes that follow");
   }
   return {};
 }

@@ -48,7 +48,7 @@ void encode_push(uint64_t request_id, const PushRequest& push, Frame& frame) {
 
 Status decode_push(const FrameHeader& header, std::span<const std::byte> body, const Limits& limits,
                    PushRequest& push) {
-  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kPush), body));
+  PETPS_RETURN_IF_ERROR(expect_request(header, Opcode::kPush, body));
   Cursor cursor(body);
   PushHead head{};
   if (!cursor.take(head)) return truncated("push", "head", body.size());
@@ -58,23 +58,17 @@ Status decode_push(const FrameHeader& header, std::span<const std::byte> body, c
                       std::to_string(limits.keys_per_push) + ": split the request");
   }
   if ((head.flags & ~(kPushHasDeletions | kPushHasOrder)) != 0)
-    return bad_frame("push: unknown flags");
-  push.table = head.table;
-  push.instance = head.instance;
-  push.dim = head.dim;
-  push.dtype = head.dtype;
-  push.row_bytes = head.row_bytes;
-  push.stamp = head.stamp;
-  push.order = {};
+    return bad_frame("push: flags " + std::to_string(head.flags) + " have an unknown bit");
+  push = {head.table, head.instance, head.dim, head.dtype, head.row_bytes, head.stamp, {}, {}, {},
+          {}};
   if ((head.flags & kPushHasOrder) != 0) {
     if (!cursor.take(push.order)) return truncated("push", "order", body.size());
-    if (push.order.client == 0) return bad_frame("push: its order names client 0");
+    if (push.order.client == 0) return bad_frame("push: the order names client 0");
     if (push.order.oldest > push.order.number) {
-      return bad_frame("push: its order has number " + std::to_string(push.order.number) +
-                       " and an oldest of " + std::to_string(push.order.oldest));
+      return bad_frame("push: the order has number " + std::to_string(push.order.number) +
+                       ", which is below its oldest call " + std::to_string(push.order.oldest));
     }
   }
-  push.deletions = {};
   if (!cursor.take_array(head.keys, push.keys)) return truncated("push", "keys", body.size());
   if ((head.flags & kPushHasDeletions) != 0 &&
       !cursor.take_array(bitmap_words(head.keys), push.deletions)) {
@@ -83,7 +77,7 @@ Status decode_push(const FrameHeader& header, std::span<const std::byte> body, c
   const uint64_t rows_bytes = uint64_t{head.keys} * head.row_bytes;  // 32 x 32 bits: no overflow
   if (!cursor.take_bytes(rows_bytes, push.rows)) return truncated("push", "rows", body.size());
   if (cursor.left() >= kBodyAlignment) {
-    return bad_frame("push: " + std::to_string(cursor.left()) + " bytes are left after its rows");
+    return bad_frame("push: " + std::to_string(cursor.left()) + " bytes are left after the rows");
   }
   uint64_t deletions = 0;
   for (const uint64_t word : push.deletions)
@@ -93,7 +87,7 @@ Status decode_push(const FrameHeader& header, std::span<const std::byte> body, c
     return bad_frame("push: the deletion bitmap marks keys beyond the last one");
   }
   if (head.row_bytes == 0 && deletions != head.keys) {
-    return bad_frame("push: rows of 0 bytes are only for deletions, and " +
+    return bad_frame("push: a push without rows must delete all of its keys, but " +
                      std::to_string(head.keys - deletions) + " keys are not marked as deleted");
   }
   return {};
@@ -107,11 +101,10 @@ void encode_push_reply(uint64_t request_id, const PushReply& reply, Frame& frame
 
 Status decode_push_reply(const FrameHeader& header, std::span<const std::byte> body,
                          PushReply& reply) {
-  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kPush) | kReplyBit, body));
+  PETPS_RETURN_IF_ERROR(expect_reply(header, Opcode::kPush, body));
   Cursor cursor(body);
   if (!cursor.take(reply)) return truncated("push reply", "counts", body.size());
-  if (cursor.left() != 0) return bad_frame("push reply: bytes are left after the counts");
-  return {};
+  return expect_end(cursor, "push reply", "counts");
 }
 
 }  // namespace petps::wire

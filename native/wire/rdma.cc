@@ -17,7 +17,7 @@ Status check_pair(const QueuePair& pair) {
   }
   return bad_frame("rdma: queue pair " + std::to_string(pair.number) + ", packet number " +
                    std::to_string(pair.packet_number) + ", mtu " + std::to_string(pair.mtu) +
-                   " is no address of a queue pair");
+                   " is not the address of a queue pair");
 }
 
 }  // namespace
@@ -29,10 +29,10 @@ void encode_rdma(uint64_t request_id, const RdmaRequest& rdma, Frame& frame) {
 }
 
 Status decode_rdma(const FrameHeader& header, std::span<const std::byte> body, RdmaRequest& rdma) {
-  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kRdma), body));
+  PETPS_RETURN_IF_ERROR(expect_request(header, Opcode::kRdma, body));
   Cursor cursor(body);
   if (!cursor.take(rdma)) return truncated("rdma", "offer", body.size());
-  if (cursor.left() != 0) return bad_frame("rdma: bytes are left after the offer");
+  PETPS_RETURN_IF_ERROR(expect_end(cursor, "rdma", "offer"));
   return check_pair(rdma.pair);
 }
 
@@ -45,12 +45,12 @@ void encode_rdma_reply(uint64_t request_id, const RdmaReply& rdma, Frame& frame)
 // Later releases may append fields; a reader takes the fields that it knows.
 Status decode_rdma_reply(const FrameHeader& header, std::span<const std::byte> body,
                          RdmaReply& rdma) {
-  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kRdma) | kReplyBit, body));
+  PETPS_RETURN_IF_ERROR(expect_reply(header, Opcode::kRdma, body));
   Cursor cursor(body);
-  if (!cursor.take(rdma)) return truncated("rdma reply", "answer", body.size());
+  if (!cursor.take(rdma)) return truncated("rdma reply", "queue pair and credits", body.size());
   PETPS_RETURN_IF_ERROR(check_pair(rdma.pair));
   if (rdma.credits == 0 || rdma.message_bytes == 0)
-    return bad_frame("rdma reply: no credits, or messages of 0 bytes");
+    return bad_frame("rdma reply: credits and the bytes of a message must not be 0");
   return {};
 }
 

@@ -22,27 +22,27 @@ static_assert(sizeof(ShardMapHead) == 16, "copied whole: see FORMAT.md, shard_ma
 // An error that names more addresses than this is unreadable.
 constexpr size_t kServersNamed = 8;
 
-Status wrong_map(std::string what) {
-  return Status(Code::kInvalidArgument, "shard map: " + std::move(what));
+Status wrong_map(std::string fault) {
+  return Status(Code::kInvalidArgument, "shard map: " + std::move(fault));
 }
-
-size_t words_of(uint32_t partitions) { return (partitions + 63) / 64; }
 
 bool is_name(std::string_view name) { return !name.empty() && name.size() <= kMaxNameBytes; }
 
 Status check_server(const ShardMap& map, const ShardServer& server) {
-  if (!is_name(server.address)) return wrong_map("an address has 1 to 255 bytes");
+  if (!is_name(server.address))
+    return wrong_map("the address of a server must have 1 to 255 bytes, got " +
+                     std::to_string(server.address.size()));
   bool owns_any = false;
   for (uint32_t p = 0; p < kMaxPartitions; ++p) {
     if (!has_partition(server.partitions, p)) continue;
     owns_any = true;
     if (p >= map.partitions) {
       return wrong_map(server.address + " owns partition " + std::to_string(p) +
-                       ", but there are 0 to " + std::to_string(map.partitions - 1));
+                       ", but the partitions are 0 to " + std::to_string(map.partitions - 1));
     }
   }
   if (owns_any) return {};
-  return wrong_map(server.address + " owns no partition: leave it out");
+  return wrong_map(server.address + " owns no partition: remove it from the map");
 }
 
 // Two servers must own the same partitions or none in common, because a client sends a whole
@@ -54,10 +54,10 @@ Status check_overlap(const ShardMap& map) {
       if (!has_partition(server.partitions, p)) continue;
       if (owner[p] == nullptr) owner[p] = &server;
       if (owner[p]->partitions == server.partitions) continue;
-      return wrong_map("partition " + std::to_string(p) + " is of " + owner[p]->address + " (" +
-                       partitions_text(owner[p]->partitions) + ") and of " + server.address + " (" +
-                       partitions_text(server.partitions) +
-                       "): replicas own the same partitions, other servers share none");
+      return wrong_map("partition " + std::to_string(p) + " is owned by " + owner[p]->address +
+                       " (" + partitions_text(owner[p]->partitions) + ") and by " + server.address +
+                       " (" + partitions_text(server.partitions) +
+                       "): two servers must own the same partitions, or none in common");
     }
   }
   for (uint32_t p = 0; p < map.partitions; ++p) {
@@ -100,11 +100,13 @@ Status check_shard_map(const ShardMap& map) {
   }
   if (map.version == 0) {
     if (map.servers.empty()) return {};
-    return wrong_map("version 0 stands for no map: count from 1, and up with every change");
+    return wrong_map("version 0 means no map: begin with 1 and raise it with every change");
   }
-  if (!is_name(map.model)) return wrong_map("the model's name has 1 to 255 bytes");
+  if (!is_name(map.model))
+    return wrong_map("the model's name must have 1 to 255 bytes, got " +
+                     std::to_string(map.model.size()));
   if (map.servers.size() > kMaxShardServers) {
-    return wrong_map(std::to_string(map.servers.size()) + " servers, at most " +
+    return wrong_map(std::to_string(map.servers.size()) + " servers are too many: at most " +
                      std::to_string(kMaxShardServers));
   }
   std::vector<std::string_view> addresses;
@@ -113,8 +115,8 @@ Status check_shard_map(const ShardMap& map) {
     addresses.push_back(server.address);
   }
   std::sort(addresses.begin(), addresses.end());
-  const auto twice = std::adjacent_find(addresses.begin(), addresses.end());
-  if (twice != addresses.end()) return wrong_map(std::string(*twice) + " appears twice");
+  const auto repeated = std::adjacent_find(addresses.begin(), addresses.end());
+  if (repeated != addresses.end()) return wrong_map(std::string(*repeated) + " appears twice");
   return check_overlap(map);
 }
 
@@ -157,8 +159,8 @@ Status refuse_replicated_push(std::string_view table, std::span<const std::strin
       Code::kFailedPrecondition,
       "push to '" + std::string(table) + "': servers " + names +
           " are replicas, and pushes have no order across servers: two clients could "
-          "leave replicas different for ever. No row of it was written. Publish deltas through "
-          "a log (petps publish) to a table of feed 'delta', or push to partitions "
+          "leave replicas different forever. No row of this push was written. Publish deltas "
+          "through a log (petps publish) to a table of feed 'delta', or push to partitions "
           "that have one server");
 }
 
@@ -169,9 +171,8 @@ void encode_shard_map(uint64_t request_id, Frame& frame) {
 }
 
 Status decode_shard_map(const FrameHeader& header, std::span<const std::byte> body) {
-  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kShardMap), body));
-  if (!body.empty()) return bad_frame("a shard map request has no body");
-  return {};
+  PETPS_RETURN_IF_ERROR(expect_request(header, Opcode::kShardMap, body));
+  return expect_end(Cursor(body), "shard map", "header");
 }
 
 void encode_shard_map_reply(uint64_t request_id, const ShardMap& map, Frame& frame) {
@@ -181,14 +182,14 @@ void encode_shard_map_reply(uint64_t request_id, const ShardMap& map, Frame& fra
   append_name(map.model, frame);
   for (const ShardServer& server : map.servers) {
     append_name(server.address, frame);
-    append_bytes(server.partitions.data(), words_of(map.partitions) * sizeof(uint64_t), frame);
+    append_bytes(server.partitions.data(), bitmap_words(map.partitions) * sizeof(uint64_t), frame);
   }
   finish_frame(frame);
 }
 
 Status decode_shard_map_reply(const FrameHeader& header, std::span<const std::byte> body,
                               ShardMap& map) {
-  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kShardMap) | kReplyBit, body));
+  PETPS_RETURN_IF_ERROR(expect_reply(header, Opcode::kShardMap, body));
   Cursor cursor(body);
   ShardMapHead head{};
   std::string_view name;
@@ -203,14 +204,14 @@ Status decode_shard_map_reply(const FrameHeader& header, std::span<const std::by
     ShardServer server;
     std::span<const std::byte> words;
     if (!cursor.take_name(name) ||
-        !cursor.take_bytes(words_of(map.partitions) * sizeof(uint64_t), words)) {
+        !cursor.take_bytes(bitmap_words(map.partitions) * sizeof(uint64_t), words)) {
       return truncated("shard map reply", "servers", body.size());
     }
     server.address = name;
     if (!words.empty()) std::memcpy(server.partitions.data(), words.data(), words.size());
     map.servers.push_back(std::move(server));
   }
-  if (cursor.left() != 0) return bad_frame("shard map reply: bytes are left after the servers");
+  PETPS_RETURN_IF_ERROR(expect_end(cursor, "shard map reply", "servers"));
   return check_shard_map(map);
 }
 

@@ -35,13 +35,13 @@ struct TableHead {
 };
 static_assert(sizeof(TableHead) == 40, "copied whole: see FORMAT.md, tables reply");
 
-constexpr uint32_t kAsksForState = 1;  // flag of the request
+constexpr uint32_t kWithState = 1;  // flag of the request
 
-struct TablesAsk {
+struct TablesRequestBody {
   uint32_t flags;
   uint32_t reserved;
 };
-static_assert(sizeof(TablesAsk) == 8, "copied whole: see FORMAT.md, tables");
+static_assert(sizeof(TablesRequestBody) == 8, "copied whole: see FORMAT.md, tables");
 
 struct StateHead {
   std::array<uint8_t, 16> pool_uuid;
@@ -52,7 +52,8 @@ static_assert(sizeof(StateHead) == 24, "copied whole: see FORMAT.md, tables repl
 Status take_state(Cursor& cursor, size_t body_bytes, TablesReply& reply) {
   StateHead head{};
   if (!cursor.take(head)) return truncated("tables reply", "state", body_bytes);
-  if (head.counter == 0) return bad_frame("tables reply: the counter of a pool is at least 1");
+  if (head.counter == 0)
+    return bad_frame("tables reply: the counter of a pool is 0, but must be at least 1");
   reply.state = {head.pool_uuid, head.counter};
   for (AliasInfo& alias : reply.aliases) {
     if (!cursor.take(alias.previous))
@@ -81,18 +82,15 @@ Status take_table(Cursor& cursor, size_t body_bytes, TableInfo& out) {
     return truncated("tables reply", "tables", body_bytes);
   }
   if (head.default_row_bytes != 0 && head.default_row_bytes != head.row_bytes) {
-    return bad_frame("tables reply: a default row must be as long as a row");
+    return bad_frame("tables reply: table '" + std::string(name) + "' has rows of " +
+                     std::to_string(head.row_bytes) + " bytes and a default row of " +
+                     std::to_string(head.default_row_bytes) + "; they must be equal");
   }
-  out.id = head.id;
-  out.instance = head.instance;
-  out.name = name;
-  out.dtype = head.dtype;
-  out.feed = head.feed;
-  out.dim = head.dim;
-  out.row_bytes = head.row_bytes;
-  out.capacity = head.capacity;
-  out.rows = head.rows;
-  out.default_row.assign(default_row.begin(), default_row.end());
+  out = {head.id,           head.instance,
+         std::string(name), head.dtype,
+         head.feed,         head.dim,
+         head.row_bytes,    head.capacity,
+         head.rows,         {default_row.begin(), default_row.end()}};
   return {};
 }
 
@@ -101,19 +99,20 @@ Status take_table(Cursor& cursor, size_t body_bytes, TableInfo& out) {
 void encode_tables(uint64_t request_id, const TablesRequest& request, Frame& frame) {
   start_frame(Opcode::kTables, request_id, frame);
   if (!request.with_state) return;
-  append(TablesAsk{kAsksForState, 0}, frame);
+  append(TablesRequestBody{kWithState, 0}, frame);
   finish_frame(frame);
 }
 
 Status decode_tables(const FrameHeader& header, std::span<const std::byte> body,
                      TablesRequest& request) {
-  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kTables), body));
+  PETPS_RETURN_IF_ERROR(expect_request(header, Opcode::kTables, body));
   request = {};
   if (body.empty()) return {};
   Cursor cursor(body);
-  TablesAsk ask{};
-  if (!cursor.take(ask) || cursor.left() != 0 || ask.flags != kAsksForState || ask.reserved != 0) {
-    return bad_frame("a tables request has no body, or 8 bytes with flag 1 alone");
+  TablesRequestBody flags{};
+  if (!cursor.take(flags) || cursor.left() != 0 || flags.flags != kWithState ||
+      flags.reserved != 0) {
+    return bad_frame("tables: the body must be empty, or 8 bytes that set only flag 1");
   }
   request.with_state = true;
   return {};
@@ -135,17 +134,10 @@ Status encode_tables_reply(uint64_t request_id, const TablesReply& reply, Frame&
     append_name(alias.name, frame);
   }
   for (const TableInfo& table : reply.tables) {
-    TableHead head{};
-    head.id = table.id;
-    head.instance = table.instance;
-    head.dtype = table.dtype;
-    head.feed = table.feed;
-    head.dim = table.dim;
-    head.row_bytes = table.row_bytes;
-    head.default_row_bytes = static_cast<uint32_t>(table.default_row.size());
-    head.capacity = table.capacity;
-    head.rows = table.rows;
-    append(head, frame);
+    append(
+        TableHead{table.id, table.instance, table.dtype, table.feed, 0, table.dim, table.row_bytes,
+                  static_cast<uint32_t>(table.default_row.size()), table.capacity, table.rows},
+        frame);
     append_name(table.name, frame);
     append_bytes(table.default_row.data(), table.default_row.size(), frame);
   }
@@ -155,7 +147,8 @@ Status encode_tables_reply(uint64_t request_id, const TablesReply& reply, Frame&
   }
   if (frame.size() - kHeaderBytes > kMaxBodyBytes) {
     return Status(Code::kResourceExhausted, "the list of " + std::to_string(reply.tables.size()) +
-                                                " tables does not fit in one frame");
+                                                " tables does not fit in one frame: drop "
+                                                "instances that are not used");
   }
   finish_frame(frame);
   return {};
@@ -163,12 +156,11 @@ Status encode_tables_reply(uint64_t request_id, const TablesReply& reply, Frame&
 
 Status decode_tables_reply(const FrameHeader& header, std::span<const std::byte> body,
                            TablesReply& reply) {
-  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kTables) | kReplyBit, body));
+  PETPS_RETURN_IF_ERROR(expect_reply(header, Opcode::kTables, body));
   Cursor cursor(body);
   TablesHead head{};
   if (!cursor.take(head)) return truncated("tables reply", "counts", body.size());
-  // Append one by one and never reserve by the peer's count, so memory stays in proportion to the
-  // frame.
+  // Never reserve by the peer's counts, so that memory stays in proportion to the frame.
   reply = {};
   for (uint32_t i = 0; i < head.instances; ++i) {
     InstanceInfo instance;
@@ -190,8 +182,7 @@ Status decode_tables_reply(const FrameHeader& header, std::span<const std::byte>
     reply.tables.push_back(std::move(table));
   }
   if (cursor.left() != 0) PETPS_RETURN_IF_ERROR(take_state(cursor, body.size(), reply));
-  if (cursor.left() != 0) return bad_frame("tables reply: bytes are left after its end");
-  return {};
+  return expect_end(cursor, "tables reply", "last part");
 }
 
 }  // namespace petps::wire

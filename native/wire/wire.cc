@@ -11,27 +11,12 @@ using base::Code;
 using base::Status;
 
 std::string_view opcode_name(uint16_t opcode) {
-  switch (static_cast<Opcode>(opcode & ~kReplyBit)) {
-    case Opcode::kHello:
-      return "hello";
-    case Opcode::kTables:
-      return "tables";
-    case Opcode::kPull:
-      return "pull";
-    case Opcode::kPush:
-      return "push";
-    case Opcode::kStatus:
-      return "status";
-    case Opcode::kHotKeys:
-      return "hot_keys";
-    case Opcode::kShardMap:
-      return "shard_map";
-    case Opcode::kControl:
-      return "control";
-    case Opcode::kRdma:
-      return "rdma";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, kOpcodesEnd> kNames = {
+      // by Opcode
+      "unknown", "hello",    "tables",    "pull",    "push",
+      "status",  "hot_keys", "shard_map", "control", "rdma"};
+  const auto number = static_cast<uint16_t>(opcode & ~kReplyBit);
+  return kNames[number < kOpcodesEnd ? number : 0];
 }
 
 Status decode_header(std::span<const std::byte> bytes, FrameHeader& header) {
@@ -44,10 +29,10 @@ Status decode_header(std::span<const std::byte> bytes, FrameHeader& header) {
         "client?)");
   }
   if (header.version < kProtocolVersionMin || header.version > kProtocolVersion) {
-    return Status(Code::kUnimplemented, "protocol version " + std::to_string(header.version) +
-                                            " is not spoken here; this side speaks " +
-                                            std::to_string(kProtocolVersionMin) + " to " +
-                                            std::to_string(kProtocolVersion));
+    return Status(Code::kUnimplemented,
+                  "protocol version " + std::to_string(header.version) +
+                      " is unknown; this build speaks " + std::to_string(kProtocolVersionMin) +
+                      " to " + std::to_string(kProtocolVersion) + ": upgrade the older side");
   }
   if (header.flags != 0 || header.reserved != 0) {
     return bad_frame("flags and reserved header fields must be 0 in protocol version 1");
@@ -87,20 +72,34 @@ Status truncated(std::string_view message, std::string_view part, size_t body_by
   return bad_frame(std::move(text));
 }
 
+namespace {
 Status expect(const FrameHeader& header, uint16_t opcode, std::span<const std::byte> body) {
   if (header.opcode != opcode) {
-    std::string text = "expected opcode ";
-    text.append(std::to_string(opcode)).append(", not ").append(std::to_string(header.opcode));
-    return bad_frame(std::move(text));
+    return bad_frame("expected opcode " + std::to_string(opcode) + ", got " +
+                     std::to_string(header.opcode));
   }
   if (header.code != 0) return bad_frame("an error reply has no such body: see decode_error");
   if (header.body_bytes != body.size()) {
-    std::string text = "the header says a body of ";
-    text.append(std::to_string(header.body_bytes)).append(" bytes, ");
-    text.append(std::to_string(body.size())).append(" are here");
-    return bad_frame(std::move(text));
+    return bad_frame("the header announces a body of " + std::to_string(header.body_bytes) +
+                     " bytes, got " + std::to_string(body.size()));
   }
   return {};
+}
+}  // namespace
+
+Status expect_request(const FrameHeader& header, Opcode opcode, std::span<const std::byte> body) {
+  return expect(header, static_cast<uint16_t>(opcode), body);
+}
+
+Status expect_reply(const FrameHeader& header, Opcode opcode, std::span<const std::byte> body) {
+  return expect(header, reply_opcode(opcode), body);
+}
+
+Status expect_end(const Cursor& cursor, std::string_view message, std::string_view part) {
+  if (cursor.left() == 0) return {};
+  std::string text(message);
+  text.append(": ").append(std::to_string(cursor.left())).append(" bytes are left after the ");
+  return bad_frame(text.append(part));
 }
 
 void encode_error(uint16_t request_opcode, uint64_t request_id, const Status& status,
@@ -108,19 +107,15 @@ void encode_error(uint16_t request_opcode, uint64_t request_id, const Status& st
   start_frame(static_cast<uint16_t>(request_opcode | kReplyBit), request_id, frame);
   const std::string_view text = status.message().substr(0, kMaxErrorBytes);
   append_bytes(text.data(), text.size(), frame);
-  FrameHeader header;
-  std::memcpy(&header, frame.data(), kHeaderBytes);
-  // An OK status here is our own mistake, reported as kInternal: an error reply of code 0 would
-  // be read as a success.
-  header.code = static_cast<uint16_t>(status.ok() ? Code::kInternal : status.code());
-  std::memcpy(frame.data(), &header, kHeaderBytes);
-  finish_frame(frame);
+  // An OK status here is our own mistake, reported as kInternal: a client would read an error reply
+  // of code 0 as a success.
+  finish_frame(frame, 0, status.ok() ? Code::kInternal : status.code());
 }
 
 Status decode_error(const FrameHeader& header, std::span<const std::byte> body) {
-  if (header.code == 0) return bad_frame("a reply of code 0 is no error");
+  if (header.code == 0) return bad_frame("a reply of code 0 is not an error");
   const size_t n = std::min<size_t>(body.size(), kMaxErrorBytes);
-  const bool known = header.code <= static_cast<uint16_t>(Code::kIoError);
+  const bool known = header.code <= static_cast<uint16_t>(Code::kInUse);
   return Status(known ? static_cast<Code>(header.code) : Code::kInternal,
                 std::string(reinterpret_cast<const char*>(body.data()), n));
 }
@@ -132,9 +127,8 @@ void encode_status(uint64_t request_id, Frame& frame) {
 }
 
 Status decode_status(const FrameHeader& header, std::span<const std::byte> body) {
-  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kStatus), body));
-  if (!body.empty()) return bad_frame("a status request has no body");
-  return {};
+  PETPS_RETURN_IF_ERROR(expect_request(header, Opcode::kStatus, body));
+  return expect_end(Cursor(body), "status", "header");
 }
 
 Status encode_status_reply(uint64_t request_id, std::string_view json, Frame& frame) {
@@ -148,7 +142,7 @@ Status encode_status_reply(uint64_t request_id, std::string_view json, Frame& fr
 
 Status decode_status_reply(const FrameHeader& header, std::span<const std::byte> body,
                            std::string_view& json) {
-  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kStatus) | kReplyBit, body));
+  PETPS_RETURN_IF_ERROR(expect_reply(header, Opcode::kStatus, body));
   json = {reinterpret_cast<const char*>(body.data()), body.size()};
   return {};
 }
@@ -169,7 +163,7 @@ void encode_hot_keys(uint64_t request_id, const HotKeysRequest& hot, Frame& fram
 
 Status decode_hot_keys(const FrameHeader& header, std::span<const std::byte> body,
                        const Limits& limits, HotKeysRequest& hot) {
-  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kHotKeys), body));
+  PETPS_RETURN_IF_ERROR(expect_request(header, Opcode::kHotKeys, body));
   Cursor cursor(body);
   HotKeysHead head{};
   if (!cursor.take(head)) return truncated("hot set", "head", body.size());
@@ -180,8 +174,7 @@ Status decode_hot_keys(const FrameHeader& header, std::span<const std::byte> bod
   }
   hot.table = head.table;
   if (!cursor.take_array(head.keys, hot.keys)) return truncated("hot set", "keys", body.size());
-  if (cursor.left() != 0) return bad_frame("hot set: bytes are left after the keys");
-  return {};
+  return expect_end(cursor, "hot set", "keys");
 }
 
 void encode_hot_keys_reply(uint64_t request_id, Frame& frame) {
@@ -189,9 +182,8 @@ void encode_hot_keys_reply(uint64_t request_id, Frame& frame) {
 }
 
 Status decode_hot_keys_reply(const FrameHeader& header, std::span<const std::byte> body) {
-  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kHotKeys) | kReplyBit, body));
-  if (!body.empty()) return bad_frame("a hot set's reply has no body");
-  return {};
+  PETPS_RETURN_IF_ERROR(expect_reply(header, Opcode::kHotKeys, body));
+  return expect_end(Cursor(body), "hot set reply", "header");
 }
 
 namespace {
@@ -213,7 +205,7 @@ void encode_control(uint64_t request_id, const ControlRequest& control, Frame& f
 
 Status decode_control(const FrameHeader& header, std::span<const std::byte> body,
                       ControlRequest& control) {
-  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kControl), body));
+  PETPS_RETURN_IF_ERROR(expect_request(header, Opcode::kControl, body));
   Cursor cursor(body);
   ControlHead head{};
   if (!cursor.take(head)) return truncated("control", "head", body.size());
@@ -234,9 +226,8 @@ void encode_control_reply(uint64_t request_id, Frame& frame) {
 }
 
 Status decode_control_reply(const FrameHeader& header, std::span<const std::byte> body) {
-  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kControl) | kReplyBit, body));
-  if (!body.empty()) return bad_frame("a control's reply has no body");
-  return {};
+  PETPS_RETURN_IF_ERROR(expect_reply(header, Opcode::kControl, body));
+  return expect_end(Cursor(body), "control reply", "header");
 }
 
 }  // namespace petps::wire

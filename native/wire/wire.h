@@ -28,24 +28,22 @@ namespace petps::wire {
 static_assert(std::endian::native == std::endian::little,
               "frames are little-endian and are read in place");
 
-// ---- Limits. Breaking one gets an error on that connection alone. The hello reply has those in
-// struct Limits, which a server may lower.
+// ---- Limits. A request beyond one gets an error; other connections are not affected. The hello
+// reply reports those in struct Limits; a server may lower them.
 
-// Longest body of a frame, both ways. 500 rows of the largest size (4096 x f32 = 16 KiB) need 8
-// MiB. Twice that leaves room for a push of the same rows, and bounds what a server must hold for
-// one connection.
+// Longest body of a request or reply. 500 rows of the largest size (4096 x f32 = 16 KiB) need 8
+// MiB; twice that also holds a push of these rows. It bounds the memory of one connection.
 inline constexpr uint32_t kMaxBodyBytes = 16u << 20;
 // One worker runs a pull to completion: 65,536 keys take about 10 ms, the longest that other
 // connections should wait.
 inline constexpr uint32_t kMaxKeysPerPull = 65536;
-// Sections of one pull. Inference with thousands of features exists; more is a client's mistake.
+// Sections of one pull. Some models have thousands of features; more are a client's mistake.
 inline constexpr uint32_t kMaxSectionsPerPull = 4096;
-// Rows of one push: what one durable batch may hold before its drain delays the pushes behind it.
+// Rows of one push. The drain of a larger batch would delay the pushes behind it too long.
 inline constexpr uint32_t kMaxKeysPerPush = 65536;
-// Hot keys of one message, 512 KiB of keys: a hot set is the head of a skewed distribution.
+// Keys of one hot set (512 KiB): only the most pulled keys are worth moving.
 inline constexpr uint32_t kMaxHotKeys = 65536;
-// Requests of one connection that may be unanswered. At this number the server stops reading from
-// the connection.
+// Unanswered requests of one connection. At this number the server stops reading from it.
 inline constexpr uint32_t kMaxInFlight = 64;
 // Connections of one server. Each costs a file descriptor and at least one receive buffer (64 KiB).
 inline constexpr uint32_t kMaxConnections = 4096;
@@ -78,7 +76,8 @@ enum class Opcode : uint16_t {  // never renumber
   kControl = 8,                 // switch an alias, drop an instance
   kRdma = 9,                    // offer a queue pair; see kFeatureRdma
 };
-// Return "pull"; "unknown" for an unknown opcode. kReplyBit is ignored.
+inline constexpr size_t kOpcodesEnd = 10;  // above every Opcode: the size of an array by opcode
+// Return the opcode's name, such as "pull", or "unknown". kReplyBit is ignored.
 std::string_view opcode_name(uint16_t opcode);
 
 // ---- The header: 32 bytes before every body.
@@ -98,20 +97,20 @@ struct FrameHeader {
 static_assert(sizeof(FrameHeader) == 32, "the header is copied to and from frames whole");
 inline constexpr size_t kHeaderBytes = sizeof(FrameHeader);
 
-// Decode a header from at least kHeaderBytes bytes. Check signature, version and body length,
-// which must hold before the body is received.
+// Decode a header from at least kHeaderBytes bytes. Check signature, version and body length, so
+// that the caller may then receive the body.
 // Errors: kInvalidArgument (not petps, reserved bits), kUnimplemented (version),
 // kResourceExhausted (body above the limit).
 base::Status decode_header(std::span<const std::byte> bytes, FrameHeader& header);
-// As decode_header, for servers. Also check that it is a request: no reply bit, code 0, body a
-// multiple of kBodyAlignment.
+// Decode a header as decode_header does. Also check that it is a request: no reply bit, code 0,
+// body a multiple of kBodyAlignment.
 base::Status decode_request_header(std::span<const std::byte> bytes, FrameHeader& header);
-// As decode_header, for clients. Also check that it is a reply. An error reply is OK here: see
-// header.code and decode_error.
+// Decode a header as decode_header does. Also check that it is a reply. The result is OK for an
+// error reply too: see header.code and decode_error.
 base::Status decode_reply_header(std::span<const std::byte> bytes, FrameHeader& header);
 
-// Every encode_... below replaces the content of `frame` (header included); reusing a vector
-// allocates nothing in the long run.
+// Every encode_... below replaces the content of `frame`, header included. A reused frame keeps its
+// memory.
 using Frame = std::vector<std::byte>;
 
 // ---- Errors
@@ -141,7 +140,7 @@ inline bool has_partition(const PartitionSet& set, uint32_t partition) {
 // Return "0-3, 7", or "none" for an empty set.
 std::string partitions_text(const PartitionSet& set);
 
-// The partitions that one server owns. partitions = 1 with bit 0 of `owned`: it owns everything.
+// The partitions that one server owns. The default is a server that owns everything.
 struct Shard {
   uint32_t shard = 0;  // this server's number in the map
   uint32_t shards = 1;
@@ -168,7 +167,7 @@ inline constexpr uint64_t kFeaturePushOrder = 16;
 struct HelloRequest {
   uint16_t version_min = kProtocolVersionMin;
   uint16_t version_max = kProtocolVersion;
-  std::string_view client;  // name for the server's reports, at most kMaxNameBytes
+  std::string_view client;  // the client's name, at most kMaxNameBytes
 };
 struct HelloReply {
   uint16_t version_min = kProtocolVersionMin;
@@ -260,8 +259,9 @@ struct PullRequest {
   std::span<const uint64_t> keys;  // of all sections, one section after another
 };
 
-size_t pull_request_bytes(size_t sections, size_t keys);  // of the whole frame
-// The sections' keys must sum to keys.size(). The caller must keep the limits (in the hello reply).
+// Return the bytes of the whole frame.
+size_t pull_request_bytes(size_t sections, size_t keys);
+// ASSUMPTIONS: the keys of the sections sum to keys.size(); the request is within the limits.
 void encode_pull(uint64_t request_id, const PullRequest& pull, Frame& frame);
 base::Status decode_pull(const FrameHeader& header, std::span<const std::byte> body,
                          const Limits& limits, PullRequest& pull);
@@ -278,7 +278,7 @@ struct PullReplySection {
 };
 static_assert(sizeof(PullReplySection) == 24, "read in place from the frame");
 
-// The start of a pull reply's body. It gives the number of bytes to read before the rows.
+// The start of a pull reply's body. rows_offset is the number of bytes to read before the rows.
 struct PullReplyPrefix {
   uint64_t applied_version = 0;
   uint64_t rows_offset = 0;  // from the start of the body: prefix, section heads, bitmaps
@@ -305,8 +305,8 @@ struct PullReplyParts {
   std::span<PullReplySection> sections;
   std::span<uint64_t> bitmaps;
 };
-// Write section heads with nothing found, and zeroed bitmaps. The server then sets bits,
-// rows_found, row_bytes and code, and calls finish_pull_reply.
+// Write section heads without rows, and zeroed bitmaps. The caller then sets bits, rows_found,
+// row_bytes and code, and calls finish_pull_reply.
 PullReplyParts start_pull_reply(std::span<const PullSection> sections, std::span<std::byte> head);
 void finish_pull_reply(uint64_t request_id, uint64_t applied_version, size_t sections,
                        uint64_t rows_bytes, std::span<std::byte> head);
@@ -325,18 +325,18 @@ base::Status decode_pull_reply_head(const FrameHeader& header, std::span<const s
 inline constexpr uint32_t kPushHasDeletions = 1;  // a deletion bitmap follows the keys
 inline constexpr uint32_t kPushHasOrder = 2;      // a PushOrder precedes the keys
 
-// The position of a push among the pushes of its client. A server refuses a push whose call had
-// already finished when the client sent a later push. The bytes of a push that the client gave up
-// may arrive late, and must not overwrite a newer push.
+// The position of a push among the pushes of its client. A push that the client gave up may arrive
+// late, and must not overwrite a newer push. So a server refuses a push whose call had already
+// finished when the client sent a later push.
 struct PushOrder {
-  uint64_t client = 0;  // drawn at random; 0: no order
-  uint64_t number = 0;  // of the call; all frames of a call share it
-  uint64_t oldest = 0;  // oldest call that had not finished when this was sent; at most `number`
-  uint64_t ended = 0;   // bit i: call `oldest` + i had finished
+  uint64_t client = 0;    // drawn at random; 0: no order
+  uint64_t number = 0;    // of the call; all frames of a call share it
+  uint64_t oldest = 0;    // oldest call that had not finished when this was sent; at most `number`
+  uint64_t finished = 0;  // bit i: call `oldest` + i had finished
   bool operator==(const PushOrder&) const = default;
 };
 static_assert(sizeof(PushOrder) == 32, "copied whole: see FORMAT.md, push");
-inline constexpr uint64_t kPushOrderCalls = 64;  // calls that `ended` reports
+inline constexpr uint64_t kPushOrderCalls = 64;  // calls that `finished` reports
 
 struct PushRequest {
   uint32_t table = 0;
@@ -360,7 +360,7 @@ struct PushReply {
   bool operator==(const PushReply&) const = default;
 };
 
-// Return the bytes of the whole frame, with an order.
+// Return the bytes of the whole frame of a push that has an order.
 size_t push_request_bytes(size_t keys, size_t row_bytes, bool deletions);
 void encode_push(uint64_t request_id, const PushRequest& push, Frame& frame);
 base::Status decode_push(const FrameHeader& header, std::span<const std::byte> body,
@@ -442,7 +442,8 @@ base::Status decode_control(const FrameHeader& header, std::span<const std::byte
 void encode_control_reply(uint64_t request_id, Frame& frame);  // empty body
 base::Status decode_control_reply(const FrameHeader& header, std::span<const std::byte> body);
 
-// ---- RDMA set-up: what two queue pairs must know of each other (native/transport/rdma/RDMA.md)
+// ---- RDMA set-up: the addresses and limits that two queue pairs exchange
+// (native/transport/rdma/RDMA.md)
 
 struct QueuePair {
   uint32_t number = 0;         // 24 bits, not 0

@@ -140,7 +140,7 @@ wire::PushOrder PushNumbers::order(uint64_t number) const {
   const std::lock_guard lock(mutex_);
   wire::PushOrder order{client_, number, *under_way_.begin(), 0};
   for (uint64_t i = 1; i < wire::kPushOrderCalls && order.oldest + i < next_; ++i) {
-    if (!under_way_.contains(order.oldest + i)) order.ended |= uint64_t{1} << i;
+    if (!under_way_.contains(order.oldest + i)) order.finished |= uint64_t{1} << i;
   }
   return order;
 }

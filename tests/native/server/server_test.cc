@@ -305,7 +305,7 @@ TEST(GivenUpPushes, AreWhatAModelSays) {
       for (uint64_t call = 1; call < next; ++call) {
         if (under_way.contains(call) || call >= order.oldest + wire::kPushOrderCalls) continue;
         ended.insert(call);
-        if (call > order.oldest) order.ended |= uint64_t{1} << (call - order.oldest);
+        if (call > order.oldest) order.finished |= uint64_t{1} << (call - order.oldest);
       }
       sent.emplace_back(order, ended);
       if (random() % 2 == 0) under_way.erase(number);

@@ -1,7 +1,5 @@
 #include "frames.h"
 
-#include <gtest/gtest.h>
-
 #include <cstring>
 
 namespace petps::wire {
@@ -41,13 +39,7 @@ TablesReply sample_tables() {
 HelloReply sample_hello() {
   HelloReply hello;
   for (size_t i = 0; i < 16; ++i) hello.pool_uuid[i] = static_cast<uint8_t>(i * 17);
-  hello.shard.shard = 1;
-  hello.shard.shards = 3;
-  hello.shard.partitions = 96;
-  hello.shard.map_version = 5;
-  hello.shard.owned = {};
-  hello.shard.owned[0] = 0xF0;
-  hello.shard.owned[1] = 1;
+  hello.shard = {.shard = 1, .shards = 3, .partitions = 96, .map_version = 5, .owned = {0xF0, 1}};
   hello.features = kFeatureShardMap | kFeaturePullWait;
   return hello;
 }
@@ -64,11 +56,8 @@ QueuePair sample_queue_pair() {
 // Two servers that are replicas for partitions 0 to 63 and 69, and one server of the others.
 ShardMap sample_shard_map() {
   ShardMap map{"ranking", 5, 70, {}};
-  PartitionSet half{};
-  half[0] = ~uint64_t{0};
-  half[1] = 0b100000;
-  PartitionSet rest{};
-  rest[1] = 0b011111;
+  const PartitionSet half{~uint64_t{0}, 0b100000};
+  const PartitionSet rest{0, 0b011111};
   map.servers = {{"h1:7070", half}, {"[::1]:7070", half}, {"h3:7070", rest}};
   return map;
 }
@@ -77,88 +66,88 @@ Frame sample_push(const PushOrder& order = {}) {
   const std::vector<uint64_t> keys = {1, 2, ~uint64_t{0}};
   const std::vector<uint64_t> deletions = {0b010};
   const std::vector<std::byte> rows(9, std::byte{0x5A});
-  PushRequest push;
-  push.table = 9;
-  push.instance = 1;
-  push.dim = 3;
-  push.dtype = 3;
-  push.row_bytes = 3;
-  push.stamp = 77;
-  push.order = order;
-  push.keys = keys;
-  push.deletions = deletions;
-  push.rows = rows;
   Frame frame;
-  encode_push(13, push, frame);
+  encode_push(13, {9, 1, 3, 3, 3, 77, order, keys, deletions, rows}, frame);
   return frame;
 }
 
-bool inside(const void* begin, size_t bytes, std::span<const std::byte> frame) {
-  const auto* at = static_cast<const std::byte*>(begin);
-  return bytes == 0 || (at >= frame.data() && at + bytes <= frame.data() + frame.size());
+// Expect that a view lies inside the body that it was decoded from.
+void expect_inside(const auto& view, std::span<const std::byte> body) {
+  if (view.empty()) return;
+  const auto bytes = std::as_bytes(std::span(view));
+  EXPECT_GE(bytes.data(), body.data());
+  EXPECT_LE(bytes.data() + bytes.size(), body.data() + body.size());
+}
+
+// Return the status of decoding a message of type T.
+template <typename T>
+Status decode_as(Status (*decode)(const FrameHeader&, std::span<const std::byte>, T&),
+                 const FrameHeader& header, std::span<const std::byte> body) {
+  T message{};
+  return decode(header, body, message);
+}
+
+Status decode_hello_request(const FrameHeader& header, std::span<const std::byte> body) {
+  HelloRequest hello;
+  PETPS_RETURN_IF_ERROR(decode_hello(header, body, hello));
+  expect_inside(hello.client, body);
+  return {};
+}
+
+Status decode_pull_request(const FrameHeader& header, std::span<const std::byte> body) {
+  PullRequest pull;
+  PETPS_RETURN_IF_ERROR(decode_pull(header, body, {}, pull));
+  expect_inside(pull.sections, body);
+  expect_inside(pull.keys, body);
+  EXPECT_LE(pull.keys.size(), Limits().keys_per_pull);
+  return {};
+}
+
+Status decode_push_request(const FrameHeader& header, std::span<const std::byte> body) {
+  PushRequest push;
+  PETPS_RETURN_IF_ERROR(decode_push(header, body, {}, push));
+  expect_inside(push.keys, body);
+  expect_inside(push.deletions, body);
+  expect_inside(push.rows, body);
+  EXPECT_EQ(push.rows.size(), push.keys.size() * push.row_bytes);
+  return {};
+}
+
+Status decode_hot_keys_request(const FrameHeader& header, std::span<const std::byte> body) {
+  HotKeysRequest hot;
+  PETPS_RETURN_IF_ERROR(decode_hot_keys(header, body, {}, hot));
+  expect_inside(hot.keys, body);
+  return {};
+}
+
+Status decode_control_request(const FrameHeader& header, std::span<const std::byte> body) {
+  ControlRequest control;
+  PETPS_RETURN_IF_ERROR(decode_control(header, body, control));
+  expect_inside(control.alias, body);
+  expect_inside(control.instance, body);
+  return {};
 }
 
 Status decode_request(const FrameHeader& header, std::span<const std::byte> body) {
-  const Limits limits;
   switch (static_cast<Opcode>(header.opcode)) {
-    case Opcode::kHello: {
-      HelloRequest hello;
-      const Status status = decode_hello(header, body, hello);
-      if (status.ok()) {
-        EXPECT_TRUE(inside(hello.client.data(), hello.client.size(), body));
-      }
-      return status;
-    }
-    case Opcode::kTables: {
-      TablesRequest tables;
-      return decode_tables(header, body, tables);
-    }
-    case Opcode::kPull: {
-      PullRequest pull;
-      const Status status = decode_pull(header, body, limits, pull);
-      if (status.ok()) {
-        EXPECT_TRUE(inside(pull.sections.data(), pull.sections.size_bytes(), body));
-        EXPECT_TRUE(inside(pull.keys.data(), pull.keys.size_bytes(), body));
-        EXPECT_LE(pull.keys.size(), limits.keys_per_pull);
-      }
-      return status;
-    }
-    case Opcode::kPush: {
-      PushRequest push;
-      const Status status = decode_push(header, body, limits, push);
-      if (status.ok()) {
-        EXPECT_TRUE(inside(push.keys.data(), push.keys.size_bytes(), body));
-        EXPECT_TRUE(inside(push.deletions.data(), push.deletions.size_bytes(), body));
-        EXPECT_TRUE(inside(push.rows.data(), push.rows.size(), body));
-        EXPECT_EQ(push.rows.size(), push.keys.size() * push.row_bytes);
-      }
-      return status;
-    }
+    case Opcode::kHello:
+      return decode_hello_request(header, body);
+    case Opcode::kTables:
+      return decode_as(decode_tables, header, body);
+    case Opcode::kPull:
+      return decode_pull_request(header, body);
+    case Opcode::kPush:
+      return decode_push_request(header, body);
     case Opcode::kStatus:
       return decode_status(header, body);
-    case Opcode::kHotKeys: {
-      HotKeysRequest hot;
-      const Status status = decode_hot_keys(header, body, limits, hot);
-      if (status.ok()) {
-        EXPECT_TRUE(inside(hot.keys.data(), hot.keys.size_bytes(), body));
-      }
-      return status;
-    }
+    case Opcode::kHotKeys:
+      return decode_hot_keys_request(header, body);
     case Opcode::kShardMap:
       return decode_shard_map(header, body);
-    case Opcode::kRdma: {
-      RdmaRequest rdma;
-      return decode_rdma(header, body, rdma);
-    }
-    case Opcode::kControl: {
-      ControlRequest control;
-      const Status status = decode_control(header, body, control);
-      if (status.ok()) {
-        EXPECT_TRUE(inside(control.alias.data(), control.alias.size(), body));
-        EXPECT_TRUE(inside(control.instance.data(), control.instance.size(), body));
-      }
-      return status;
-    }
+    case Opcode::kRdma:
+      return decode_as(decode_rdma, header, body);
+    case Opcode::kControl:
+      return decode_control_request(header, body);
   }
   return Status(Code::kUnimplemented, "unknown opcode");
 }
@@ -169,8 +158,8 @@ Status decode_pull_reply(const FrameHeader& header, std::span<const std::byte> b
   EXPECT_LE(prefix.rows_offset, body.size());
   PullReply reply;
   PETPS_RETURN_IF_ERROR(decode_pull_reply_head(header, body.first(prefix.rows_offset), reply));
-  EXPECT_TRUE(inside(reply.sections.data(), reply.sections.size_bytes(), body));
-  EXPECT_TRUE(inside(reply.bitmaps.data(), reply.bitmaps.size_bytes(), body));
+  expect_inside(reply.sections, body);
+  expect_inside(reply.bitmaps, body);
   uint64_t bytes = 0;
   for (const PullReplySection& section : reply.sections)
     bytes += uint64_t{section.rows_found} * section.row_bytes;
@@ -184,24 +173,16 @@ Status decode_reply(const FrameHeader& header, std::span<const std::byte> body) 
     return {};
   }
   switch (static_cast<Opcode>(header.opcode & ~kReplyBit)) {
-    case Opcode::kHello: {
-      HelloReply hello;
-      return decode_hello_reply(header, body, hello);
-    }
-    case Opcode::kTables: {
-      TablesReply tables;
-      return decode_tables_reply(header, body, tables);
-    }
+    case Opcode::kHello:
+      return decode_as(decode_hello_reply, header, body);
+    case Opcode::kTables:
+      return decode_as(decode_tables_reply, header, body);
     case Opcode::kPull:
       return decode_pull_reply(header, body);
-    case Opcode::kPush: {
-      PushReply push;
-      return decode_push_reply(header, body, push);
-    }
-    case Opcode::kStatus: {
-      std::string_view json;
-      return decode_status_reply(header, body, json);
-    }
+    case Opcode::kPush:
+      return decode_as(decode_push_reply, header, body);
+    case Opcode::kStatus:
+      return decode_as(decode_status_reply, header, body);
     case Opcode::kHotKeys:
       return decode_hot_keys_reply(header, body);
     case Opcode::kShardMap: {
@@ -212,10 +193,8 @@ Status decode_reply(const FrameHeader& header, std::span<const std::byte> body) 
     }
     case Opcode::kControl:
       return decode_control_reply(header, body);
-    case Opcode::kRdma: {
-      RdmaReply rdma;
-      return decode_rdma_reply(header, body, rdma);
-    }
+    case Opcode::kRdma:
+      return decode_as(decode_rdma_reply, header, body);
   }
   return Status(Code::kUnimplemented, "unknown opcode");
 }
@@ -269,10 +248,18 @@ std::vector<NamedFrame> sample_frames() {
   return frames;
 }
 
+Frame sample_frame(std::string_view name) {
+  for (const NamedFrame& sample : sample_frames()) {
+    if (sample.name == name) return sample.bytes;
+  }
+  ADD_FAILURE() << "no sample frame is called " << name;
+  return {};
+}
+
 Status decode_any(std::span<const std::byte> frame) {
   FrameHeader header;
   PETPS_RETURN_IF_ERROR(decode_header(frame, header));
-  // What a transport does with a length: it waits for more bytes, or hands over exactly the frame.
+  // Like a transport: wait for more bytes, or pass on exactly the frame.
   if (frame.size() - kHeaderBytes < header.body_bytes)
     return Status(Code::kInvalidArgument, "incomplete");
   const std::span<const std::byte> body = frame.subspan(kHeaderBytes, header.body_bytes);

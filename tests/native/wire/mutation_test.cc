@@ -1,5 +1,5 @@
-// Broken frames: they never cause a crash, and always return a Status with a message. Under ASan
-// each frame lies in memory of exactly its size, so that reading one byte too many is detected.
+// A broken frame never causes a crash, and its refusal always has a message. Each frame has memory
+// of exactly its size, so that ASan detects a read beyond the end.
 // Does not cover: frames larger than a few hundred bytes, and what a server does with a frame
 // that decodes (tests/native/server).
 #include <gtest/gtest.h>
@@ -73,7 +73,7 @@ class Mutator {
   std::mt19937_64 random_;
 };
 
-TEST(Mutation, NeverACrashAlwaysAMessage) {
+TEST(Mutation, AMutatedFrameIsDecodedOrRefusedWithAMessage) {
   const uint64_t seed = tests::seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   Mutator mutator(seed);
@@ -101,18 +101,18 @@ TEST(Mutation, NeverACrashAlwaysAMessage) {
   EXPECT_GT(accepted, 1000u);
 }
 
-TEST(Mutation, EveryTruncationIsRefused) {
+TEST(Mutation, EveryTruncatedFrameIsRefused) {
   for (const NamedFrame& sample : sample_frames()) {
     for (size_t n = 0; n < sample.bytes.size(); ++n) {
       const std::unique_ptr<std::byte[]> exact(new std::byte[n]);
       if (n > 0) std::memcpy(exact.get(), sample.bytes.data(), n);
       EXPECT_FALSE(decode_any({exact.get(), n}).ok()) << sample.name << " cut to " << n;
-      // A cut frame whose header has the cut length: only texts may still be whole.
+      // Make the header agree with the cut length. Only messages that end in text are still valid.
       if (n < kHeaderBytes || sample.name == "error" || sample.name == "status_reply") continue;
       const auto length = static_cast<uint32_t>(n - kHeaderBytes);
       // Fields that releases after the first append to the hello reply may be missing.
       if (sample.name == "hello_reply" && length == 200) continue;
-      // So may the state of the tables: 24 bytes, then one word for the one alias.
+      // The state of the tables may be missing too: 24 bytes, then 4 for the one alias.
       if (sample.name == "tables_state" && length == 0) continue;
       if (sample.name == "tables_state_reply" && n + 28 == sample.bytes.size()) continue;
       std::memcpy(exact.get() + offsetof(FrameHeader, body_bytes), &length, sizeof(length));

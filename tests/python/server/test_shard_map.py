@@ -73,7 +73,7 @@ def test_a_parsed_map_writes_the_same_map() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"version": 0}, "version 0 stands for no map"),
+        ({"version": 0}, "version 0 means no map"),
         ({"version": -1}, "version: should be greater than or equal to 0, not -1"),
         ({"version": True}, "version: should be a valid integer, not True"),
         ({"model": 7}, "model: should be a valid string, not 7"),
