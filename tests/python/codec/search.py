@@ -1,4 +1,4 @@
-"""The greedy search of Check-N-Run 5.2 in numpy: a straightforward version.
+"""The greedy search of Check-N-Run 5.2, written plainly in numpy.
 
 Tests compare the native search with it, and bench/checkpoint measures both.
 """
@@ -47,9 +47,9 @@ def search(rows: Array, bits: int, bins: int, ratio: float) -> Ranges:
         by_high = error(low + step * raised, width)
         raised = np.where(by_low < by_high, raised + real(1), raised)
         share = width / whole
-        found = np.minimum(by_low, by_high) * (share * share)
-        better = found < best.error
-        best.error = np.where(better, found, best.error)
+        error_now = np.minimum(by_low, by_high) * (share * share)
+        better = error_now < best.error
+        best.error = np.where(better, error_now, best.error)
         best.zero = np.where(better, low + step * raised, best.zero)
         best.width = np.where(better, width, best.width)
     best.error = np.sqrt(best.error) * (whole / levels)

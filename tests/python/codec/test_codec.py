@@ -1,4 +1,4 @@
-"""Quantised rows in Python: the search against numpy, Check-N-Run's choices, invalid input."""
+"""Quantised rows: the search agrees with numpy; Check-N-Run's choices; invalid input."""
 
 from __future__ import annotations
 
@@ -56,28 +56,26 @@ def l2(rows: Floats, quantisation: Quantisation) -> npt.NDArray[np.float64]:
 @pytest.mark.parametrize("dim", [1, 2, 7, 16, 50, 64, 130])
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize(("bins", "ratio"), [(1, 1.0), (10, 0.35), (25, 1.0), (45, 0.6)])
-def test_the_search_finds_the_ranges_that_numpy_finds(
-    dim: int, bits: int, bins: int, ratio: float
-) -> None:
+def test_the_search_agrees_with_numpy(dim: int, bits: int, bins: int, ratio: float) -> None:
     rows = trained_rows(300, dim)
     rows = rows[rows.max(axis=1) > rows.min(axis=1)]
     if len(rows) == 0:  # with dim 1 every row is constant
         return
     expected = search(rows, bits, bins, ratio)
-    found = headers(Quantisation("adaptive", bits, bins=bins, ratio=ratio).quantise(rows))
-    np.testing.assert_array_equal(found[:, 1], expected.zero + np.float32(0))
-    np.testing.assert_array_equal(found[:, 0], expected.width / np.float32(2**bits - 1))
+    grids = headers(Quantisation("adaptive", bits, bins=bins, ratio=ratio).quantise(rows))
+    np.testing.assert_array_equal(grids[:, 1], expected.zero + np.float32(0))
+    np.testing.assert_array_equal(grids[:, 0], expected.width / np.float32(2**bits - 1))
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
-def test_the_errors_are_those_of_the_papers_words_in_double(bits: int) -> None:
-    """Compare most rows: rounding decides between two equally good ranges, and then they differ."""
+def test_errors_agree_with_the_papers_search_in_double(bits: int) -> None:
+    """Compare most rows. Rounding may decide differently between two equally good ranges."""
     rows = trained_rows(400, 64)
-    found = l2(rows, Quantisation("adaptive", bits, bins=45))
+    errors = l2(rows, Quantisation("adaptive", bits, bins=45))
     expected = np.array([search_row(row.astype(np.float64), bits, 45, 1.0) for row in rows])
-    near = np.abs(found - expected) <= 1e-6 * np.maximum(expected, 1.0)
+    near = np.abs(errors - expected) <= 1e-6 * np.maximum(expected, 1.0)
     assert near.mean() > 0.99
-    assert abs(found.mean() / expected.mean() - 1) < 1e-4
+    assert abs(errors.mean() / expected.mean() - 1) < 1e-4
 
 
 @given(
@@ -93,7 +91,7 @@ def test_the_errors_are_those_of_the_papers_words_in_double(bits: int) -> None:
 def test_adaptive_is_never_worse_than_asymmetric(
     rows: Floats, bits: int, bins: int, ratio: float
 ) -> None:
-    # Adding zero to a narrow range far from zero rounds; that error says nothing about the search.
+    # Allow for the rounding of zero + scale * code, which does not depend on the search.
     slack = 1e-6 * np.abs(rows).max(axis=1).astype(np.float64) * rows.shape[1] + FLOAT_MIN
     plain = l2(rows, Quantisation("asymmetric", bits))
     adaptive = l2(rows, Quantisation("adaptive", bits, bins=bins, ratio=ratio))
@@ -109,17 +107,17 @@ def test_adaptive_is_never_worse_than_asymmetric(
     method=st.sampled_from(METHODS),
     bits=st.sampled_from(BITS),
 )
-def test_any_rows_are_quantised_or_named(rows: Floats, method: Any, bits: int) -> None:
+def test_any_rows_are_quantised_or_refused_by_index(rows: Floats, method: Any, bits: int) -> None:
     quantisation = Quantisation(method, bits)
     finite = np.asarray(np.isfinite(rows).all(axis=1))
     try:
         stored = quantisation.quantise(rows)
     except InvalidArgument as error:
-        named = int(str(error).split("row ")[1].split()[0])
-        assert finite[:named].all()
+        row = int(str(error).split("row ")[1].split()[0])
+        assert finite[:row].all()
         with np.errstate(over="ignore", invalid="ignore"):
-            wide = ~np.isfinite(np.float32(2) * np.abs(rows[named]).max())
-        assert not finite[named] or wide
+            is_wide = ~np.isfinite(np.float32(2) * np.abs(rows[row]).max())
+        assert not finite[row] or is_wide
         return
     assert finite.all()
     assert stored.shape == (len(rows), quantisation.row_bytes(rows.shape[1]))
@@ -151,7 +149,7 @@ def test_every_processor_writes_the_same_bytes() -> None:
     assert len(digests) == 1
 
 
-def test_methods_in_the_papers_order() -> None:
+def test_methods_have_the_papers_order_of_errors() -> None:
     """Check the order of Figure 9: adaptive near k-means, both below asymmetric."""
     rows = trained_rows(500, 64, tail=12)
     for bits in (2, 3, 4):
@@ -161,7 +159,7 @@ def test_methods_in_the_papers_order() -> None:
         assert error["adaptive"] < 1.1 * error["kmeans"]
 
 
-def test_parameters_are_where_the_gain_tapers_off() -> None:
+def test_chosen_parameters_give_most_of_the_gain() -> None:
     rows = trained_rows(2000, 32)
     for bits in (2, 3, 4):
         chosen = choose_parameters(rows, bits)
@@ -169,8 +167,8 @@ def test_parameters_are_where_the_gain_tapers_off() -> None:
         assert chosen.bits == bits
         plain = mean_l2_error(rows, Quantisation("asymmetric", bits))
         gain = plain - mean_l2_error(rows, chosen)
-        most = plain - mean_l2_error(rows, Quantisation("adaptive", bits, bins=50))
-        assert gain >= 0.95 * most
+        gain_max = plain - mean_l2_error(rows, Quantisation("adaptive", bits, bins=50))
+        assert gain >= 0.95 * gain_max
         fewer = Quantisation("adaptive", bits, bins=max(1, chosen.bins // 4), ratio=chosen.ratio)
         assert gain > plain - mean_l2_error(rows, fewer)
     assert choose_parameters(rows, 8) == Quantisation("asymmetric", 8)
@@ -178,16 +176,16 @@ def test_parameters_are_where_the_gain_tapers_off() -> None:
         choose_parameters(rows[:0], 4)
 
 
-def test_a_sample_chooses_as_all_rows_do() -> None:
+def test_a_sample_gives_parameters_as_good_as_all_rows() -> None:
     rows = trained_rows(20_000, 32)
     for bits in (2, 3):
-        every = choose_parameters(rows, bits)
+        from_all = choose_parameters(rows, bits)
         sampled = choose_parameters(rows[sample_rows(len(rows))], bits)
-        worse = mean_l2_error(rows, sampled) / mean_l2_error(rows, every)
-        assert worse < 1.01
+        ratio = mean_l2_error(rows, sampled) / mean_l2_error(rows, from_all)
+        assert ratio < 1.01
 
 
-def test_how_many_rows_are_sampled() -> None:
+def test_the_number_of_sampled_rows() -> None:
     assert sample_rows(0).tolist() == []
     assert sample_rows(10).tolist() == list(range(10))
     assert len(sample_rows(1_000_000)) == 1000
@@ -199,25 +197,25 @@ def test_how_many_rows_are_sampled() -> None:
     assert large[-1] < 300_000_000
 
 
-def test_bits_follow_the_expected_restores() -> None:
+def test_bits_depend_on_the_expected_restores() -> None:
     expected = {0: 2, 1: 2, 1.5: 3, 3: 3, 4: 4, 20: 4, 21: 8, 1e9: 8}
     assert {restores: bits_for_restores(restores) for restores in expected} == expected
     assert bits_for_restores(1, restores=1) == 2
     assert bits_for_restores(1, restores=2) == 8
     assert bits_for_restores(20, restores=21) == 8
-    for wrong in ((-1, 0), (float("nan"), 0), (1, -1)):
+    for arguments in ((-1, 0), (float("nan"), 0), (1, -1)):
         with pytest.raises(InvalidArgument, match="restores"):
-            bits_for_restores(*wrong)
+            bits_for_restores(*arguments)
 
 
-def test_state_keeps_eight_bits_unless_asked() -> None:
+def test_optimizer_state_keeps_eight_bits_by_default() -> None:
     assert [bits_for_state(bits) for bits in BITS] == [8, 8, 8, 8]
     assert bits_for_state(2, state_bits=4) == 4
     with pytest.raises(InvalidArgument, match="bits must be 2, 3, 4 or 8, got 5"):
         bits_for_state(2, state_bits=5)
 
 
-def test_bad_input_is_named() -> None:
+def test_invalid_input_is_refused() -> None:
     rows = np.zeros((3, 4), np.float32)
     rows[2, 1] = np.nan
     with pytest.raises(InvalidArgument, match=r"row 2 of 3 has a NaN"):

@@ -1,4 +1,4 @@
-"""Forging of a pool's superblock (native/pool/FORMAT.md), as of another machine or release."""
+"""Changes a pool's superblock (native/pool/FORMAT.md) to that of another machine or release."""
 
 from __future__ import annotations
 

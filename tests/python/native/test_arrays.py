@@ -1,4 +1,4 @@
-"""Arrays: checked, never converted; the error names the argument and the remedy."""
+"""Arrays are checked and never converted. The error names the argument and the remedy."""
 
 from __future__ import annotations
 
@@ -54,19 +54,21 @@ BAD: list[tuple[str, Callable[[Any], object], str]] = [
 @pytest.mark.parametrize(
     ("call", "message"), [case[1:] for case in BAD], ids=[case[0] for case in BAD]
 )
-def test_bad_array(table: _native.Table, call: Callable[[Any], object], message: str) -> None:
+def test_an_invalid_array_is_refused(
+    table: _native.Table, call: Callable[[Any], object], message: str
+) -> None:
     with pytest.raises(InvalidArgument, match=message):
         call(table)
     assert table.status().rows == 0
 
 
-def test_unaligned_array_is_refused(table: _native.Table) -> None:
+def test_an_unaligned_array_is_refused(table: _native.Table) -> None:
     unaligned = np.frombuffer(bytearray(33), np.uint8)[1:].view(np.uint64)
     with pytest.raises(InvalidArgument, match="aligned"):
         table.pull(unaligned, np.zeros((4, 3), np.float32))
 
 
-def test_empty_arrays_are_fine(table: _native.Table) -> None:
+def test_empty_arrays_are_accepted(table: _native.Table) -> None:
     none = np.empty(0, np.uint64)
     assert table.pull(none, np.empty((0, 3), np.float32), np.empty(0, bool)) == 0
     assert table.apply(none, np.empty((0, 12), np.uint8)).inserted == 0

@@ -13,7 +13,7 @@ SEED = 20261
 
 
 @pytest.mark.parametrize("dim", [1, 3, 16, 129])
-def test_f32_is_exact_and_the_rest_is_near(dim: int) -> None:
+def test_f32_is_exact_and_other_dtypes_are_close(dim: int) -> None:
     print(f"seed {SEED}")
     rows = np.random.default_rng(SEED).standard_normal((50, dim)).astype(np.float32)
     span = rows.max(axis=1, keepdims=True) - rows.min(axis=1, keepdims=True)
@@ -31,7 +31,7 @@ def test_f32_is_exact_and_the_rest_is_near(dim: int) -> None:
         assert (np.abs(decoded - rows) <= limit + 1e-7).all(), dtype
 
 
-def test_bad_codec_arguments() -> None:
+def test_invalid_arguments_are_refused() -> None:
     rows = np.zeros((2, 4), np.float32)
     with pytest.raises(InvalidArgument, match=r"dtype 'f8' is unknown.*int8"):
         _native.encode_rows("f8", rows)
@@ -45,7 +45,7 @@ def test_bad_codec_arguments() -> None:
         _native.encode_rows("f32", np.zeros((2, 0), np.float32))
 
 
-def test_first_not_finite() -> None:
+def test_first_not_finite_returns_the_index_of_the_row() -> None:
     rows = np.zeros((5, 3), np.float32)
     assert _native.first_not_finite(rows) == 5
     rows[3, 2] = np.inf
@@ -54,7 +54,7 @@ def test_first_not_finite() -> None:
     assert _native.first_not_finite(rows) == 1
 
 
-def test_partition_is_xxh3_of_the_keys_bytes() -> None:
+def test_the_partition_is_xxh3_of_the_keys_bytes() -> None:
     keys = np.array([0, 1, 2**63, 2**64 - 1, 1234567], np.uint64)
     expected = [xxhash.xxh3_64_intdigest(int(key).to_bytes(8, "little")) % 7 for key in keys]
     assert _native.partition_of(keys, 7).tolist() == expected
@@ -70,6 +70,6 @@ def test_crc32c_check_value() -> None:
         _native.crc32c(memoryview(bytes(8))[::2])
 
 
-def test_facts_of_the_build() -> None:
+def test_formats_and_cpu_features() -> None:
     assert _native.formats() == {"pool": 3, "wire": 1}
     assert isinstance(_native.cpu_features()["avx2"], bool)

@@ -1,4 +1,4 @@
-"""petps._native.Server: start, stop and refusals. Frames are tested in tests/native."""
+"""petps._native.Server: start, stop and invalid options. tests/native tests the frames."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tables() -> Iterator[_native.Tables]:
     opened.close()
 
 
-def test_starts_listens_and_stops(tables: _native.Tables) -> None:
+def test_a_server_listens_until_it_is_stopped(tables: _native.Tables) -> None:
     server = _native.Server.start(tables, port=0, workers=2)
     with socket.create_connection(("127.0.0.1", server.port), timeout=5):
         pass
@@ -34,7 +34,7 @@ def test_starts_listens_and_stops(tables: _native.Tables) -> None:
         socket.create_connection(("127.0.0.1", server.port), timeout=5)
 
 
-def test_refuses_bad_options(tables: _native.Tables) -> None:
+def test_invalid_options_are_refused(tables: _native.Tables) -> None:
     with pytest.raises(InvalidArgument, match="server limit 'keys' is unknown"):
         _native.Server.start(tables, port=0, limits={"keys": 1})
     with pytest.raises(InvalidArgument, match="gather 'fast' is unknown; write 'auto', 'copy', "):
@@ -45,7 +45,7 @@ def test_refuses_bad_options(tables: _native.Tables) -> None:
         _native.Server.start(tables, host="localhost", port=0)
 
 
-def test_port_in_use(tables: _native.Tables) -> None:
+def test_a_port_in_use_is_refused(tables: _native.Tables) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PetpsError, match=f"{port}.*in use"):

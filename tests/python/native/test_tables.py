@@ -1,4 +1,4 @@
-"""petps._native.Tables and Table: operations on a pool, and their refusals."""
+"""petps._native.Tables and Table: operations on a pool, and the errors that they raise."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,8 +75,8 @@ def test_version_is_the_package_s() -> None:
 
 def test_error_classes_have_the_native_codes() -> None:
     header = Path(__file__).parents[3] / "native/base/status.h"
-    found = re.findall(r"^  k(\w+) = (\d+),", header.read_text(), re.M)
-    numbers = {name: int(number) for name, number in found if name != "Ok"}
+    codes = re.findall(r"^  k(\w+) = (\d+),", header.read_text(), re.M)
+    numbers = {name: int(number) for name, number in codes if name != "Ok"}
     assert len(numbers) == 15
     for name, number in numbers.items():
         kind = class_of(number)
@@ -83,7 +84,9 @@ def test_error_classes_have_the_native_codes() -> None:
         assert kind.number == number
 
 
-def test_same_as_a_slow_model(memory: tuple[_native.Tables, _native.Table]) -> None:
+def test_apply_and_pull_agree_with_a_slow_model(
+    memory: tuple[_native.Tables, _native.Table],
+) -> None:
     print(f"seed {SEED}")
     _, table = memory
     random = np.random.default_rng(SEED)
@@ -94,16 +97,16 @@ def test_same_as_a_slow_model(memory: tuple[_native.Tables, _native.Table]) -> N
         stored = _native.encode_rows("f32", rows_of(keys, step))
         report = table.apply(keys, stored, deleted, stamp=step)
         assert sum(report.as_dict().values()) == len(keys)
-        for key, gone in zip(keys.tolist(), deleted.tolist(), strict=True):
-            if gone:
+        for key, is_deleted in zip(keys.tolist(), deleted.tolist(), strict=True):
+            if is_deleted:
                 model.pop(key, None)
             else:
                 model[key] = step
-        every = np.arange(400, dtype=np.uint64)
+        all_keys = np.arange(400, dtype=np.uint64)
         out = np.empty((400, DIM), np.float32)
         mask = np.empty(400, bool)
-        assert table.pull(every, out, mask) == len(model)
-        assert set(every[mask].tolist()) == set(model)
+        assert table.pull(all_keys, out, mask) == len(model)
+        assert set(all_keys[mask].tolist()) == set(model)
         for key, salt in model.items():
             assert (out[key] == rows_of(np.array([key], np.uint64), salt)[0]).all()
         assert (out[~mask] == 0).all()
@@ -127,7 +130,7 @@ def test_pull_longer_than_a_batch_and_repeated_keys(
     assert (stored.view(np.float32) == out).all()
 
 
-def test_missing_key_shows_the_default_row() -> None:
+def test_a_missing_key_gets_the_default_row() -> None:
     with petps.create() as pool:
         pool.create_table("q", dim=3, dtype="int8", capacity=10, default=[1.0, 2.0, 3.0])
         table = pool.table("q")
@@ -141,31 +144,31 @@ def test_missing_key_shows_the_default_row() -> None:
         assert (stored[0] == table.default_row()).all()
 
 
-def test_default_row_is_told_after_a_reopen(tmp_path: Path) -> None:
+def test_the_default_row_survives_a_reopen(tmp_path: Path) -> None:
     path = tmp_path / "pool"
     with petps.create(path, durability="process") as pool:
         pool.create_table("half", dim=3, dtype="f16", capacity=10, default=0.5)
-        want = pool.table("half").default_row()
+        default_row = pool.table("half").default_row()
     with petps.open(path) as pool:
-        assert (pool.table("half").default_row() == want).all()
+        assert (pool.table("half").default_row() == default_row).all()
         pool.create_instance("default@1")  # copies its tables, default rows included
-        assert (pool.table("half", "default@1").default_row() == want).all()
+        assert (pool.table("half", "default@1").default_row() == default_row).all()
         assert (pool.pull("half", [7], model="default@1") == 0.5).all()
 
 
-def test_closed_pool_says_so(pool_path: Path) -> None:
+def test_a_closed_pool_raises_an_error(pool_path: Path) -> None:
     tables = _native.Tables.open(str(pool_path))
     table = tables.tables()[0]
     tables.close()
     tables.close()  # a second call does nothing
     assert tables.closed
-    for use in (tables.info, table.status, table.keys, tables.verify):
+    for method in (tables.info, table.status, table.keys, tables.verify):
         with pytest.raises(FailedPrecondition, match=f"{pool_path} is closed; open it again"):
-            use()
+            method()
     assert table.name == "t"
 
 
-def test_scan_and_server_hold_the_pool(pool_path: Path) -> None:
+def test_a_scan_or_server_prevents_closing_the_pool(pool_path: Path) -> None:
     tables = _native.Tables.open(str(pool_path))
     with tables.tables()[0].scan(buckets_per_page=1) as pages:
         next(pages)
@@ -179,7 +182,7 @@ def test_scan_and_server_hold_the_pool(pool_path: Path) -> None:
     tables.close()
 
 
-def test_close_waits_for_pulls_and_none_sees_a_closed_pool_half(pool_path: Path) -> None:
+def test_close_waits_for_pulls_in_progress(pool_path: Path) -> None:
     tables = _native.Tables.open(str(pool_path))
     table = tables.tables()[0]
     keys = np.arange(500, dtype=np.uint64)
@@ -205,13 +208,13 @@ def test_close_waits_for_pulls_and_none_sees_a_closed_pool_half(pool_path: Path)
     assert outcomes == ["closed"] * 4
 
 
-def test_other_threads_run_during_a_long_call() -> None:
+def test_other_threads_run_during_a_long_pull() -> None:
     tables, table = make("")
     keys = np.arange(10_000, dtype=np.uint64)
     table.apply(keys, _native.encode_rows("f32", rows_of(keys, 1)))
     wanted = np.tile(keys, 400)
     out = np.empty((len(wanted), DIM), np.float32)
-    turns = 0
+    iterations = 0
     done = threading.Event()
 
     def long_pull() -> None:
@@ -221,14 +224,14 @@ def test_other_threads_run_during_a_long_call() -> None:
     thread = threading.Thread(target=long_pull)
     thread.start()
     while not done.is_set():
-        turns += 1
+        iterations += 1
         time.sleep(0.0005)
     thread.join()
-    assert turns > 3
+    assert iterations > 3
     tables.close()
 
 
-def test_open_twice_for_writing(pool_path: Path) -> None:
+def test_a_pool_is_opened_for_writing_only_once(pool_path: Path) -> None:
     tables = _native.Tables.open(str(pool_path))
     with pytest.raises(InUse, match=f"{pool_path} is open in another process"):
         _native.Tables.open(str(pool_path))
@@ -239,7 +242,7 @@ def test_open_twice_for_writing(pool_path: Path) -> None:
     second.close()
 
 
-def test_read_only_pool_refuses_writes(pool_path: Path) -> None:
+def test_a_read_only_pool_refuses_writes(pool_path: Path) -> None:
     tables = _native.Tables.open(str(pool_path), read_only=True)
     keys = np.array([1], np.uint64)
     with pytest.raises(FailedPrecondition, match="read-only"):
@@ -247,12 +250,12 @@ def test_read_only_pool_refuses_writes(pool_path: Path) -> None:
     tables.close()
 
 
-def test_create_where_something_is(pool_path: Path) -> None:
+def test_create_refuses_an_existing_file(pool_path: Path) -> None:
     with pytest.raises(AlreadyExists, match=f"{pool_path} already exists"):
         _native.Tables.create(str(pool_path))
 
 
-def test_files_that_are_no_pool(tmp_path: Path) -> None:
+def test_open_refuses_files_that_are_not_pools(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="create the pool first"):
         _native.Tables.open(str(tmp_path / "nothing"))
     empty = tmp_path / "empty"
@@ -271,7 +274,7 @@ def test_files_that_are_no_pool(tmp_path: Path) -> None:
         _native.Tables.open(str(tmp_path))
 
 
-def test_pool_copied_half(pool_path: Path, tmp_path: Path) -> None:
+def test_open_refuses_half_a_pool(pool_path: Path, tmp_path: Path) -> None:
     half = tmp_path / "half"
     shutil.copy(pool_path, half)
     with half.open("r+b") as file:
@@ -280,7 +283,7 @@ def test_pool_copied_half(pool_path: Path, tmp_path: Path) -> None:
         _native.Tables.open(str(half))
 
 
-def test_pool_of_another_format_version(pool_path: Path) -> None:
+def test_open_refuses_another_format_version(pool_path: Path) -> None:
     forge(pool_path, version=9)
     with pytest.raises(
         Unimplemented, match=r"format version 9, this build reads versions 1 to 3;.*export"
@@ -288,7 +291,7 @@ def test_pool_of_another_format_version(pool_path: Path) -> None:
         _native.Tables.open(str(pool_path))
 
 
-def test_damaged_superblocks(pool_path: Path) -> None:
+def test_open_refuses_damaged_superblocks(pool_path: Path) -> None:
     content = bytearray(pool_path.read_bytes())
     for start in (COPIES[0], COPIES[-1]):  # the copies of the newest format
         content[start + 40] ^= 1
@@ -310,7 +313,7 @@ def leave_unclean(path: Path) -> None:
     assert not is_clean(path)
 
 
-def test_pool_that_lost_power(pool_path: Path) -> None:
+def test_open_refuses_a_pool_that_lost_power(pool_path: Path) -> None:
     leave_unclean(pool_path)
     forge(pool_path, boot_id=b"another boot id!")
     with pytest.raises(FailedPrecondition, match=r"machine went down.*petps verify"):
@@ -323,7 +326,7 @@ def test_pool_that_lost_power(pool_path: Path) -> None:
         _native.Tables.open(str(pool_path), allow_lost_power=True)
 
 
-def test_accepting_forgets_progress(pool_path: Path) -> None:
+def test_accepting_a_loss_of_power_resets_progress(pool_path: Path) -> None:
     with_progress = _native.Tables.open(str(pool_path))
     instance = with_progress.instances()[0].id
     progress = _native.Progress(instance=instance, partition=0, run=3, seq=9, offset=11, version=2)
@@ -331,20 +334,20 @@ def test_accepting_forgets_progress(pool_path: Path) -> None:
     with_progress.set_durability("process")
     with_progress.close()
     leave_unclean(pool_path)
-    forge(pool_path, boot_id=bytes(16))  # as from a kernel without a boot id
+    forge(pool_path, boot_id=bytes(16))  # a kernel without a boot id
     _native.Tables.open(str(pool_path), accept_lost_power=True).close()
     tables = _native.Tables.open(str(pool_path))
     assert tables.info().was_clean
-    found = tables.progress(instance, 0)
-    assert found is not None
-    assert (found.state, found.run, found.seq, found.offset, found.version) == (
+    after = tables.progress(instance, 0)
+    assert after is not None
+    assert (after.state, after.run, after.seq, after.offset, after.version) == (
         "lost_power", 3, 0, 0, 0
     )  # fmt: skip
     assert tables.applied_version(instance) == 0
     tables.close()
 
 
-def test_same_boot_is_no_loss_of_power(pool_path: Path) -> None:
+def test_a_kill_in_the_same_boot_is_no_loss_of_power(pool_path: Path) -> None:
     leave_unclean(pool_path)
     tables = _native.Tables.open(str(pool_path))
     info = tables.info()
@@ -370,7 +373,7 @@ def test_verify_finds_a_flipped_bit(pool_path: Path) -> None:
     assert "123" in report.problems[0]
 
 
-def test_process_that_ends_with_an_open_pool(pool_path: Path) -> None:
+def test_a_process_may_exit_with_an_open_pool(pool_path: Path) -> None:
     program = (
         "import sys, threading, petps, numpy as np\n"
         "pool = petps.open(sys.argv[1])\n"
@@ -418,10 +421,10 @@ def test_progress_and_catalogue_survive(tmp_path: Path) -> None:
     assert tables.aliases() == {"live": instance.id}
     assert tables.resolve("live").name == "m@0"
     assert tables.tables()[0].record.feed == "delta"
-    found = tables.progress(instance.id, 1)
-    assert found is not None
-    assert (found.run, found.seq, found.offset, found.version) == (5, 6, 7, 9)
-    assert (found.state, found.target, found.publisher) == ("incomplete", 10, 0xFFFFFF)
+    record = tables.progress(instance.id, 1)
+    assert record is not None
+    assert (record.run, record.seq, record.offset, record.version) == (5, 6, 7, 9)
+    assert (record.state, record.target, record.publisher) == ("incomplete", 10, 0xFFFFFF)
     with pytest.raises(InvalidArgument, match="mark is at most 16777215, not 16777216"):
         tables.record_progress(
             _native.Progress(
@@ -439,32 +442,34 @@ def test_progress_and_catalogue_survive(tmp_path: Path) -> None:
     tables.close()
 
 
-def test_table_that_cannot_be_made(memory: tuple[_native.Tables, _native.Table]) -> None:
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"name": "t"}, AlreadyExists, "'t'"),
+        *(({"name": name}, InvalidArgument, "name") for name in ("", "a b", "x" * 64, "a/b")),
+        *(({"dim": dim}, InvalidArgument, f"dim.*{dim}|{dim}.*dim") for dim in (0, 4097)),
+        ({"capacity": 0}, InvalidArgument, "capacity"),
+        ({"dtype": "f9"}, InvalidArgument, "dtype 'f9' is unknown"),
+        ({"feed": "both"}, InvalidArgument, "feed 'both' is unknown"),
+    ],
+    ids=str,
+)
+def test_create_table_refuses_invalid_settings(
+    memory: tuple[_native.Tables, _native.Table],
+    settings: dict[str, Any],
+    error: type[PetpsError],
+    message: str,
+) -> None:
     tables, _ = memory
-    instance = tables.instances()[0].id
-
-    def create(name: str = "x", **changed: object) -> None:
-        settings: dict[str, object] = {"dim": 3, "dtype": "f32", "capacity": 10, **changed}
-        tables.create_table(name, instance=instance, **settings)  # type: ignore[arg-type]
-
-    with pytest.raises(AlreadyExists, match="'t'"):
-        create("t")
-    for name in ("", "a b", "x" * 64, "a/b"):
-        with pytest.raises(InvalidArgument, match="name"):
-            create(name)
-    for dim in (0, 4097):
-        with pytest.raises(InvalidArgument, match=f"dim.*{dim}|{dim}.*dim"):
-            create(dim=dim)
-    with pytest.raises(InvalidArgument, match="capacity"):
-        create(capacity=0)
-    with pytest.raises(InvalidArgument, match="dtype 'f9' is unknown"):
-        create(dtype="f9")
-    with pytest.raises(InvalidArgument, match="feed 'both' is unknown"):
-        create(feed="both")
+    valid: dict[str, Any] = {"name": "x", "instance": 1, "dim": 3, "dtype": "f32", "capacity": 10}
+    with pytest.raises(error, match=message):
+        tables.create_table(**{**valid, **settings})
     assert len(tables.tables()) == 1
 
 
-def test_hot_placement_and_its_measure(memory: tuple[_native.Tables, _native.Table]) -> None:
+def test_migrate_moves_hot_keys_to_their_home_buckets(
+    memory: tuple[_native.Tables, _native.Table],
+) -> None:
     tables, table = memory
     keys = np.arange(10_000, dtype=np.uint64)
     table.apply(keys, _native.encode_rows("f32", rows_of(keys, 1)))

@@ -24,15 +24,15 @@ def members(node: ast.Module | ast.ClassDef) -> set[str]:
     return names
 
 
-def test_names_of_the_module() -> None:
+def test_the_module_has_the_names_of_the_stub() -> None:
     assert public(list(members(STUB))) == public(dir(_native))
 
 
-def test_members_of_classes() -> None:
+def test_each_class_has_the_members_of_the_stub() -> None:
     classes = [node for node in STUB.body if isinstance(node, ast.ClassDef)]
     assert len(classes) > 8
     for node in classes:
-        real = getattr(_native, node.name)
-        assert public(list(members(node))) == public(dir(real)), node.name
+        bound = getattr(_native, node.name)
+        assert public(list(members(node))) == public(dir(bound)), node.name
         for name in members(node):
-            assert hasattr(real, name), f"{node.name}.{name}"
+            assert hasattr(bound, name), f"{node.name}.{name}"
