@@ -11,22 +11,22 @@ namespace {
 
 constexpr std::string_view kNames[] = {"f32", "f16", "bf16", "int8"};  // by Dtype number
 
-// Return whether any of `count` 16-bit values has all exponent bits set.
-bool has_odd_half(const std::byte* values, size_t count, uint16_t exponent_mask) {
-  bool odd = false;
+// Return whether any of `count` 16-bit values is a NaN or an infinity: all exponent bits are set.
+bool has_not_finite_half(const std::byte* values, size_t count, uint16_t exponent_mask) {
+  bool has_one = false;
   for (size_t i = 0; i < count; ++i)
-    odd |= (load<uint16_t>(values + 2 * i) & exponent_mask) == exponent_mask;
-  return odd;
+    has_one |= (load<uint16_t>(values + 2 * i) & exponent_mask) == exponent_mask;
+  return has_one;
 }
 
-bool is_odd_row(Dtype dtype, const std::byte* row, uint32_t dim) {
+bool may_decode_to_not_finite(Dtype dtype, const std::byte* row, uint32_t dim) {
   switch (dtype) {
     case Dtype::kF32:
       return false;  // the caller uses first_not_finite
     case Dtype::kF16:
-      return has_odd_half(row, dim, 0x7c00u);
+      return has_not_finite_half(row, dim, 0x7c00u);
     case Dtype::kBf16:
-      return has_odd_half(row, dim, 0x7f80u);
+      return has_not_finite_half(row, dim, 0x7f80u);
     case Dtype::kInt8:
       const auto scale = load<float>(row);
       const auto zero = load<float>(row + 4);
@@ -109,7 +109,7 @@ size_t first_not_finite_stored(Dtype dtype, const std::byte* rows, size_t n, uin
   }
   const size_t bytes = row_bytes(dtype, dim);
   for (size_t i = 0; i < n; ++i) {
-    if (is_odd_row(dtype, rows + i * bytes, dim)) return i;
+    if (may_decode_to_not_finite(dtype, rows + i * bytes, dim)) return i;
   }
   return n;
 }

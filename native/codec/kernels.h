@@ -1,5 +1,5 @@
-// The loops behind codec.h, one set per instruction set. Only codec's own files, tests and
-// benchmarks include this.
+// The loops behind codec.h, one set for each instruction set. Only codec, tests and benchmarks
+// include this.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +9,12 @@ namespace petps::codec {
 
 struct Grid;  // values.h
 
-// kAvx2 includes F16C; kAvx512 is kAvx2 and F, BW, VL.
+// kAvx2 includes F16C. kAvx512 is kAvx2 with F, BW and VL.
 enum class Level : uint8_t { kScalar, kAvx2, kAvx512 };
 
 const char* level_name(Level level);
-bool is_supported(Level level);  // by this processor and its operating system
+// Return whether this processor and its operating system support the level.
+bool is_supported(Level level);
 
 // Rows whose range is searched at the same time, one per lane.
 inline constexpr size_t kSearchRows = 16;
@@ -24,8 +25,8 @@ struct Search {
   uint32_t steps = 0;
 };
 
-// In: minimum, range = maximum - minimum > 0 and step = range / bins of each lane's row. Out: the
-// best of the ranges tried, `moved` steps narrower, of which `low` at the lower end.
+// Input: minimum, range = maximum - minimum > 0, and step = range / bins of the row in each lane.
+// Output: the best range, which is `moved` steps narrower, `low` of them at the lower end.
 struct SearchRows {
   float minimum[kSearchRows];
   float range[kSearchRows];
@@ -44,9 +45,10 @@ struct Kernels {
   void (*decode_bf16)(const std::byte* values, size_t count, float* out);
   void (*encode_int8)(const float* rows, size_t n, uint32_t dim, std::byte* out);
   void (*decode_int8)(const std::byte* rows, size_t n, uint32_t dim, float* out);
-  // Minimum and maximum of one row; false if a value is not finite (both are then undefined).
+  // Find minimum and maximum of a row. Return false if a value is not finite; both are then
+  // undefined.
   bool (*range_of)(const float* row, uint32_t dim, float* minimum, float* maximum);
-  // One code per byte. grid.scale > 0; levels <= 255.
+  // Write one code per byte. ASSUMPTIONS: grid.scale > 0; levels <= 255.
   void (*codes_of)(const float* values, uint32_t count, const Grid& grid, float levels,
                    std::byte* codes);
   void (*values_of)(const std::byte* codes, uint32_t count, const Grid& grid, float* out);

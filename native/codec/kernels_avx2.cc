@@ -69,7 +69,6 @@ PETPS_AVX2 inline __m256i not_finite(__m256 values) {
   return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_castps_si256(values), mask), mask);
 }
 
-// Minimum and maximum of a row; false if a value is not finite.
 PETPS_AVX2 inline bool range_of(const float* row, uint32_t dim, float* minimum, float* maximum) {
   uint32_t i = 0;
   float low = row[0];
@@ -78,14 +77,14 @@ PETPS_AVX2 inline bool range_of(const float* row, uint32_t dim, float* minimum, 
   if (dim >= kWide) {
     __m256 lows = _mm256_loadu_ps(row);
     __m256 highs = lows;
-    __m256i odd = _mm256_setzero_si256();
+    __m256i bad = _mm256_setzero_si256();
     for (; i + kWide <= dim; i += kWide) {
       const __m256 values = _mm256_loadu_ps(row + i);
-      odd = _mm256_or_si256(odd, not_finite(values));
+      bad = _mm256_or_si256(bad, not_finite(values));
       lows = _mm256_min_ps(lows, values);
       highs = _mm256_max_ps(highs, values);
     }
-    finite = _mm256_testz_si256(odd, odd) != 0;
+    finite = _mm256_testz_si256(bad, bad) != 0;
     low = _mm_cvtss_f32(fold(lows, [](__m128 a, __m128 b) { return _mm_min_ps(a, b); }));
     high = _mm_cvtss_f32(fold(highs, [](__m128 a, __m128 b) { return _mm_max_ps(a, b); }));
   }

@@ -13,9 +13,10 @@
 namespace petps::codec {
 namespace {
 
-// Choose the elements to start from: `count` distinct places of the row. The seed and the row's
-// bytes determine them, so a row has the same encoding at any position.
-void start(const float* row, uint32_t dim, uint32_t count, uint64_t seed, float* codebook) {
+// Start the codebook with the values at `count` distinct places of the row. The seed and the row's
+// bytes determine the places, so a row has the same encoding at any position.
+void start_codebook(const float* row, uint32_t dim, uint32_t count, uint64_t seed,
+                    float* codebook) {
   std::mt19937_64 random(XXH3_64bits_withSeed(row, dim * sizeof(float), seed));
   std::vector<uint32_t> places(dim);
   std::iota(places.begin(), places.end(), 0u);
@@ -45,7 +46,7 @@ void kmeans(const float* row, uint32_t dim, uint32_t entries, uint64_t seed, flo
             std::byte* codes) {
   const uint32_t count = std::min(entries, dim);
   std::fill(codebook, codebook + entries, 0.0f);
-  start(row, dim, count, seed, codebook);
+  start_codebook(row, dim, count, seed, codebook);
   for (uint32_t iteration = 0; iteration < kKmeansIterations; ++iteration) {
     double sums[256] = {};
     uint32_t members[256] = {};

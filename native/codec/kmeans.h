@@ -1,5 +1,4 @@
-// One-dimensional k-means of a row's values: the reference that the grids are compared with
-// (FORMAT.md).
+// One-dimensional k-means of a row's values, the reference for the grids (FORMAT.md).
 #pragma once
 
 #include <cstddef>

@@ -16,8 +16,8 @@ namespace {
 
 // By number of the Method.
 constexpr std::string_view kNames[] = {"symmetric", "asymmetric", "adaptive", "kmeans"};
-constexpr uint32_t kPiece = 512;  // codes between packing and the loops of kernels.h
-// int8 rows whose headers are checked while they are in the cache.
+constexpr uint32_t kPiece = 512;  // codes that are packed at once
+// int8 rows that are checked at once, while they are in the cache.
 constexpr size_t kCheckedRows = 64;
 
 float levels_of(const Quantisation& wanted) { return static_cast<float>((1u << wanted.bits) - 1); }
@@ -76,8 +76,8 @@ size_t quantise_int8(const float* rows, size_t n, uint32_t dim, std::byte* out) 
   return n;
 }
 
-size_t quantise_plainly(const Quantisation& wanted, const float* rows, size_t n, uint32_t dim,
-                        std::byte* out) {
+size_t quantise_without_search(const Quantisation& wanted, const float* rows, size_t n,
+                               uint32_t dim, std::byte* out) {
   const size_t bytes = quantised_row_bytes(wanted, dim);
   for (size_t i = 0; i < n; ++i) {
     float low;
@@ -94,8 +94,8 @@ size_t quantise_plainly(const Quantisation& wanted, const float* rows, size_t n,
   return n;
 }
 
-// A block of sixteen rows that are searched together; one row alone would cost several times as
-// much (FORMAT.md).
+// A block of kSearchRows rows that are searched together, because one row alone would cost several
+// times as much.
 class AdaptiveRows {
  public:
   AdaptiveRows(const Quantisation& wanted, uint32_t dim)
@@ -107,11 +107,11 @@ class AdaptiveRows {
   // Quantise count <= kSearchRows rows, as quantise() does.
   size_t quantise(const float* rows, size_t count, std::byte* out) {
     const size_t representable = take(rows, count);
-    best_kernels().search(lanes_.data(), dim_, search_, &found_);
+    best_kernels().search(lanes_.data(), dim_, search_, &ranges_);
     const size_t bytes = quantised_row_bytes(wanted_, dim_);
     for (size_t r = 0; r < representable; ++r) {
-      const float zero = found_.minimum[r] + found_.step[r] * found_.low[r];
-      const float width = found_.range[r] - found_.step[r] * found_.moved[r];
+      const float zero = ranges_.minimum[r] + ranges_.step[r] * ranges_.low[r];
+      const float width = ranges_.range[r] - ranges_.step[r] * ranges_.moved[r];
       const Grid grid = searched_[r] ? grid_over(true, zero, width, search_.levels) : whole_[r];
       write_row(grid, wanted_, rows + r * dim_, dim_, out + r * bytes);
     }
@@ -125,12 +125,12 @@ class AdaptiveRows {
     for (; r < count; ++r) {
       const float* row = rows + r * dim_;
       float high;
-      const bool finite = best_kernels().range_of(row, dim_, &found_.minimum[r], &high);
-      found_.range[r] = high - found_.minimum[r];
-      found_.step[r] = found_.range[r] / static_cast<float>(wanted_.bins);
-      whole_[r] = grid_over(finite, found_.minimum[r], found_.range[r], search_.levels);
+      const bool finite = best_kernels().range_of(row, dim_, &ranges_.minimum[r], &high);
+      ranges_.range[r] = high - ranges_.minimum[r];
+      ranges_.step[r] = ranges_.range[r] / static_cast<float>(wanted_.bins);
+      whole_[r] = grid_over(finite, ranges_.minimum[r], ranges_.range[r], search_.levels);
       if (!whole_[r].representable) break;
-      searched_[r] = found_.step[r] >= search_.levels * std::numeric_limits<float>::min();
+      searched_[r] = ranges_.step[r] >= search_.levels * std::numeric_limits<float>::min();
       if (searched_[r]) {
         for (uint32_t i = 0; i < dim_; ++i) lanes_[i * kSearchRows + r] = row[i];
       } else {
@@ -143,9 +143,9 @@ class AdaptiveRows {
 
   // Fill a lane that has no row with numbers that are safe in every loop.
   void leave_empty(size_t lane) {
-    found_.minimum[lane] = 0.0f;
-    found_.range[lane] = 1.0f;
-    found_.step[lane] = 1.0f / static_cast<float>(wanted_.bins);
+    ranges_.minimum[lane] = 0.0f;
+    ranges_.range[lane] = 1.0f;
+    ranges_.step[lane] = 1.0f / static_cast<float>(wanted_.bins);
     for (uint32_t i = 0; i < dim_; ++i) lanes_[i * kSearchRows + lane] = 0.0f;
   }
 
@@ -153,7 +153,7 @@ class AdaptiveRows {
   const uint32_t dim_;
   Search search_;
   std::vector<float> lanes_;  // float32[dim, kSearchRows]
-  SearchRows found_{};
+  SearchRows ranges_{};
   Grid whole_[kSearchRows];
   bool searched_[kSearchRows] = {};
 };
@@ -252,7 +252,7 @@ size_t quantise(const Quantisation& wanted, const float* rows, size_t n, uint32_
       if (wanted.bits == 8) return quantise_int8(rows, n, dim, out);
       [[fallthrough]];
     case Method::kSymmetric:
-      return quantise_plainly(wanted, rows, n, dim, out);
+      return quantise_without_search(wanted, rows, n, dim, out);
     case Method::kAdaptive:
       return quantise_adaptively(wanted, rows, n, dim, out);
     case Method::kKmeans:

@@ -17,7 +17,7 @@ enum class Method : uint8_t {  // never renumber
   kKmeans = 3,                 // a codebook instead of a grid: the reference to compare with
 };
 
-inline constexpr uint32_t kBinsMax = 1024;  // beyond 100 nothing is gained, and the time is linear
+inline constexpr uint32_t kBinsMax = 1024;  // more than 100 gain nothing, and the time is linear
 inline constexpr uint32_t kKmeansIterations = 15;  // as in Check-N-Run
 
 struct Quantisation {
@@ -30,18 +30,18 @@ struct Quantisation {
 
 // Return the method called "symmetric", "asymmetric", "adaptive" or "kmeans".
 base::Result<Method> parse_method(std::string_view name);
-// Check that every number is within its limits; the message names the one that is not.
+// Check that each number is within its limits. Errors: kInvalidArgument, which names the number.
 base::Status check(const Quantisation& wanted);
 
-// Return the bytes of one row. ASSUMPTIONS of this and all below: check() passed, dim > 0.
+// Return the bytes of one row. ASSUMPTIONS here and below: check() passed; dim > 0.
 size_t quantised_row_bytes(const Quantisation& wanted, uint32_t dim);
 // Quantise rows: float32[n, dim] -> out: n * quantised_row_bytes. Return the index of the first row
 // that cannot be represented (a NaN, an infinity, or a range beyond float32), or n. `out` is
 // complete only if the result is n.
 size_t quantise(const Quantisation& wanted, const float* rows, size_t n, uint32_t dim,
                 std::byte* out);
-// Decode rows: n quantised rows, unaligned -> out: float32[n, dim]. Any bytes decode to some
-// values.
+// Decode rows: n quantised rows, which may be unaligned -> out: float32[n, dim]. Any bytes decode
+// to some values.
 void dequantise(const Quantisation& written, const std::byte* rows, size_t n, uint32_t dim,
                 float* out);
 

@@ -1,6 +1,6 @@
-// The definition of every format, for one value or one row header at a time. The scalar kernels
-// are loops over these functions, and the wide kernels use them for the ends of rows, so each
-// rule has one definition.
+// The definition of each format, for one value or one row header. The scalar kernels are loops over
+// these functions, and the wide kernels use them for the ends of rows, so each rule has one
+// definition.
 #pragma once
 
 #include <bit>
@@ -99,7 +99,7 @@ struct Grid {
 // Return the grid from `zero` up to zero + width. ASSUMPTIONS: the sign of a zero is not
 // significant; width >= 0 or not finite.
 inline Grid grid_over(bool finite, float zero, float width, float levels) {
-  zero += 0.0f;  // -0 becomes +0: which zero a minimum returns depends on the order of comparison
+  zero += 0.0f;  // -0 becomes +0, because the sign of a minimum depends on the order of comparison
   if (!finite || !is_finite_value(width)) return {};
   float scale = width / levels;
   // The product may round up at the end of float's range; one or two steps correct it.
@@ -138,8 +138,8 @@ inline Grid load_grid(const std::byte* row) {
   return {is_finite_value(scale) && is_finite_value(zero), scale, zero};
 }
 
-// Decode a stored row whose scale or zero is not finite. All levels use this one function,
-// because the NaN that an addition of two NaNs returns depends on the order of its operands.
+// Decode a stored row whose scale or zero is not finite. All levels use this function, because the
+// sum of two NaNs depends on the order of the operands.
 inline void fill_not_finite(uint32_t dim, float* out) {
   for (uint32_t i = 0; i < dim; ++i) out[i] = std::bit_cast<float>(kQuietNan);
 }

@@ -16,7 +16,7 @@ using testing::Kind;
 
 constexpr Dtype kAll[] = {Dtype::kF32, Dtype::kF16, Dtype::kBf16, Dtype::kInt8};
 
-TEST(Dtype, NamesAndNumbers) {
+TEST(Dtype, ParsesItsOwnNamesOnly) {
   for (const Dtype dtype : kAll) {
     const auto parsed = parse_dtype(dtype_name(dtype));
     ASSERT_TRUE(parsed.ok());
@@ -25,9 +25,9 @@ TEST(Dtype, NamesAndNumbers) {
   }
   EXPECT_FALSE(is_dtype(4));
   EXPECT_EQ("unknown", dtype_name(static_cast<Dtype>(200)));
-  const base::Status wrong = parse_dtype("float32").status();
-  EXPECT_EQ(base::Code::kInvalidArgument, wrong.code());
-  EXPECT_EQ("dtype 'float32' is unknown: use f32, f16, bf16 or int8", wrong.message());
+  const base::Status unknown = parse_dtype("float32").status();
+  EXPECT_EQ(base::Code::kInvalidArgument, unknown.code());
+  EXPECT_EQ("dtype 'float32' is unknown: use f32, f16, bf16 or int8", unknown.message());
 }
 
 TEST(Dtype, RowBytes) {
@@ -37,7 +37,7 @@ TEST(Dtype, RowBytes) {
   EXPECT_EQ(136u, row_bytes(Dtype::kInt8, 128));
 }
 
-TEST(Codec, NoRowsTouchNothing) {
+TEST(Codec, WithoutRowsNoMemoryIsUsed) {
   for (const Dtype dtype : kAll) {
     encode(dtype, nullptr, 0, 8, nullptr);
     decode(dtype, nullptr, 0, 8, nullptr);
@@ -51,12 +51,12 @@ TEST(Codec, F32IsBitExactForEveryPattern) {
   for (float& value : rows) value = testing::any_bits(random);
   std::vector<std::byte> stored(rows.size() * 4 + 3);
   encode(Dtype::kF32, rows.data(), 64, 33, stored.data() + 3);
-  std::vector<float> back(rows.size());
-  decode(Dtype::kF32, stored.data() + 3, 64, 33, back.data());
-  EXPECT_EQ(0, std::memcmp(rows.data(), back.data(), rows.size() * 4));
+  std::vector<float> decoded(rows.size());
+  decode(Dtype::kF32, stored.data() + 3, 64, 33, decoded.data());
+  EXPECT_EQ(0, std::memcmp(rows.data(), decoded.data(), rows.size() * 4));
 }
 
-TEST(Codec, EncodingWhatWasDecodedChangesNothing) {
+TEST(Codec, EncodingDecodedRowsGivesTheSameBytes) {
   std::mt19937_64 random(testing::seed());
   for (const Dtype dtype : {Dtype::kF16, Dtype::kBf16}) {
     std::vector<float> rows(100 * 65);
@@ -80,8 +80,8 @@ TEST(Codec, Int8ErrorIsBounded) {
       testing::fill_row(kind, random, row.data(), dim);
       std::vector<std::byte> stored(row_bytes(Dtype::kInt8, dim));
       encode(Dtype::kInt8, row.data(), 1, dim, stored.data());
-      std::vector<float> back(dim);
-      decode(Dtype::kInt8, stored.data(), 1, dim, back.data());
+      std::vector<float> decoded(dim);
+      decode(Dtype::kInt8, stored.data(), 1, dim, decoded.data());
       const auto [low, high] = std::minmax_element(row.begin(), row.end());
       if (!is_finite_value(*high - *low)) {
         ASSERT_EQ(0u, first_not_finite_stored(Dtype::kInt8, stored.data(), 1, dim));
@@ -92,11 +92,11 @@ TEST(Codec, Int8ErrorIsBounded) {
       const double scale = load<float>(stored.data());
       const double bound = scale / 2 + 4 * std::ldexp(largest, -24) + std::ldexp(128.0, -149);
       for (uint32_t i = 0; i < dim; ++i) {
-        ASSERT_LE(std::abs(static_cast<double>(back[i]) - row[i]), bound)
+        ASSERT_LE(std::abs(static_cast<double>(decoded[i]) - row[i]), bound)
             << "kind " << static_cast<int>(kind) << " value " << row[i] << " seed "
             << testing::seed();
       }
-      EXPECT_EQ(*low, back[static_cast<size_t>(low - row.begin())]) << "the minimum is exact";
+      EXPECT_EQ(*low, decoded[static_cast<size_t>(low - row.begin())]) << "the minimum is exact";
     }
   }
 }
@@ -110,15 +110,15 @@ TEST(Codec, Int8RoundsHalvesToEven) {
   for (int i = 0; i < 7; ++i) EXPECT_EQ(expected[i], std::to_integer<int>(stored[8 + i])) << row[i];
 }
 
-TEST(Codec, Int8ConstantRowsComeBackExactly) {
+TEST(Codec, Int8ConstantRowsAreExact) {
   for (const float value : {0.0f, -0.0f, 1.25f, -3e38f, 3.4028235e38f, 1e-45f}) {
     const std::vector<float> row(37, value);
     std::vector<std::byte> stored(row_bytes(Dtype::kInt8, 37));
     encode(Dtype::kInt8, row.data(), 1, 37, stored.data());
     EXPECT_EQ(0.0f, load<float>(stored.data()));
-    std::vector<float> back(37);
-    decode(Dtype::kInt8, stored.data(), 1, 37, back.data());
-    EXPECT_EQ(row, back);
+    std::vector<float> decoded(37);
+    decode(Dtype::kInt8, stored.data(), 1, 37, decoded.data());
+    EXPECT_EQ(row, decoded);
   }
 }
 
@@ -130,16 +130,16 @@ TEST(Codec, Int8RowsThatAreNotFiniteDecodeToNan) {
     testing::fill_row(Kind::kConstant, random, rows.data() + dim, dim);
     std::vector<std::byte> stored(2 * row_bytes(Dtype::kInt8, dim));
     encode(Dtype::kInt8, rows.data(), 2, dim, stored.data());
-    std::vector<float> back(2 * dim);
-    decode(Dtype::kInt8, stored.data(), 2, dim, back.data());
+    std::vector<float> decoded(2 * dim);
+    decode(Dtype::kInt8, stored.data(), 2, dim, decoded.data());
     for (uint32_t i = 0; i < dim; ++i) {
-      EXPECT_TRUE(std::isnan(back[i]));
-      EXPECT_EQ(rows[dim + i], back[dim + i]) << "the next row is unharmed";
+      EXPECT_TRUE(std::isnan(decoded[i]));
+      EXPECT_EQ(rows[dim + i], decoded[dim + i]) << "the next row is decoded correctly";
     }
   }
 }
 
-TEST(Codec, FirstNotFiniteNamesTheRow) {
+TEST(Codec, FirstNotFiniteReturnsTheRow) {
   std::vector<float> rows(10 * 19, 0.5f);
   EXPECT_EQ(10u, first_not_finite(rows.data(), 10, 19));
   rows[9 * 19 + 18] = std::numeric_limits<float>::infinity();
@@ -148,7 +148,7 @@ TEST(Codec, FirstNotFiniteNamesTheRow) {
   EXPECT_EQ(3u, first_not_finite(rows.data(), 10, 19));
 }
 
-TEST(Codec, FirstNotFiniteStoredIsWhatDecodesToNotFinite) {
+TEST(Codec, FirstNotFiniteStoredAgreesWithTheDecodedRows) {
   std::mt19937_64 random(testing::seed());
   for (const Dtype dtype : kAll) {
     for (int round = 0; round < 3000; ++round) {
@@ -161,9 +161,9 @@ TEST(Codec, FirstNotFiniteStoredIsWhatDecodesToNotFinite) {
       }
       std::vector<std::byte> stored(4 * row_bytes(dtype, dim));
       encode(dtype, rows.data(), 4, dim, stored.data());
-      std::vector<float> back(4 * dim);
-      decode(dtype, stored.data(), 4, dim, back.data());
-      ASSERT_EQ(first_not_finite(back.data(), 4, dim),
+      std::vector<float> decoded(4 * dim);
+      decode(dtype, stored.data(), 4, dim, decoded.data());
+      ASSERT_EQ(first_not_finite(decoded.data(), 4, dim),
                 first_not_finite_stored(dtype, stored.data(), 4, dim))
           << dtype_name(dtype) << " seed " << testing::seed();
     }

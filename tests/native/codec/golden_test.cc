@@ -1,4 +1,4 @@
-// The bytes of native/codec/FORMAT.md. A change here changes the meaning of every existing pool.
+// The bytes of native/codec/FORMAT.md. A change here would change the rows of all existing pools.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -24,21 +24,21 @@ std::string hex_of(Dtype dtype, const float* row, uint32_t dim) {
   return text;
 }
 
-TEST(Golden, NumbersOfDtypes) {
+TEST(Golden, DtypesKeepTheirNumbers) {
   EXPECT_EQ(0, static_cast<int>(Dtype::kF32));
   EXPECT_EQ(1, static_cast<int>(Dtype::kF16));
   EXPECT_EQ(2, static_cast<int>(Dtype::kBf16));
   EXPECT_EQ(3, static_cast<int>(Dtype::kInt8));
 }
 
-TEST(Golden, Floats) {
+TEST(Golden, FloatsKeepTheirBytes) {
   EXPECT_EQ("00000000000000800000803f000020c0cdcccc3d00e07f4795bfd633e6b1617f",
             hex_of(Dtype::kF32, kRow, 8));
   EXPECT_EQ("00000080003c00c1662eff7b0200007c", hex_of(Dtype::kF16, kRow, 8));
   EXPECT_EQ("00000080803f20c0cd3d8047d733627f", hex_of(Dtype::kBf16, kRow, 8));
 }
 
-TEST(Golden, Int8) {
+TEST(Golden, Int8KeepsItsBytes) {
   const float row[] = {-1.0f, 0.0f, 0.25f, 1.55f};  // scale 0.01
   EXPECT_EQ("0ad7233c000080bf00647dff", hex_of(Dtype::kInt8, row, 4));
   const float tie[] = {0.0f, 127.5f, 255.0f};

@@ -1,4 +1,4 @@
-// Every wide path against the scalar path, bit by bit; the scalar path against the compiler's own
+// Each wide path gives the bits of the scalar path, and the scalar path those of the compiler's
 // conversions.
 #include <gtest/gtest.h>
 
@@ -30,32 +30,32 @@ void expect_encode_equal(const Kernels& wide, const Kernels& plain, Dtype dtype,
                          size_t n, uint32_t dim, size_t shift) {
   const size_t bytes = n * row_bytes(dtype, dim);
   std::vector<std::byte> expected(bytes + 64, kUntouched);
-  std::vector<std::byte> found(bytes + 64, kUntouched);
+  std::vector<std::byte> actual(bytes + 64, kUntouched);
   const auto run = [&](const Kernels& kernels, std::byte* out) {
     if (dtype == Dtype::kF16) kernels.encode_f16(rows, n * dim, out);
     if (dtype == Dtype::kBf16) kernels.encode_bf16(rows, n * dim, out);
     if (dtype == Dtype::kInt8) kernels.encode_int8(rows, n, dim, out);
   };
   run(plain, expected.data() + shift);
-  run(wide, found.data() + shift);
-  ASSERT_EQ(0, std::memcmp(expected.data(), found.data(), expected.size()))
+  run(wide, actual.data() + shift);
+  ASSERT_EQ(0, std::memcmp(expected.data(), actual.data(), expected.size()))
       << dtype_name(dtype) << " n " << n << " dim " << dim << " seed " << testing::seed();
-  ASSERT_EQ(kUntouched, found[shift + bytes]) << "wrote past the end";
+  ASSERT_EQ(kUntouched, actual[shift + bytes]) << "wrote past the end";
 }
 
 void expect_decode_equal(const Kernels& wide, const Kernels& plain, Dtype dtype,
                          const std::byte* rows, size_t n, uint32_t dim, size_t shift) {
   const size_t values = n * dim;
   std::vector<float> expected(values + 32, -7.0f);
-  std::vector<float> found(values + 32, -7.0f);
+  std::vector<float> actual(values + 32, -7.0f);
   const auto run = [&](const Kernels& kernels, float* out) {
     if (dtype == Dtype::kF16) kernels.decode_f16(rows, values, out);
     if (dtype == Dtype::kBf16) kernels.decode_bf16(rows, values, out);
     if (dtype == Dtype::kInt8) kernels.decode_int8(rows, n, dim, out);
   };
   run(plain, expected.data() + shift);
-  run(wide, found.data() + shift);
-  ASSERT_EQ(0, std::memcmp(expected.data(), found.data(), expected.size() * sizeof(float)))
+  run(wide, actual.data() + shift);
+  ASSERT_EQ(0, std::memcmp(expected.data(), actual.data(), expected.size() * sizeof(float)))
       << dtype_name(dtype) << " n " << n << " dim " << dim << " seed " << testing::seed();
 }
 
@@ -127,7 +127,7 @@ TEST_P(WideLevel, FindsTheFirstNotFiniteWhereverItIs) {
 }
 
 // The functions that quantise.cc is built from: range, codes, values, search.
-TEST_P(WideLevel, QuantisesAsScalarDoes) {
+TEST_P(WideLevel, QuantisesLikeScalar) {
   std::mt19937_64 random(testing::seed());
   const Kernels& plain = kScalarKernels;
   for (int round = 0; round < 4000; ++round) {
@@ -146,19 +146,19 @@ TEST_P(WideLevel, QuantisesAsScalarDoes) {
     const Grid grid = grid_over(true, low[0], (high[0] - low[0]) / (1 + random() % 3), levels);
     if (!grid.representable || grid.scale == 0.0f) continue;
     std::vector<std::byte> expected(dim + 16, kUntouched);
-    std::vector<std::byte> found(dim + 16, kUntouched);
+    std::vector<std::byte> actual(dim + 16, kUntouched);
     plain.codes_of(row.data(), dim, grid, levels, expected.data());
-    wide().codes_of(row.data(), dim, grid, levels, found.data());
-    ASSERT_EQ(expected, found) << "dim " << dim << " seed " << testing::seed();
+    wide().codes_of(row.data(), dim, grid, levels, actual.data());
+    ASSERT_EQ(expected, actual) << "dim " << dim << " seed " << testing::seed();
     std::vector<float> values(dim + 16, -7.0f);
     std::vector<float> others(dim + 16, -7.0f);
-    plain.values_of(found.data(), dim, grid, values.data());
-    wide().values_of(found.data(), dim, grid, others.data());
+    plain.values_of(actual.data(), dim, grid, values.data());
+    wide().values_of(actual.data(), dim, grid, others.data());
     ASSERT_EQ(0, std::memcmp(values.data(), others.data(), values.size() * sizeof(float)));
   }
 }
 
-TEST_P(WideLevel, SearchesAsScalarDoes) {
+TEST_P(WideLevel, SearchesLikeScalar) {
   std::mt19937_64 random(testing::seed());
   for (int round = 0; round < 400; ++round) {
     const uint32_t dim = 1 + static_cast<uint32_t>(random() % 130);
@@ -176,10 +176,10 @@ TEST_P(WideLevel, SearchesAsScalarDoes) {
       expected.range[r] = high - expected.minimum[r] + 1e-20f;
       expected.step[r] = expected.range[r] / static_cast<float>(bins);
     }
-    SearchRows found = expected;
+    SearchRows actual = expected;
     kScalarKernels.search(lanes.data(), dim, wanted, &expected);
-    wide().search(lanes.data(), dim, wanted, &found);
-    ASSERT_EQ(0, std::memcmp(&expected, &found, sizeof found))
+    wide().search(lanes.data(), dim, wanted, &actual);
+    ASSERT_EQ(0, std::memcmp(&expected, &actual, sizeof actual))
         << "dim " << dim << " bins " << bins << " seed " << testing::seed();
   }
 }
@@ -225,16 +225,16 @@ TEST(ScalarValues, Bf16IsTheNearestEven) {
   std::mt19937_64 random(testing::seed());
   for (int i = 0; i < 500'000; ++i) {
     const float value = testing::finite_bits(random);
-    const uint16_t found = bf16_of(value);
-    const double error = std::abs(static_cast<double>(bf16_value(found)) - value);
-    if (!is_finite_value(bf16_value(found))) continue;  // above the largest value
+    const uint16_t nearest = bf16_of(value);
+    const double error = std::abs(static_cast<double>(bf16_value(nearest)) - value);
+    if (!is_finite_value(bf16_value(nearest))) continue;  // above the largest value
     for (const int step : {-1, 1}) {
-      const float other = bf16_value(static_cast<uint16_t>(found + step));
+      const float other = bf16_value(static_cast<uint16_t>(nearest + step));
       if (!is_finite_value(other)) continue;
       const double other_error = std::abs(static_cast<double>(other) - value);
       ASSERT_LE(error, other_error) << value;
       if (error == other_error) {
-        ASSERT_EQ(0, found & 1) << value;
+        ASSERT_EQ(0, nearest & 1) << value;
       }
     }
   }

@@ -1,6 +1,5 @@
-// Quantised rows: bytes, bounds, and rows that codes cannot represent. levels_test.cc checks that
-// the wide loops give the scalar loops' bits; tests/python/codec checks that the search is the
-// paper's.
+// Quantised rows: bytes, error bounds, and rows that cannot be represented. levels_test.cc compares
+// the wide loops with the scalar loops; tests/python/codec compares the search with the paper's.
 #include "codec/quantise.h"
 
 #include <gtest/gtest.h>
@@ -23,8 +22,8 @@ constexpr Method kMethods[] = {Method::kSymmetric, Method::kAsymmetric, Method::
                                Method::kKmeans};
 constexpr uint32_t kBits[] = {2, 3, 4, 8};
 
-std::vector<std::byte> quantised(const Quantisation& wanted, const std::vector<float>& rows,
-                                 uint32_t dim) {
+std::vector<std::byte> quantise_all(const Quantisation& wanted, const std::vector<float>& rows,
+                                    uint32_t dim) {
   const size_t n = rows.size() / dim;
   std::vector<std::byte> out(n * quantised_row_bytes(wanted, dim) + 1, std::byte{0xa5});
   EXPECT_EQ(n, quantise(wanted, rows.data(), n, dim, out.data()));
@@ -33,8 +32,8 @@ std::vector<std::byte> quantised(const Quantisation& wanted, const std::vector<f
   return out;
 }
 
-std::vector<float> back(const Quantisation& written, const std::vector<std::byte>& rows,
-                        uint32_t dim) {
+std::vector<float> dequantise_all(const Quantisation& written, const std::vector<std::byte>& rows,
+                                  uint32_t dim) {
   const size_t n = rows.size() / quantised_row_bytes(written, dim);
   std::vector<float> out(n * dim + 1, -7.0f);
   dequantise(written, rows.data(), n, dim, out.data());
@@ -46,22 +45,22 @@ std::vector<float> back(const Quantisation& written, const std::vector<std::byte
 std::string hex_of(const Quantisation& wanted, const std::vector<float>& row) {
   std::string text;
   constexpr char kDigits[] = "0123456789abcdef";
-  for (const std::byte byte : quantised(wanted, row, row.size())) {
+  for (const std::byte byte : quantise_all(wanted, row, row.size())) {
     text += kDigits[std::to_integer<int>(byte) >> 4];
     text += kDigits[std::to_integer<int>(byte) & 15];
   }
   return text;
 }
 
-TEST(QuantiseGolden, NumbersOfMethods) {
+TEST(QuantiseGolden, MethodsKeepTheirNumbers) {
   EXPECT_EQ(0, static_cast<int>(Method::kSymmetric));
   EXPECT_EQ(1, static_cast<int>(Method::kAsymmetric));
   EXPECT_EQ(2, static_cast<int>(Method::kAdaptive));
   EXPECT_EQ(3, static_cast<int>(Method::kKmeans));
 }
 
-// A change here changes the meaning of every existing checkpoint.
-TEST(QuantiseGolden, Bytes) {
+// A change here would change the rows of all existing checkpoints.
+TEST(QuantiseGolden, RowsKeepTheirBytes) {
   // Scale 1, zero 0: the codes follow the first eight bytes.
   EXPECT_EQ(
       "0000803f00000000"
@@ -97,13 +96,14 @@ TEST(QuantiseGolden, Bytes) {
       << "zero -7.5";
 }
 
-TEST(QuantiseGolden, Ties) {
+TEST(QuantiseGolden, TiesRoundToEven) {
   const std::vector<float> row = {0, 0.5f, 1.5f, 2.5f, 3.5f, 15};
   const Quantisation wanted{Method::kAsymmetric, 4};
-  EXPECT_EQ((std::vector<float>{0, 0, 2, 2, 4, 15}), back(wanted, quantised(wanted, row, 6), 6));
+  EXPECT_EQ((std::vector<float>{0, 0, 2, 2, 4, 15}),
+            dequantise_all(wanted, quantise_all(wanted, row, 6), 6));
 }
 
-TEST(Quantise, EightBitsAsymmetricAreDtypeInt8) {
+TEST(Quantise, AsymmetricWithEightBitsIsDtypeInt8) {
   std::mt19937_64 random(testing::seed());
   for (uint32_t dim = 1; dim < 70; ++dim) {
     std::vector<float> rows(5 * dim);
@@ -111,11 +111,11 @@ TEST(Quantise, EightBitsAsymmetricAreDtypeInt8) {
       testing::fill_row(Kind::kNormal, random, rows.data() + r * dim, dim);
     std::vector<std::byte> stored(5 * row_bytes(Dtype::kInt8, dim));
     encode(Dtype::kInt8, rows.data(), 5, dim, stored.data());
-    ASSERT_EQ(stored, quantised({Method::kAsymmetric, 8}, rows, dim));
+    ASSERT_EQ(stored, quantise_all({Method::kAsymmetric, 8}, rows, dim));
   }
 }
 
-TEST(Quantise, CodePointsComeBackExactlyWhateverTheDim) {
+TEST(Quantise, ValuesOnTheGridAreExactForEveryDim) {
   std::mt19937_64 random(testing::seed());
   for (const uint32_t bits : kBits) {
     for (uint32_t dim = 2; dim <= 1100; dim += dim < 40 ? 1 : 53) {  // crosses the pieces of 512
@@ -124,7 +124,7 @@ TEST(Quantise, CodePointsComeBackExactlyWhateverTheDim) {
       row[0] = 0;
       row[dim - 1] = static_cast<float>((1u << bits) - 1);
       const Quantisation wanted{Method::kAsymmetric, bits};
-      ASSERT_EQ(row, back(wanted, quantised(wanted, row, dim), dim))
+      ASSERT_EQ(row, dequantise_all(wanted, quantise_all(wanted, row, dim), dim))
           << bits << " bits, dim " << dim << " seed " << testing::seed();
     }
   }
@@ -153,20 +153,20 @@ TEST(Quantise, ErrorIsBelowHalfAStepAndAdaptiveIsNoWorse) {
       if (method == Method::kSymmetric && 2 * magnitude > std::numeric_limits<float>::max())
         continue;
       const Quantisation wanted{method, bits};
-      const auto stored = quantised(wanted, row, dim);
-      const auto found = back(wanted, stored, dim);
+      const auto stored = quantise_all(wanted, row, dim);
+      const auto decoded = dequantise_all(wanted, stored, dim);
       const double limit =
           load<float>(stored.data()) / 2 + 4 * 0x1p-24 * 2 * magnitude + 256 * 0x1p-149;
       for (uint32_t i = 0; i < dim; ++i) {
-        ASSERT_LE(std::abs(static_cast<double>(found[i]) - row[i]), limit)
+        ASSERT_LE(std::abs(static_cast<double>(decoded[i]) - row[i]), limit)
             << bits << " bits dim " << dim << " seed " << testing::seed();
       }
-      plain = l2(row.data(), found.data(), dim);
+      plain = l2(row.data(), decoded.data(), dim);
     }
     const Quantisation adaptive{Method::kAdaptive, bits, 1 + static_cast<uint32_t>(random() % 60),
                                 static_cast<double>(random() % 11) / 10};
-    const auto found = back(adaptive, quantised(adaptive, row, dim), dim);
-    ASSERT_LE(l2(row.data(), found.data(), dim), plain * 1.00001 + magnitude * 1e-5)
+    const auto decoded = dequantise_all(adaptive, quantise_all(adaptive, row, dim), dim);
+    ASSERT_LE(l2(row.data(), decoded.data(), dim), plain * 1.00001 + magnitude * 1e-5)
         << bits << " bits dim " << dim << " seed " << testing::seed();
   }
 }
@@ -177,13 +177,13 @@ TEST(Quantise, ConstantRowsAreExact) {
       for (const Method method : {Method::kAsymmetric, Method::kAdaptive, Method::kKmeans}) {
         const std::vector<float> row(37, value);
         const Quantisation wanted{method, bits};
-        ASSERT_EQ(row, back(wanted, quantised(wanted, row, 37), 37)) << value;
+        ASSERT_EQ(row, dequantise_all(wanted, quantise_all(wanted, row, 37), 37)) << value;
       }
     }
   }
 }
 
-TEST(Quantise, TheFirstRowThatCannotBeRepresentedIsNamed) {
+TEST(Quantise, ReturnsTheFirstRowThatCannotBeRepresented) {
   std::mt19937_64 random(testing::seed());
   for (const Method method : kMethods) {
     for (const uint32_t bits : kBits) {
@@ -210,7 +210,7 @@ TEST(Quantise, TheFirstRowThatCannotBeRepresentedIsNamed) {
   }
 }
 
-TEST(Quantise, ARowHasTheSameBytesWhereverItStands) {
+TEST(Quantise, ARowHasTheSameBytesAtAnyPosition) {
   std::mt19937_64 random(testing::seed());
   for (const Method method : kMethods) {
     for (const uint32_t bits : kBits) {
@@ -224,11 +224,11 @@ TEST(Quantise, ARowHasTheSameBytesWhereverItStands) {
       if (method == Method::kSymmetric) {
         for (float& value : rows) value = std::clamp(value, -1e30f, 1e30f);
       }
-      const auto together = quantised(wanted, rows, dim);
+      const auto together = quantise_all(wanted, rows, dim);
       const size_t bytes = quantised_row_bytes(wanted, dim);
       for (size_t r = 0; r < 37; ++r) {
         const std::vector<float> row(rows.begin() + r * dim, rows.begin() + (r + 1) * dim);
-        const auto alone = quantised(wanted, row, dim);
+        const auto alone = quantise_all(wanted, row, dim);
         ASSERT_EQ(0, std::memcmp(together.data() + r * bytes, alone.data(), bytes)) << r;
       }
     }
@@ -242,11 +242,12 @@ TEST(Quantise, AnyBytesDecode) {
     const uint32_t dim = 1 + static_cast<uint32_t>(random() % 600);
     std::vector<std::byte> stored(3 * quantised_row_bytes(written, dim));
     for (std::byte& byte : stored) byte = static_cast<std::byte>(random());
-    back(written, stored, dim);
+    dequantise_all(written, stored, dim);
   }
   std::vector<std::byte> stored(quantised_row_bytes({Method::kAdaptive, 4}, 5));
   store(stored.data(), std::numeric_limits<float>::infinity());
-  for (const float value : back({Method::kAdaptive, 4}, stored, 5)) EXPECT_TRUE(std::isnan(value));
+  for (const float value : dequantise_all({Method::kAdaptive, 4}, stored, 5))
+    EXPECT_TRUE(std::isnan(value));
 }
 
 TEST(Quantise, KmeansStartsFromElementsAndEndsAtMeans) {
@@ -256,23 +257,23 @@ TEST(Quantise, KmeansStartsFromElementsAndEndsAtMeans) {
     std::vector<float> row(dim);
     testing::fill_row(Kind::kNormal, random, row.data(), dim);
     const Quantisation wanted{Method::kKmeans, 2, 25, 1.0, random()};
-    const auto stored = quantised(wanted, row, dim);
-    const auto found = back(wanted, stored, dim);
+    const auto stored = quantise_all(wanted, row, dim);
+    const auto decoded = dequantise_all(wanted, stored, dim);
     float codebook[4];
     std::memcpy(codebook, stored.data(), sizeof codebook);
     for (uint32_t i = 0; i < dim; ++i) {
       for (uint32_t entry = 0; entry < std::min(dim, 4u); ++entry) {
-        ASSERT_LE(std::abs(row[i] - found[i]), std::abs(row[i] - codebook[entry]))
+        ASSERT_LE(std::abs(row[i] - decoded[i]), std::abs(row[i] - codebook[entry]))
             << "seed " << testing::seed();
       }
     }
     if (dim <= 4) {
-      ASSERT_EQ(row, found) << "each value is its own mean";
+      ASSERT_EQ(row, decoded) << "each value is its own mean";
     }
   }
 }
 
-TEST(Quantise, LimitsAreNamed) {
+TEST(Quantise, InvalidSettingsAreRefused) {
   EXPECT_TRUE(check({Method::kAdaptive, 3, 1, 0.0}).ok());
   for (const uint32_t bits : {0u, 1u, 5u, 7u, 16u}) {
     EXPECT_NE(std::string::npos,

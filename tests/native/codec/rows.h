@@ -1,4 +1,4 @@
-// Rows for codec tests: seeded, including values that break converters.
+// Seeded rows for codec tests, with values that are difficult to convert.
 #pragma once
 
 #include <bit>
