@@ -15,22 +15,22 @@ using base::Status;
 using transport::ConnectionId;
 using transport::Event;
 
-namespace {
-
-Status stopping() {
+Status server_is_stopping() {
   return Status(Code::kUnavailable, "the server is stopping: ask another replica or try again");
 }
 
+namespace {
+
 void encode_refusal(const wire::Frame& request, const Status& reason, wire::Frame& reply) {
   wire::FrameHeader header;
-  // The worker has already refused a frame that fails here; the opcode is then 0.
+  // If decoding fails, the worker has refused the frame already, and the opcode stays 0.
   [[maybe_unused]] const Status decoded = wire::decode_request_header(request, header);
   wire::encode_error(header.opcode, header.request_id, reason, reply);
 }
 
 }  // namespace
 
-// A transport in which each call is a connection that brings one frame and closes with its reply.
+// A transport in which each call is a connection with one frame, which ends with its reply.
 class CallEndpoint final : public transport::Endpoint {
  public:
   explicit CallEndpoint(Calls& calls) : calls_(calls) {}
@@ -44,7 +44,7 @@ class CallEndpoint final : public transport::Endpoint {
   }
 
   // Remove and return the calls without a reply. The worker must have stopped.
-  std::vector<CallReply> left() {
+  std::vector<CallReply> take_unanswered() {
     const std::lock_guard lock(mutex_);
     std::vector<CallReply> calls = std::exchange(arrived_, {});
     for (Slot& slot : slots_) {
@@ -176,7 +176,8 @@ class CallEndpoint final : public transport::Endpoint {
   }
 
   Calls& calls_;
-  std::vector<Slot> slots_;  // worker's thread only, like all members but the last four
+  // Only the worker's thread uses the members above mutex_.
+  std::vector<Slot> slots_;
   std::vector<size_t> free_;
   std::vector<Event> events_;
   std::vector<CallReply> arriving_;
@@ -203,16 +204,18 @@ transport::Endpoint& Calls::endpoint(size_t i) { return *endpoints_[i]; }
 
 base::Result<uint64_t> Calls::submit(wire::Frame frame) {
   if (endpoints_.empty() || ready_ < 0)
-    return Status(Code::kFailedPrecondition, "this server takes no calls: it has no call workers");
+    return Status(Code::kFailedPrecondition,
+                  "this server takes no calls: start it with call_workers above 0");
   const size_t bytes = frame.size();
   if (bytes > transport::kFreeBytes && !memory_->has_room(bytes)) return memory_->refuse(bytes);
   uint64_t ticket = 0;
   {
     const std::lock_guard lock(mutex_);
-    if (finished_) return stopping();
+    if (finished_) return server_is_stopping();
     if (open_ >= kMaxCalls) {
-      return Status(Code::kResourceExhausted, "the server works on " + std::to_string(kMaxCalls) +
-                                                  " calls already: try again, or ask a replica");
+      return Status(Code::kResourceExhausted, "the server already has " +
+                                                  std::to_string(kMaxCalls) +
+                                                  " calls: try again, or ask a replica");
     }
     ++open_;
     memory_->change(0, bytes);
@@ -226,20 +229,20 @@ base::Result<uint64_t> Calls::submit(wire::Frame frame) {
 std::vector<CallReply> Calls::take() {
   const std::lock_guard lock(mutex_);
   uint64_t count = 0;
-  [[maybe_unused]] const ssize_t got = ::read(ready_, &count, sizeof(count));
+  [[maybe_unused]] const ssize_t bytes_read = ::read(ready_, &count, sizeof(count));
   open_ -= replies_.size();
   for (const CallReply& reply : replies_) memory_->change(reply.frame.size(), 0);
   return std::exchange(replies_, {});
 }
 
-// Store the reply of a request of `asked` bytes, whose memory is freed now.
-void Calls::answer(uint64_t ticket, size_t asked, wire::Frame frame) {
-  memory_->change(asked, frame.size());
+// Store a reply. Its bytes replace those of the request in the memory budget.
+void Calls::answer(uint64_t ticket, size_t request_bytes, wire::Frame reply) {
+  memory_->change(request_bytes, reply.size());
   const std::lock_guard lock(mutex_);
-  replies_.push_back({ticket, std::move(frame)});
+  replies_.push_back({ticket, std::move(reply)});
   const uint64_t one = 1;
   // Cannot fail: the counter overflows only after 2^64 - 1 writes.
-  [[maybe_unused]] const ssize_t put = ::write(ready_, &one, sizeof(one));
+  [[maybe_unused]] const ssize_t bytes_written = ::write(ready_, &one, sizeof(one));
 }
 
 void Calls::finish() {
@@ -248,9 +251,9 @@ void Calls::finish() {
     finished_ = true;
   }
   for (const auto& endpoint : endpoints_) {
-    for (CallReply& call : endpoint->left()) {
+    for (CallReply& call : endpoint->take_unanswered()) {
       wire::Frame reply;
-      encode_refusal(call.frame, stopping(), reply);
+      encode_refusal(call.frame, server_is_stopping(), reply);
       answer(call.ticket, call.frame.size(), std::move(reply));
     }
   }

@@ -1,5 +1,5 @@
-// Requests from this process: whole frames in, whole frames out, no socket between. Separate
-// workers answer them, so every limit and error is that of the native port.
+// Requests from this process: whole frames in, whole frames out, without a socket. Workers of their
+// own answer them, with the limits and errors of the native port.
 #pragma once
 
 #include <condition_variable>
@@ -15,7 +15,7 @@
 
 namespace petps::server {
 
-// Calls that wait or are being answered; further calls are refused.
+// Calls that were submitted and whose reply was not taken yet; further calls are refused.
 inline constexpr size_t kMaxCalls = 4096;
 
 struct CallReply {
@@ -24,6 +24,9 @@ struct CallReply {
 };
 
 class CallEndpoint;
+
+// Return the error of a request to a server that stops.
+base::Status server_is_stopping();
 
 // The calls of this process and their replies, which count in `memory` from submit to take.
 //
@@ -38,9 +41,9 @@ class Calls {
   base::Result<uint64_t> submit(wire::Frame frame);
   // Return the replies that have arrived, each once.
   std::vector<CallReply> take();
-  // Readable while replies wait (an eventfd; take() resets it).
+  // Return an eventfd that is readable while replies wait. take() resets it.
   int ready_descriptor() const { return ready_; }
-  // Answer the remaining calls with kUnavailable. Call it when the workers have stopped.
+  // Answer the remaining calls with kUnavailable. The workers must have stopped.
   void finish();
 
   size_t endpoints() const { return endpoints_.size(); }
@@ -48,7 +51,7 @@ class Calls {
 
  private:
   friend class CallEndpoint;
-  void answer(uint64_t ticket, size_t asked, wire::Frame frame);
+  void answer(uint64_t ticket, size_t request_bytes, wire::Frame reply);
 
   const std::shared_ptr<transport::MemoryBudget> memory_;
   std::vector<std::unique_ptr<CallEndpoint>> endpoints_;

@@ -1,4 +1,4 @@
-// The requests around the data path: hello, tables, status, hot keys.
+// The requests beside pulls and pushes: hello, tables, status, hot keys.
 #include <algorithm>
 
 #include "server/shared.h"
@@ -45,22 +45,14 @@ wire::TablesReply describe_tables(table::Tables& tables, const wire::TablesReque
   if (request.with_state) out.state = {tables.pool().uuid(), names.sequence};
   for (const table::TablePointer& table : found) {
     const pool::TableRecord& record = table->record();
+    const pool::TableSpec& spec = record.spec;
     const bool is_listed = std::any_of(
         names.instances.begin(), names.instances.end(),
-        [&](const pool::InstanceRecord& instance) { return instance.id == record.spec.instance; });
-    if (!is_listed) continue;  // being dropped, or created since
-    wire::TableInfo info;
-    info.id = record.id;
-    info.instance = record.spec.instance;
-    info.name = record.spec.name;
-    info.dtype = record.spec.dtype;
-    info.feed = static_cast<uint8_t>(record.spec.feed);
-    info.dim = record.spec.dim;
-    info.row_bytes = record.spec.row_bytes;
-    info.capacity = record.spec.capacity;
-    info.rows = table->status().rows;
-    info.default_row = record.spec.default_row;
-    out.tables.push_back(std::move(info));
+        [&](const pool::InstanceRecord& instance) { return instance.id == spec.instance; });
+    if (!is_listed) continue;  // created since the names were read
+    out.tables.push_back({record.id, spec.instance, spec.name, spec.dtype,
+                          static_cast<uint8_t>(spec.feed), spec.dim, spec.row_bytes, spec.capacity,
+                          table->status().rows, spec.default_row});
   }
   return out;
 }

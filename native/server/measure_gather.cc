@@ -1,6 +1,5 @@
-// The measurement of which way of sending rows is cheapest on this machine, from this pool's
-// medium. It runs beside the first requests on a thread of its own, so that a reopened pool
-// serves at once.
+// Measures which gather mode is cheapest for rows of this pool on this machine. The measurement has
+// a thread of its own, so that a reopened pool serves at once.
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -16,13 +15,12 @@ namespace petps::server {
 namespace {
 
 constexpr uint64_t kMeasureMs = 100;
-// The rows come from this much of the medium: more than a second-level cache, but little enough
-// to be read from a disk once.
+// Bytes of the medium that the measurement reads: more than a second-level cache, and few enough
+// to read from a disk once.
 constexpr size_t kSampleBytes = size_t{16} << 20;
-constexpr int kNiceness = 10;  // like ingest: pulls have priority
+constexpr int kNiceness = 10;  // as for ingest: pulls have priority
 
-// Memory of the pool's kind for the measurement to read: a second mapping of its file, or fresh
-// anonymous memory.
+// Memory like the pool's: a second mapping of its file, or new anonymous memory.
 class Sample {
  public:
   explicit Sample(const media::Media& medium) : of_file_(medium, kSampleBytes) {
@@ -55,8 +53,9 @@ void measure(Shared& shared) {
   if (costs.ok()) {
     shared.gather->publish(costs.value());
   } else {
-    shared.report_incident("gather: not measured, chosen by row bytes: " +
-                           costs.status().to_string());
+    shared.report_incident(
+        "gather: the costs could not be measured, so the mode is chosen by row bytes: " +
+        costs.status().to_string());
   }
 }
 

@@ -12,47 +12,46 @@ namespace petps::server {
 using base::Code;
 using base::Status;
 
-Worker::Outcome Worker::pull(transport::ConnectionId connection, const wire::FrameHeader& header,
-                             std::span<const std::byte> body, Status& refusal) {
-  wire::PullRequest request;
-  refusal = wire::decode_pull(header, body, shared_.options.limits, request);
+Worker::Outcome Worker::pull(const Request& request, Status& refusal) {
+  wire::PullRequest pull;
+  refusal = wire::decode_pull(request.header, request.body(), shared_.options.limits, pull);
   if (!refusal.ok()) return Outcome::kDone;
-  refusal = check_owned(request.keys);
+  refusal = check_owned(pull.keys);
   if (!refusal.ok()) return Outcome::kDone;
 
   epoch::Pin pin = reader_.pin();  // before finding the tables, which may be dropped at any time
-  if (!pin) {                      // each list in flight holds a pin: wait for completions
+  if (!pin) {                      // every pin is held by a list in flight: wait for completions
     stats_.waits_for_pin.add(1);
     return Outcome::kWait;
   }
-  refusal = find_tables(request);
+  refusal = find_tables(pull);
   if (!refusal.ok()) return Outcome::kDone;
-  const size_t head_bytes = wire::pull_reply_head_bytes(request.sections);
+  const size_t head_bytes = wire::pull_reply_head_bytes(pull.sections);
   uint64_t rows_bytes_max = 0;
-  refusal = check_reply_size(request, head_bytes, rows_bytes_max);
+  refusal = check_reply_size(pull, head_bytes, rows_bytes_max);
   if (!refusal.ok()) return Outcome::kDone;
-  const Applied applied = applied_version(request);
+  const Applied applied = applied_version(pull);
   if (!has_current_map()) {  // changed since the keys were checked: `applied` may be of the new map
     pin.drop();
     take_map();
-    return pull(connection, header, body, refusal);
+    return this->pull(request, refusal);
   }
-  if (request.min_version > applied.version) return park(connection, request, applied, refusal);
+  if (pull.min_version > applied.version) return park(request.connection, pull, applied, refusal);
 
   list_.clear();
-  const bool copy = copies_rows(request.keys.size(), rows_bytes_max);
+  const bool copy = copies_rows(pull.keys.size(), rows_bytes_max);
   const std::span<std::byte> head = list_.header(head_bytes, copy ? rows_bytes_max : 0);
-  const wire::PullReplyParts parts = wire::start_pull_reply(request.sections, head);
+  const wire::PullReplyParts parts = wire::start_pull_reply(pull.sections, head);
   size_t key = 0;
   size_t word = 0;
   uint64_t found = 0;
-  for (size_t i = 0; i < request.sections.size(); ++i) {
-    const size_t n = request.sections[i].keys;
+  for (size_t i = 0; i < pull.sections.size(); ++i) {
+    const size_t n = pull.sections[i].keys;
     const size_t words = wire::bitmap_words(n);
     if (section_tables_[i] == nullptr) {
       parts.sections[i].code = static_cast<uint16_t>(Code::kNotFound);
     } else {
-      gather_section(request.keys.subspan(key, n), *section_tables_[i], parts.sections[i],
+      gather_section(pull.keys.subspan(key, n), *section_tables_[i], parts.sections[i],
                      parts.bitmaps.subspan(word, words), copy);
     }
     found += parts.sections[i].rows_found;
@@ -60,12 +59,12 @@ Worker::Outcome Worker::pull(transport::ConnectionId connection, const wire::Fra
     word += words;
   }
   const size_t rows_bytes = list_.bytes() - head_bytes;
-  wire::finish_pull_reply(header.request_id, applied.version, request.sections.size(), rows_bytes,
-                          head);
+  wire::finish_pull_reply(request.header.request_id, applied.version, pull.sections.size(),
+                          rows_bytes, head);
   stats_.pulls.add(1);  // before the reply, so that a client that has the reply sees it counted
-  stats_.keys.add(request.keys.size());
+  stats_.keys.add(pull.keys.size());
   stats_.rows_found.add(found);
-  endpoint_.post(connection, std::move(list_), std::move(pin));
+  endpoint_.post(request.connection, std::move(list_), std::move(pin));
   return Outcome::kDone;
 }
 
@@ -73,22 +72,21 @@ Worker::Outcome Worker::pull(transport::ConnectionId connection, const wire::Fra
 // the request.
 Status Worker::find_tables(const wire::PullRequest& request) {
   section_tables_.resize(request.sections.size());
-  bool any = false;
+  bool is_any_known = false;
   for (size_t i = 0; i < request.sections.size(); ++i) {
     table::Table* table = find_table(request.sections[i].table);
     section_tables_[i] = table;
     if (table == nullptr) continue;
-    any = true;
+    is_any_known = true;
     const uint32_t instance = table->record().spec.instance;
     if (request.instance != 0 && instance != request.instance) {
-      return Status(Code::kInvalidArgument, "table " + std::to_string(table->id()) + " (" +
-                                                table->record().spec.name + ") is of instance " +
-                                                std::to_string(instance) + ", not of instance " +
-                                                std::to_string(request.instance) +
-                                                ": no answer mixes two; read the tables again");
+      return Status(Code::kInvalidArgument,
+                    "table " + std::to_string(table->id()) + " (" + table->record().spec.name +
+                        ") is of instance " + std::to_string(instance) + ", not of instance " +
+                        std::to_string(request.instance) + ": read the tables again");
     }
   }
-  return any ? Status() : unknown_table(request.sections[0].table);
+  return is_any_known ? Status() : unknown_table(request.sections[0].table);
 }
 
 Status Worker::check_reply_size(const wire::PullRequest& request, size_t head_bytes,
@@ -103,7 +101,7 @@ Status Worker::check_reply_size(const wire::PullRequest& request, size_t head_by
   if (body_bytes <= shared_.options.limits.body_bytes) return {};
   return Status(
       Code::kResourceExhausted,
-      "a pull of " + std::to_string(request.keys.size()) + " keys could be answered with " +
+      "the reply to a pull of " + std::to_string(request.keys.size()) + " keys could have " +
           std::to_string(body_bytes) + " bytes, above the frame limit of " +
           std::to_string(shared_.options.limits.body_bytes) + ": split the request by row bytes");
 }
@@ -136,13 +134,13 @@ Worker::Outcome Worker::park(transport::ConnectionId connection, const wire::Pul
     return Outcome::kPark;
   }
   refusal = Status(Code::kStale, "version " + std::to_string(request.min_version) +
-                                     " is asked for, this server has applied " +
+                                     " was requested, this server has applied " +
                                      std::to_string(applied.version));
   return Outcome::kDone;
 }
 
-// Small rows are copied while later rows are looked up, which keeps memory and core busy. Large
-// rows become pieces that the transport or the kernel reads.
+// Return whether the worker copies rows into the reply. It copies small rows while it looks up
+// later ones, so that memory and core are both busy. The transport or the kernel reads large rows.
 bool Worker::copies_rows(size_t keys, uint64_t rows_bytes_max) const {
   if (over_rdma_) return false;  // the network card reads them
   if (keys == 0) return true;
@@ -165,10 +163,9 @@ void Worker::gather_section(std::span<const uint64_t> keys, const table::Table& 
     ++found;
   };
   if (copy) {
-    table.lookup(keys, rows_.data(), [&](size_t asked, size_t ready) {
-      if (asked != table::kNoKey && rows_[asked] != nullptr) {
-        base::prefetch(rows_[asked], row_bytes);
-      }
+    table.lookup(keys, rows_.data(), [&](size_t located, size_t ready) {
+      if (located != table::kNoKey && rows_[located] != nullptr)
+        base::prefetch(rows_[located], row_bytes);
       if (ready != table::kNoKey) add(ready);
     });
   } else {

@@ -1,4 +1,4 @@
-// Pushes and control: the worker checks and answers them, the writer's thread performs them.
+// Pushes and control: the worker checks and answers them; the writer's thread performs them.
 #include "base/clock.h"
 #include "server/shared.h"
 #include "server/worker.h"
@@ -27,7 +27,7 @@ Status Worker::check_push(const wire::PushRequest& push, const table::Table& tab
     return Status(Code::kFailedPrecondition,
                   name_of(table) +
                       " is fed by deltas: a push to it is refused; publish a delta, or "
-                      "make a table that takes pushes");
+                      "create a table that takes pushes");
   }
   if (ownership_->replicas.size() > 1)
     return wire::refuse_replicated_push(spec.name, ownership_->replicas);
@@ -48,42 +48,29 @@ Status Worker::check_push(const wire::PushRequest& push, const table::Table& tab
   return {};
 }
 
-Worker::Outcome Worker::push(transport::ConnectionId connection, const wire::FrameHeader& header,
-                             std::span<const std::byte> frame, uint64_t start_ns, Status& refusal) {
-  wire::PushRequest request;
-  refusal =
-      wire::decode_push(header, frame.subspan(wire::kHeaderBytes), shared_.options.limits, request);
+Worker::Outcome Worker::push(const Request& request, Status& refusal) {
+  wire::PushRequest push;
+  refusal = wire::decode_push(request.header, request.body(), shared_.options.limits, push);
   if (!refusal.ok()) return Outcome::kDone;
-  refusal = check_owned(request.keys);
+  refusal = check_owned(push.keys);
   if (!refusal.ok()) return Outcome::kDone;
-  const table::TablePointer table = shared_.tables.find(request.table);
-  refusal = table == nullptr ? unknown_table(request.table) : check_push(request, *table);
-  if (!refusal.ok()) return Outcome::kDone;
-  return queue(connection, header, frame, start_ns, table);
+  const table::TablePointer table = shared_.tables.find(push.table);
+  refusal = table == nullptr ? unknown_table(push.table) : check_push(push, *table);
+  return refusal.ok() ? queue(request, table) : Outcome::kDone;
 }
 
-Worker::Outcome Worker::control(transport::ConnectionId connection, const wire::FrameHeader& header,
-                                std::span<const std::byte> frame, uint64_t start_ns,
-                                Status& refusal) {
-  wire::ControlRequest request;
-  refusal = wire::decode_control(header, frame.subspan(wire::kHeaderBytes), request);
-  if (!refusal.ok()) return Outcome::kDone;
-  return queue(connection, header, frame, start_ns, nullptr);
+Worker::Outcome Worker::control(const Request& request, Status& refusal) {
+  wire::ControlRequest control;
+  refusal = wire::decode_control(request.header, request.body(), control);
+  return refusal.ok() ? queue(request, nullptr) : Outcome::kDone;
 }
 
-Worker::Outcome Worker::queue(transport::ConnectionId connection, const wire::FrameHeader& header,
-                              std::span<const std::byte> frame, uint64_t start_ns,
-                              const table::TablePointer& table) {
-  ConnectionState& state = state_of(connection);
+Worker::Outcome Worker::queue(const Request& request, const table::TablePointer& table) {
+  ConnectionState& state = state_of(request.connection);
   if (state.pushes_in_flight >= shared_.options.limits.in_flight) return Outcome::kWait;
-  PushJob job;
-  job.worker = number_;
-  job.connection = connection;
-  job.request_id = header.request_id;
-  job.start_ns = start_ns;
-  job.opcode = header.opcode;
-  job.table = table;
-  job.frame.assign(frame.begin(), frame.end());
+  PushJob job{{number_, request.connection, request.header, request.start_ns},
+              table,
+              {request.frame.begin(), request.frame.end()}};
   if (!shared_.writer->queue(job)) return Outcome::kWait;
   ++state.pushes_in_flight;
   ++pushes_in_flight_;
@@ -107,25 +94,24 @@ void Worker::post_pushes() {
   }
   for (const PushDone& done : done_now_) {
     --pushes_in_flight_;
-    ConnectionState& state = connections_[transport::slot_of(done.connection)];
-    if (state.id == done.connection) --state.pushes_in_flight;
-    const bool is_push = done.opcode == static_cast<uint16_t>(wire::Opcode::kPush);
+    const auto& [worker, connection, header, start_ns] = done.origin;
+    ConnectionState& state = connections_[transport::slot_of(connection)];
+    if (state.id == connection) --state.pushes_in_flight;
+    const bool is_push = header.opcode == static_cast<uint16_t>(wire::Opcode::kPush);
     stats_.pushes.add(is_push ? 1 : 0);
-    if (done.status.ok() && !is_push) {
-      wire::encode_control_reply(done.request_id, reply_);
-      reply(done.connection);
-    } else if (done.status.ok()) {
-      stats_.rows_pushed.add(done.reply.inserted + done.reply.updated);
-      stats_.rows_refused.add(done.reply.refused);
-      wire::encode_push_reply(done.request_id, done.reply, reply_);
-      reply(done.connection);
+    if (!done.status.ok()) {
+      reply_error(connection, header, done.status);
     } else {
-      wire::FrameHeader header;
-      header.opcode = done.opcode;
-      header.request_id = done.request_id;
-      reply_error(done.connection, header, done.status);
+      if (is_push) {
+        stats_.rows_pushed.add(done.reply.inserted + done.reply.updated);
+        stats_.rows_refused.add(done.reply.refused);
+        wire::encode_push_reply(header.request_id, done.reply, reply_);
+      } else {
+        wire::encode_control_reply(header.request_id, reply_);
+      }
+      reply(connection);
     }
-    stats_.latency[done.opcode].add(base::monotonic_ns() - done.start_ns);
+    stats_.latency[header.opcode].add(base::monotonic_ns() - start_ns);
   }
   done_now_.clear();
   endpoint_.flush();

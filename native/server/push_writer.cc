@@ -9,7 +9,7 @@ namespace petps::server {
 using base::Status;
 
 PushWriter::PushWriter(table::Tables& tables, const wire::Limits& limits,
-                       transport::MemoryBudget& memory, std::function<void(size_t, PushDone)> done)
+                       transport::MemoryBudget& memory, std::function<void(PushDone)> done)
     : tables_(tables), limits_(limits), memory_(memory), done_(std::move(done)) {}
 
 PushWriter::~PushWriter() { finish(); }
@@ -17,7 +17,7 @@ PushWriter::~PushWriter() { finish(); }
 void PushWriter::finish() {
   {
     const std::lock_guard lock(mutex_);
-    ending_ = true;
+    finishing_ = true;
   }
   ready_.notify_all();
   if (thread_.joinable()) thread_.join();
@@ -53,13 +53,13 @@ size_t PushWriter::waiting() const {
 void PushWriter::run() {
   std::unique_lock lock(mutex_);
   while (true) {
-    ready_.wait(lock, [this] { return ending_ || !jobs_.empty(); });
+    ready_.wait(lock, [this] { return finishing_ || !jobs_.empty(); });
     if (jobs_.empty()) return;
     PushJob job = std::move(jobs_.front());
     jobs_.pop_front();
     bytes_ -= job.frame.size();
     lock.unlock();
-    done_(job.worker, perform(job));
+    done_(perform(job));
     memory_.change(job.frame.size(), 0);
     lock.lock();
   }
@@ -87,33 +87,20 @@ bool GivenUpPushes::has(const wire::PushOrder& order) {
 }
 
 PushDone PushWriter::perform(const PushJob& job) {
-  PushDone done;
-  done.connection = job.connection;
-  done.request_id = job.request_id;
-  done.start_ns = job.start_ns;
-  done.opcode = job.opcode;
-  if (job.opcode == static_cast<uint16_t>(wire::Opcode::kControl)) {
-    done.status = change_catalogue(job);
-    return done;
-  }
+  if (job.origin.header.opcode == static_cast<uint16_t>(wire::Opcode::kControl))
+    return {job.origin, change_catalogue(job), {}};
   const base::Result<wire::PushReply> reply = apply(job);
-  done.status = reply.status();
-  if (reply.ok()) done.reply = reply.value();
-  return done;
+  return {job.origin, reply.status(), reply.ok() ? reply.value() : wire::PushReply()};
 }
 
 base::Result<wire::PushReply> PushWriter::apply(const PushJob& job) {
-  wire::FrameHeader header;
   wire::PushRequest push;
-  const std::span<const std::byte> frame(job.frame);
-  PETPS_RETURN_IF_ERROR(wire::decode_request_header(frame, header));
-  PETPS_RETURN_IF_ERROR(
-      wire::decode_push(header, frame.subspan(wire::kHeaderBytes), limits_, push));
+  PETPS_RETURN_IF_ERROR(wire::decode_push(job.origin.header, job.body(), limits_, push));
   if (given_up_.has(push.order)) {
     return Status(base::Code::kDeadlineExceeded,
                   "push of " + std::to_string(push.keys.size()) +
-                      " rows arrived after a newer push of its client, which had given it up: "
-                      "not applied");
+                      " rows was not applied: its client gave it up and sent a newer push before "
+                      "it arrived");
   }
   table::Batch batch;
   batch.keys = push.keys;
@@ -128,16 +115,14 @@ base::Result<wire::PushReply> PushWriter::apply(const PushJob& job) {
   }
   const base::Result<table::ApplyReport> report = job.table->apply(batch);
   if (!report.ok()) return report.status();
-  const table::ApplyReport& r = report.value();
-  return wire::PushReply{r.inserted, r.updated, r.deleted, r.absent, r.refused};
+  const table::ApplyReport& counts = report.value();
+  return wire::PushReply{counts.inserted, counts.updated, counts.deleted, counts.absent,
+                         counts.refused};
 }
 
 Status PushWriter::change_catalogue(const PushJob& job) {
-  wire::FrameHeader header;
   wire::ControlRequest control;
-  const std::span<const std::byte> frame(job.frame);
-  PETPS_RETURN_IF_ERROR(wire::decode_request_header(frame, header));
-  PETPS_RETURN_IF_ERROR(wire::decode_control(header, frame.subspan(wire::kHeaderBytes), control));
+  PETPS_RETURN_IF_ERROR(wire::decode_control(job.origin.header, job.body(), control));
   const auto instance = tables_.resolve(std::string(control.instance));
   if (!instance.ok()) return instance.status();
   return control.control == wire::Control::kDropInstance

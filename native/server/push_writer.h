@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -19,20 +20,20 @@
 namespace petps::server {
 
 // Bytes of all frames that wait for the writer: four frames of the largest size. Further frames
-// wait in their connections' buffers, then in the kernel's.
+// wait in the buffers of their connections and of the kernel.
 inline constexpr size_t kPushQueueBytes = size_t{64} << 20;
 inline constexpr size_t kPushQueueJobs = 1024;
 
-// Clients whose pushes are remembered: at least this many of the most recent, at most twice as
-// many.
+// The writer remembers the pushes of at least this many clients, the most recent ones, and of at
+// most twice as many.
 inline constexpr size_t kPushClients = 32'768;
 
-// A detector of pushes that their client gave up and that arrive after a newer push
-// (wire::PushOrder).
+// Detects pushes that their client gave up and that arrive after a newer push (wire::PushOrder).
 // Threads: one.
 class GivenUpPushes {
  public:
-  // Return whether `order` belongs to such a push, and remember what it reports about other calls.
+  // Record the calls that `order` reports as finished. Return whether `order` itself belongs to a
+  // finished call.
   bool has(const wire::PushOrder& order);
 
  private:
@@ -42,40 +43,42 @@ class GivenUpPushes {
   };
   static void combine(Calls& known, Calls other);
 
-  // By client. When calls_ is full, it replaces calls_before_. Trees, because peers choose the
-  // keys.
+  // By client. When calls_ is full, it replaces calls_before_. Trees and not hash tables, because
+  // peers choose the keys.
   std::map<uint64_t, Calls> calls_;
   std::map<uint64_t, Calls> calls_before_;
 };
 
-struct PushJob {
+// The worker and connection that a request came from, and its header.
+struct JobOrigin {
   size_t worker = 0;
   transport::ConnectionId connection = 0;
-  uint64_t request_id = 0;
+  wire::FrameHeader header;
   uint64_t start_ns = 0;
-  uint16_t opcode = 0;           // kPush or kControl
-  table::TablePointer table;     // of a push
+};
+
+struct PushJob {
+  JobOrigin origin;
+  table::TablePointer table;     // null for a control request
   std::vector<std::byte> frame;  // a whole, checked frame
+  std::span<const std::byte> body() const { return std::span(frame).subspan(wire::kHeaderBytes); }
 };
 
 struct PushDone {
-  transport::ConnectionId connection = 0;
-  uint64_t request_id = 0;
-  uint64_t start_ns = 0;
-  uint16_t opcode = 0;
+  JobOrigin origin;
   base::Status status;
   wire::PushReply reply;
 };
 
 class PushWriter {
  public:
-  // Call `done` for each finished job, on the writer's thread, with the job's worker.
+  // Call `done` for each finished job, on the writer's thread.
   PushWriter(table::Tables& tables, const wire::Limits& limits, transport::MemoryBudget& memory,
-             std::function<void(size_t worker, PushDone done)> done);
+             std::function<void(PushDone)> done);
   ~PushWriter();  // calls finish()
 
   void start();
-  void finish();  // applies what is queued, then stops the thread
+  void finish();  // performs the queued jobs, then stops the thread
   // Queue a job. Return false, with `job` unchanged, if the queue is full.
   bool queue(PushJob& job);
   size_t waiting() const;
@@ -89,13 +92,13 @@ class PushWriter {
   table::Tables& tables_;
   const wire::Limits limits_;
   transport::MemoryBudget& memory_;
-  const std::function<void(size_t, PushDone)> done_;
-  mutable std::mutex mutex_;  // guards jobs_, bytes_ and ending_
+  const std::function<void(PushDone)> done_;
+  mutable std::mutex mutex_;  // guards jobs_, bytes_ and finishing_
   std::condition_variable ready_;
   std::deque<PushJob> jobs_;
   size_t bytes_ = 0;
-  bool ending_ = false;
-  std::vector<uint8_t> deleted_;  // this and given_up_: writer's thread only
+  bool finishing_ = false;
+  std::vector<uint8_t> deleted_;  // only the writer's thread uses deleted_ and given_up_
   GivenUpPushes given_up_;
   std::thread thread_;
 };

@@ -12,9 +12,9 @@ namespace petps::server {
 namespace {
 
 bool run_in_real_time(uint32_t priority) {
-  sched_param wanted{};
-  wanted.sched_priority = static_cast<int>(priority);
-  return sched_setscheduler(0, SCHED_FIFO, &wanted) == 0;  // 0: the calling thread
+  sched_param parameters{};
+  parameters.sched_priority = static_cast<int>(priority);
+  return sched_setscheduler(0, SCHED_FIFO, &parameters) == 0;  // 0: the calling thread
 }
 
 }  // namespace
@@ -26,13 +26,13 @@ base::Status check_real_time(uint32_t priority) {
     return base::Status(base::Code::kInvalidArgument,
                         text + " is outside 0.." + std::to_string(kMaxRealTime));
   }
-  bool permitted = false;
-  std::thread([&] { permitted = run_in_real_time(priority); }).join();
-  if (permitted) return {};
+  bool is_permitted = false;
+  std::thread([&] { is_permitted = run_in_real_time(priority); }).join();
+  if (is_permitted) return {};
   return base::Status(base::Code::kFailedPrecondition,
                       text +
                           " is not permitted: give the process CAP_SYS_NICE or an RLIMIT_RTPRIO "
-                          "of that (systemd: LimitRTPRIO), or set it to 0");
+                          "of this value (systemd: LimitRTPRIO), or set real_time to 0");
 }
 
 void schedule_worker(uint32_t real_time) {

@@ -9,13 +9,13 @@ namespace petps::server {
 
 inline constexpr uint32_t kMaxRealTime = 99;  // Linux's highest priority
 
-// Check whether a thread of this process may run at the real-time priority; 0 always may.
+// Check whether a thread of this process may run at this real-time priority. 0 is always permitted.
 // Errors: kInvalidArgument (above kMaxRealTime), kFailedPrecondition (not permitted; names
 // remedies).
 base::Status check_real_time(uint32_t priority);
 
-// Make the calling thread a worker. With a checked priority it runs in real time, first in, first
-// out. With 0 it gets short time slices (base/time_slice.h).
+// Schedule the calling thread as a worker: at a checked real-time priority (SCHED_FIFO), or for 0
+// with short time slices (base/time_slice.h).
 void schedule_worker(uint32_t real_time);
 
 }  // namespace petps::server

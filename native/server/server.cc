@@ -21,8 +21,8 @@ Status check_limit(const char* name, uint32_t value, uint32_t most) {
                                             std::to_string(most));
 }
 
-// The least memory must hold the request and the reply of one call that is served and of one that
-// arrives.
+// The smallest memory limit holds the requests and the replies of two calls: one that is served and
+// one that arrives.
 constexpr uint64_t kFramesInMemory = 4;
 
 Status check_options(const ServerOptions& options) {
@@ -43,8 +43,8 @@ Status check_options(const ServerOptions& options) {
   if (options.memory_bytes != 0 && options.memory_bytes < least) {
     return Status(Code::kInvalidArgument,
                   "limit memory_bytes = " + std::to_string(options.memory_bytes) + " is below " +
-                      std::to_string(least) + ", which " + std::to_string(kFramesInMemory) +
-                      " frames of body_bytes take: raise it or lower body_bytes");
+                      std::to_string(least) + ", the size of " + std::to_string(kFramesInMemory) +
+                      " frames of body_bytes: raise it or lower body_bytes");
   }
   return {};
 }
@@ -71,8 +71,8 @@ Status start_workers(Shared& shared) {
     epoch::Reader* reader = shared.tables.epochs().lease();
     if (reader == nullptr) {
       return Status(Code::kResourceExhausted,
-                    "no epoch list is left: " + std::to_string(epoch::kMaxReaders) +
-                        " readers of this pool are open; close some");
+                    "no epoch list is left for a worker: " + std::to_string(epoch::kMaxReaders) +
+                        " readers of this pool are open; close some, or start fewer workers");
     }
     transport::Endpoint& endpoint = i < network      ? shared.transport->endpoint(i)
                                     : i < first_rdma ? shared.calls->endpoint(i - network)
@@ -80,11 +80,10 @@ Status start_workers(Shared& shared) {
     shared.workers.push_back(
         std::make_unique<Worker>(shared, i, endpoint, *reader, i >= first_rdma));
   }
-  shared.writer =
-      std::make_unique<PushWriter>(shared.tables, shared.options.limits, *shared.memory,
-                                   [&shared](size_t worker, PushDone done) {
-                                     shared.workers[worker]->finish_push(std::move(done));
-                                   });
+  shared.writer = std::make_unique<PushWriter>(
+      shared.tables, shared.options.limits, *shared.memory, [&shared](PushDone done) {
+        shared.workers[done.origin.worker]->finish_push(std::move(done));
+      });
   shared.writer->start();
   for (const auto& worker : shared.workers) {
     shared.threads.emplace_back([&worker = *worker, real_time = shared.options.real_time] {
@@ -124,11 +123,11 @@ base::Result<std::unique_ptr<Server>> Server::start(table::Tables& tables,
   tcp.limits.connections = options.limits.connections;
   tcp.memory = impl->shared.memory;
   tcp.rules = frame_rules(options.limits);
-  base::Result<std::unique_ptr<transport::Transport>> made = transport::make_tcp(tcp);
-  if (!made.ok()) return made.status();
-  auto started = start_over(std::move(impl), std::move(made.value()));
-  if (started.ok()) start_measuring(started.value()->impl_->shared);
-  return started;
+  base::Result<std::unique_ptr<transport::Transport>> transport = transport::make_tcp(tcp);
+  if (!transport.ok()) return transport.status();
+  auto server = start_over(std::move(impl), std::move(transport.value()));
+  if (server.ok()) start_measuring(server.value()->impl_->shared);
+  return server;
 }
 
 base::Result<std::unique_ptr<Server>> Server::start(
@@ -143,17 +142,18 @@ base::Result<std::unique_ptr<Server>> Server::start_over(
   Shared& shared = impl->shared;
   const ServerOptions& options = shared.options;
   if (transport->endpoints() < options.workers) {
-    return Status(Code::kInvalidArgument, std::to_string(options.workers) +
-                                              " workers need as many endpoints, not " +
-                                              std::to_string(transport->endpoints()));
+    return Status(Code::kInvalidArgument,
+                  std::to_string(options.workers) +
+                      " workers need as many endpoints, but the transport has " +
+                      std::to_string(transport->endpoints()));
   }
   shared.started_ns = base::monotonic_ns();
   shared.transport = std::move(transport);
   shared.calls = std::make_unique<Calls>(options.call_workers, shared.memory);
   shared.address = options.address;
   if (shared.address.empty()) {
-    const bool bare = options.host.find(':') != std::string::npos;
-    shared.address = bare ? "[" + options.host + "]" : options.host;
+    const bool is_ipv6 = options.host.find(':') != std::string::npos;
+    shared.address = is_ipv6 ? "[" + options.host + "]" : options.host;
     shared.address += ":" + std::to_string(shared.transport->port());
   }
   if (options.shard_map.version != 0)
@@ -203,7 +203,7 @@ Status Server::stop() {
   return Status(Code::kDeadlineExceeded,
                 std::to_string(undrained) + " workers still had requests in flight after " +
                     std::to_string(shared.options.drain_ms) + " ms (" + std::to_string(pushes) +
-                    " pushes were waiting): connections closed");
+                    " pushes were waiting): their connections were closed");
 }
 
 uint16_t Server::port() const { return impl_->shared.transport->port(); }

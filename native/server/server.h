@@ -14,6 +14,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "base/status.h"
@@ -29,17 +30,17 @@ struct ServerOptions {
   std::string host = "127.0.0.1";  // numeric IPv4 or IPv6 address
   uint16_t port = 7070;            // 0: any free port, see Server::port()
   uint32_t workers = 1;            // 1..kMaxWorkers
-  uint32_t call_workers = 0;  // 0..kMaxWorkers, for requests from this process: Server::calls()
-  uint32_t real_time = 0;     // 1..99: priority of the workers, see check_real_time; 0: none
-  // kAuto over tcp: measured beside the first requests, see transport/GATHER.md.
+  uint32_t call_workers = 0;       // 0..kMaxWorkers: workers for Server::calls()
+  uint32_t real_time = 0;          // 1..99: priority of the workers, see check_real_time; 0: none
+  // kAuto: measured while the server answers its first requests, see transport/GATHER.md.
   transport::GatherMode gather = transport::GatherMode::kAuto;
-  wire::Limits limits;  // lowered, never raised above wire's constants
+  wire::Limits limits;  // each at most the constant of room wire
   transport::Limits transport;
   // Bytes that the requests and replies of all connections may hold (transport/memory_budget.h):
   // at least four frames of the largest size. 0: an eighth of the machine's memory, at most 2 GiB.
   uint64_t memory_bytes = 0;
-  // An open device (transport::open_verbs): clients may use rdma, served by as many workers
-  // again. Null: no rdma.
+  // An open device (transport::open_verbs), for clients that use rdma. `workers` more workers serve
+  // them. Null: no rdma.
   std::shared_ptr<transport::Verbs> rdma;
   wire::ShardMap shard_map;       // version 0: this server owns everything
   std::string address;            // this server's address in the map; empty: host:port
@@ -48,15 +49,15 @@ struct ServerOptions {
   std::string software;           // version text for the status
 };
 
-// Pulls of one worker that may wait for a version. Each costs its connection and one check per
-// millisecond; a further pull gets STALE at once.
+// Pulls of one worker that may wait for a version. Each occupies its connection and costs one check
+// per millisecond. A further pull gets STALE at once.
 inline constexpr size_t kMaxParkedPulls = 1024;
 
-// More workers than this is a mistake in a configuration file, not a machine.
+// No machine needs more workers; a larger number is a mistake in the configuration.
 inline constexpr uint32_t kMaxWorkers = 256;
 
-// Latencies in nanoseconds, log-linear: 8 buckets for each power of two, so a quantile is at most
-// 12.5 % too high.
+// Latencies in nanoseconds. Each power of two has 8 buckets, so a quantile is at most 12.5 % too
+// high.
 struct HistogramSnapshot {
   static constexpr size_t kSubBuckets = 8;
   static constexpr size_t kBuckets = 8 + 37 * kSubBuckets;  // up to 2^40 ns = 18 minutes
@@ -81,7 +82,7 @@ struct StatsSnapshot {
   uint64_t errors = 0;             // error replies
   uint64_t stale = 0;              // STALE errors
   uint64_t wrong_shard = 0;        // WRONG_SHARD errors
-  uint64_t waits_for_pin = 0;      // times a worker stopped because its epoch list was full
+  uint64_t waits_for_pin = 0;      // times a pull waited because its worker's epoch list was full
   uint64_t waits_for_version = 0;  // times a pull was parked until its version was applied
   uint64_t bytes_received = 0;
   uint64_t bytes_sent = 0;
@@ -103,8 +104,15 @@ struct StatsSnapshot {
   uint64_t memory_limit_bytes = 0;
   uint64_t pushes_waiting = 0;  // in the writer's queue
   // By opcode number (wire::Opcode): from the decoded request to the posted reply.
-  std::array<HistogramSnapshot, 10> latency;
+  std::array<HistogramSnapshot, wire::kOpcodesEnd> latency;
 };
+
+// The counters that the status and the metrics show, by name.
+struct StatField {
+  const char* name;
+  uint64_t StatsSnapshot::*value;
+};
+extern const std::span<const StatField> kStatFields;
 
 class Server {
  public:
@@ -114,8 +122,7 @@ class Server {
   // left), kFailedPrecondition (rdma from memory that no device may keep; real_time not permitted).
   static base::Result<std::unique_ptr<Server>> start(table::Tables& tables,
                                                      const ServerOptions& options);
-  // The same over a transport that the caller made with frame_rules(options.limits) (tests:
-  // loopback).
+  // Serve over the given transport, which must use frame_rules(options.limits). For tests.
   static base::Result<std::unique_ptr<Server>> start(
       table::Tables& tables, const ServerOptions& options,
       std::unique_ptr<transport::Transport> transport);
@@ -127,11 +134,12 @@ class Server {
   transport::Transport& transport();
   // Requests from this process; refused if call_workers is 0.
   Calls& calls();
-  // Accept no more, answer what has arrived, stop the workers. kDeadlineExceeded: something was
-  // still in flight after drain_ms, and its connection was closed. A second call does nothing.
+  // Accept no more connections, answer the requests that have arrived, and stop the workers. A
+  // second call does nothing. Errors: kDeadlineExceeded (requests were still in flight after
+  // drain_ms; their connections are closed).
   base::Status stop();
 
-  // Use this map from now on. Each request sees this map or the one before it, never a mixture.
+  // Use this map from now on. Each request uses this map or the one before it, never both.
   // Errors: kInvalidArgument (the map is invalid, or its model or partitions differ from those of
   // the pool's instances), kFailedPrecondition (its version is not above that of the map in use).
   base::Status set_shard_map(const wire::ShardMap& map);

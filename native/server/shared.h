@@ -21,8 +21,7 @@
 
 namespace petps::server {
 
-// Incidents (such as connections closed for a cause) kept for the status: enough to see a
-// pattern, not a log.
+// Incidents that the status lists, such as connections closed for a cause. Older ones are dropped.
 inline constexpr size_t kIncidentsKept = 32;
 
 // The keys that this server owns according to its newest map. Immutable.
@@ -30,18 +29,18 @@ struct Ownership {
   wire::ShardMap map;
   wire::Shard shard;
   bool owns_all = true;
-  // This server and those that own the same partitions. Pushes are accepted only if it has at
-  // most one.
+  // This server and those that own the same partitions. With more than one, pushes are refused.
   std::vector<std::string> replicas;
 };
 
 struct Shared {
-  explicit Shared(table::Tables& of, const ServerOptions& with)
-      : tables(of),
-        options(with),
-        gather(std::make_shared<transport::GatherChoice>(with.gather)),
+  explicit Shared(table::Tables& served_tables, const ServerOptions& server_options)
+      : tables(served_tables),
+        options(server_options),
+        gather(std::make_shared<transport::GatherChoice>(options.gather)),
         memory(std::make_shared<transport::MemoryBudget>(
-            with.memory_bytes == 0 ? transport::default_memory_bytes() : with.memory_bytes)) {}
+            options.memory_bytes == 0 ? transport::default_memory_bytes() : options.memory_bytes)) {
+  }
 
   table::Tables& tables;
   const ServerOptions options;
@@ -67,8 +66,9 @@ struct Shared {
   std::unordered_map<uint64_t, Door> lines;
 
   std::string address;  // in the shard map; set before the workers start
-  // Workers compare it with the generation of their own copy: one load per request, no lock.
-  std::atomic<uint64_t> ownership_generation{0};
+  // Grows with every change of `ownership`. A worker compares it with the change count of its own
+  // copy: one load per request, no lock.
+  std::atomic<uint64_t> map_change_count{0};
   mutable std::mutex ownership_mutex;  // guards ownership; held while the map is changed
   std::shared_ptr<const Ownership> ownership = std::make_shared<Ownership>();
 

@@ -48,7 +48,7 @@ struct alignas(64) WorkerStats {
   Counter wrong_shard;
   Counter waits_for_pin;
   Counter waits_for_version;
-  std::array<Histogram, 10> latency;
+  std::array<Histogram, wire::kOpcodesEnd> latency;
   void add_to(StatsSnapshot& snapshot) const;
 };
 

@@ -1,4 +1,4 @@
-// The status text: what `petps status` shows.
+// The status text that `petps status` shows, and the counters of all workers.
 #include <unistd.h>
 
 #include <algorithm>
@@ -166,35 +166,41 @@ void write_latency(const StatsSnapshot& stats, JsonWriter& json) {
 
 void write_stats(const StatsSnapshot& stats, JsonWriter& json) {
   json.begin_object("stats");
-  json.member("pulls", stats.pulls);
-  json.member("keys", stats.keys);
-  json.member("rows_found", stats.rows_found);
-  json.member("misses", stats.misses);
-  json.member("pushes", stats.pushes);
-  json.member("rows_pushed", stats.rows_pushed);
-  json.member("rows_refused", stats.rows_refused);
-  json.member("pushes_waiting", stats.pushes_waiting);
-  json.member("hot_sets", stats.hot_sets);
-  json.member("errors", stats.errors);
-  json.member("stale", stats.stale);
-  json.member("wrong_shard", stats.wrong_shard);
-  json.member("waits_for_pin", stats.waits_for_pin);
-  json.member("waits_for_version", stats.waits_for_version);
-  json.member("bytes_received", stats.bytes_received);
-  json.member("bytes_sent", stats.bytes_sent);
-  json.member("connections", stats.connections);
-  json.member("connections_opened", stats.connections_opened);
-  json.member("connections_refused", stats.connections_refused);
-  json.member("connections_closed_for_cause", stats.connections_closed_for_cause);
-  json.member("connections_closed_idle", stats.connections_closed_idle);
-  json.member("connections_closed_for_room", stats.connections_closed_for_room);
-  json.member("refused_for_memory", stats.refused_for_memory);
-  json.member("memory_used_bytes", stats.memory_used_bytes);
-  json.member("memory_limit_bytes", stats.memory_limit_bytes);
+  for (const StatField& field : kStatFields) json.member(field.name, stats.*field.value);
   json.end_object();
 }
 
+using Stats = StatsSnapshot;
+constexpr StatField kFields[] = {
+    {"pulls", &Stats::pulls},
+    {"keys", &Stats::keys},
+    {"rows_found", &Stats::rows_found},
+    {"misses", &Stats::misses},
+    {"pushes", &Stats::pushes},
+    {"rows_pushed", &Stats::rows_pushed},
+    {"rows_refused", &Stats::rows_refused},
+    {"pushes_waiting", &Stats::pushes_waiting},
+    {"hot_sets", &Stats::hot_sets},
+    {"errors", &Stats::errors},
+    {"stale", &Stats::stale},
+    {"wrong_shard", &Stats::wrong_shard},
+    {"waits_for_pin", &Stats::waits_for_pin},
+    {"waits_for_version", &Stats::waits_for_version},
+    {"bytes_received", &Stats::bytes_received},
+    {"bytes_sent", &Stats::bytes_sent},
+    {"connections", &Stats::connections},
+    {"connections_opened", &Stats::connections_opened},
+    {"connections_refused", &Stats::connections_refused},
+    {"connections_closed_for_cause", &Stats::connections_closed_for_cause},
+    {"connections_closed_idle", &Stats::connections_closed_idle},
+    {"connections_closed_for_room", &Stats::connections_closed_for_room},
+    {"refused_for_memory", &Stats::refused_for_memory},
+    {"memory_used_bytes", &Stats::memory_used_bytes},
+    {"memory_limit_bytes", &Stats::memory_limit_bytes}};
+
 }  // namespace
+
+const std::span<const StatField> kStatFields = kFields;
 
 std::string Shared::status_json() {
   JsonWriter json;
@@ -234,6 +240,9 @@ void Shared::report_incident(std::string text) {
 
 StatsSnapshot Shared::stats() const {
   StatsSnapshot snapshot;
+  const auto add = [](uint64_t& sum, const std::atomic<uint64_t>& counter) {
+    sum += counter.load(std::memory_order_relaxed);
+  };
   for (const auto& worker : workers) {
     worker->stats().add_to(snapshot);
     const transport::Counters& counters = worker->endpoint().counters();
@@ -241,19 +250,17 @@ StatsSnapshot Shared::stats() const {
     const uint64_t closed = counters.closed.load(std::memory_order_relaxed);
     snapshot.connections_opened += opened;
     snapshot.connections += opened - std::min(opened, closed);
-    snapshot.connections_closed_for_cause +=
-        counters.closed_for_cause.load(std::memory_order_relaxed);
-    snapshot.connections_closed_idle += counters.closed_idle.load(std::memory_order_relaxed);
-    snapshot.connections_closed_for_room +=
-        counters.closed_for_room.load(std::memory_order_relaxed);
-    snapshot.bytes_received += counters.bytes_received.load(std::memory_order_relaxed);
-    snapshot.bytes_sent += counters.bytes_sent.load(std::memory_order_relaxed);
-    snapshot.lists_copied += counters.lists_copied.load(std::memory_order_relaxed);
-    snapshot.lists_gathered += counters.lists_gathered.load(std::memory_order_relaxed);
-    snapshot.lists_zerocopy += counters.lists_zerocopy.load(std::memory_order_relaxed);
-    snapshot.zerocopy_sends += counters.zerocopy_sends.load(std::memory_order_relaxed);
-    snapshot.zerocopy_copied += counters.zerocopy_copied.load(std::memory_order_relaxed);
-    snapshot.zerocopy_refused += counters.zerocopy_refused.load(std::memory_order_relaxed);
+    add(snapshot.connections_closed_for_cause, counters.closed_for_cause);
+    add(snapshot.connections_closed_idle, counters.closed_idle);
+    add(snapshot.connections_closed_for_room, counters.closed_for_room);
+    add(snapshot.bytes_received, counters.bytes_received);
+    add(snapshot.bytes_sent, counters.bytes_sent);
+    add(snapshot.lists_copied, counters.lists_copied);
+    add(snapshot.lists_gathered, counters.lists_gathered);
+    add(snapshot.lists_zerocopy, counters.lists_zerocopy);
+    add(snapshot.zerocopy_sends, counters.zerocopy_sends);
+    add(snapshot.zerocopy_copied, counters.zerocopy_copied);
+    add(snapshot.zerocopy_refused, counters.zerocopy_refused);
   }
   snapshot.connections_refused = transport->refused() + (rdma == nullptr ? 0 : rdma->refused());
   snapshot.pushes_waiting = writer->waiting();

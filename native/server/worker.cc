@@ -13,10 +13,9 @@ using wire::Opcode;
 
 namespace {
 
-// A poll returns at least this often, to check whether the server stops.
+// A poll returns at least this often, so that the worker sees that the server stops.
 constexpr int kPollMs = 500;
-// A frame that waits for a pin or for the writer is retried after this, unless something wakes
-// the worker earlier.
+// A worker retries a frame that waits for a pin or for the writer after this, or when it wakes.
 constexpr int kRetryMs = 1;
 
 }  // namespace
@@ -44,7 +43,8 @@ void Worker::run() {
   drain();
 }
 
-// Answer what has arrived, then wait for pushes and posted lists, but read nothing new.
+// Answer the requests that have arrived. Then wait for pushes and posted lists, and read no new
+// requests.
 void Worker::drain() {
   draining_ = true;
   for (const Event& event : endpoint_.poll(0)) handle(event);
@@ -61,8 +61,7 @@ void Worker::drain() {
     unblocked_.clear();
   }
   for (const ConnectionId connection : endpoint_.connections()) {
-    endpoint_.close(connection, Status(Code::kUnavailable,
-                                       "the server is stopping: ask another replica or try again"));
+    endpoint_.close(connection, server_is_stopping());
   }
   endpoint_.poll(0);
 }
@@ -104,7 +103,7 @@ void Worker::handle(const Event& event) {
 }
 
 // Handle at most in_flight frames, so that a client with a long pipeline does not delay other
-// clients. The next poll reports the rest with theirs. Return true if the limit was reached.
+// clients. The next poll reports the others. Return true if the limit was reached.
 bool Worker::handle_frames(ConnectionId connection) {
   uint32_t handled = 0;
   std::span<const std::byte> frame;
@@ -129,7 +128,7 @@ void Worker::resume_blocked() {
   blocked_.clear();
   collect_due();
   for (const ConnectionId connection : unblocked_) endpoint_.resume(connection);
-  if (!draining_) unblocked_.clear();  // drain() checks whether any waited
+  if (!draining_) unblocked_.clear();  // drain() checks whether it is empty
 }
 
 // Retry parked pulls whose version is applied or whose time is over.
@@ -145,30 +144,27 @@ void Worker::collect_due() {
 }
 
 Worker::Outcome Worker::handle_frame(ConnectionId connection, std::span<const std::byte> frame) {
-  const uint64_t start = base::monotonic_ns();
   if (!has_current_map()) take_map();
-  wire::FrameHeader header;
-  Status refusal = wire::decode_request_header(frame, header);
-  const std::span<const std::byte> body = frame.subspan(wire::kHeaderBytes);
-  bool answered = false;  // the pull function has posted the reply
+  Request request{connection, {}, frame, base::monotonic_ns()};
+  const wire::FrameHeader& header = request.header;
+  Status refusal = wire::decode_request_header(frame, request.header);
+  const std::span<const std::byte> body = request.body();
+  Outcome outcome = Outcome::kDone;
+  bool answered = false;  // pull() posts its reply
   if (refusal.ok()) {
     switch (static_cast<Opcode>(header.opcode)) {
       case Opcode::kPull:
-        if (const Outcome outcome = pull(connection, header, body, refusal);
-            outcome != Outcome::kDone) {
-          return outcome;
-        }
+        outcome = pull(request, refusal);
+        if (outcome != Outcome::kDone) return outcome;
         answered = true;
         break;
       case Opcode::kPush:
-        if (push(connection, header, frame, start, refusal) == Outcome::kWait)
-          return Outcome::kWait;
-        if (refusal.ok()) return Outcome::kDone;  // post_pushes records the latency
+        outcome = push(request, refusal);
+        if (outcome != Outcome::kDone || refusal.ok()) return outcome;  // see post_pushes
         break;
       case Opcode::kControl:
-        if (control(connection, header, frame, start, refusal) == Outcome::kWait)
-          return Outcome::kWait;
-        if (refusal.ok()) return Outcome::kDone;
+        outcome = control(request, refusal);
+        if (outcome != Outcome::kDone || refusal.ok()) return outcome;
         break;
       case Opcode::kHello:
         refusal = hello(header, body);
@@ -200,7 +196,7 @@ Worker::Outcome Worker::handle_frame(ConnectionId connection, std::span<const st
     reply(connection);
   }
   if (header.opcode < stats_.latency.size())
-    stats_.latency[header.opcode].add(base::monotonic_ns() - start);
+    stats_.latency[header.opcode].add(base::monotonic_ns() - request.start_ns);
   return Outcome::kDone;
 }
 
@@ -226,9 +222,9 @@ table::Table* Worker::find_table(uint32_t id) {
   }
   if (id < tables_by_id_.size() && tables_by_id_[id] != nullptr) return tables_by_id_[id];
   table::Table* table = shared_.tables.find(id).get();
-  // Ids are small in every pool whose catalogue has this size; larger ids are looked up each time.
-  constexpr uint32_t kRemembered = 1u << 16;
-  if (table != nullptr && id < kRemembered) {
+  // Ids are small in practice; larger ids are looked up each time.
+  constexpr uint32_t kCachedIds = 1u << 16;
+  if (table != nullptr && id < kCachedIds) {
     if (id >= tables_by_id_.size()) tables_by_id_.resize(id + 1);
     tables_by_id_[id] = table;
   }

@@ -24,23 +24,31 @@ struct Ownership;
 
 class Worker {
  public:
-  // over_rdma: `endpoint` is one of shared.rdma's.
+  // over_rdma: whether `endpoint` belongs to shared.rdma.
   Worker(Shared& shared, size_t number, transport::Endpoint& endpoint, epoch::Reader& reader,
          bool over_rdma);
 
-  void run();                                           // until shared.stopping, then drains
-  bool drained() const { return drained_; }             // after run(): nothing was left in flight
-  void finish_push(PushDone done);                      // called by the writer's thread
-  void close_soon(transport::ConnectionId connection);  // any thread
+  void run();                                // serve until shared.stopping, then drain
+  bool drained() const { return drained_; }  // after run(): whether nothing was left in flight
+  void finish_push(PushDone done);           // called by the writer's thread
+  void close_soon(transport::ConnectionId connection);  // called by any thread
 
   const WorkerStats& stats() const { return stats_; }
   transport::Endpoint& endpoint() { return endpoint_; }
   epoch::Reader& reader() { return reader_; }
 
  private:
-  // What happened to a frame. kDone: it was answered or refused. Otherwise it stays at the front
-  // of its connection: kWait tries it again soon, kPark when the version it waits for is applied.
+  // The result of handling a frame. kDone: the frame was answered or refused. kWait, kPark: it
+  // stays at the front of its connection, and the worker retries it soon, or once the version that
+  // it waits for is applied.
   enum class Outcome : uint8_t { kDone, kWait, kPark };
+  struct Request {
+    transport::ConnectionId connection;
+    wire::FrameHeader header;
+    std::span<const std::byte> frame;
+    uint64_t start_ns;
+    std::span<const std::byte> body() const { return frame.subspan(wire::kHeaderBytes); }
+  };
   struct ConnectionState {
     transport::ConnectionId id = 0;
     uint32_t pushes_in_flight = 0;
@@ -55,7 +63,7 @@ class Worker {
   };
   struct Applied {
     uint64_t version;
-    uint32_t instance;  // that has this version: the lowest of the requested instances
+    uint32_t instance;  // the requested instance with the lowest version
   };
 
   ConnectionState& state_of(transport::ConnectionId connection);
@@ -78,17 +86,11 @@ class Worker {
   base::Status show_shard_map(const wire::FrameHeader& header, std::span<const std::byte> body);
   base::Status open_rdma(transport::ConnectionId connection, const wire::FrameHeader& header,
                          std::span<const std::byte> body);
-  Outcome pull(transport::ConnectionId connection, const wire::FrameHeader& header,
-               std::span<const std::byte> body, base::Status& refusal);
-  Outcome push(transport::ConnectionId connection, const wire::FrameHeader& header,
-               std::span<const std::byte> frame, uint64_t start_ns, base::Status& refusal);
-
-  Outcome control(transport::ConnectionId connection, const wire::FrameHeader& header,
-                  std::span<const std::byte> frame, uint64_t start_ns, base::Status& refusal);
-  // Queue a frame for the writer's thread.
-  Outcome queue(transport::ConnectionId connection, const wire::FrameHeader& header,
-                std::span<const std::byte> frame, uint64_t start_ns,
-                const table::TablePointer& table);
+  Outcome pull(const Request& request, base::Status& refusal);
+  Outcome push(const Request& request, base::Status& refusal);
+  Outcome control(const Request& request, base::Status& refusal);
+  // Queue a request for the writer's thread.
+  Outcome queue(const Request& request, const table::TablePointer& table);
 
   // Parts of a pull.
   base::Status find_tables(const wire::PullRequest& request);
@@ -121,12 +123,12 @@ class Worker {
   epoch::Reader& reader_;
   const bool over_rdma_;
   std::shared_ptr<const Ownership> ownership_;
-  uint64_t ownership_generation_ = 0;
+  uint64_t map_change_count_ = 0;
 
   std::vector<ConnectionState> connections_;  // by slot
-  std::vector<transport::ConnectionId>
-      blocked_;                 // paused: the frame at the front waits for a pin or for the writer
-  std::vector<Parked> parked_;  // paused: the pull at the front waits for a version
+  // Paused connections: the frame at the front waits for a pin or for the writer ..
+  std::vector<transport::ConnectionId> blocked_;
+  std::vector<Parked> parked_;  // .. or is a pull that waits for a version.
   std::vector<transport::ConnectionId> unblocked_;
   std::vector<table::Table*> tables_by_id_;  // ids are never reused
   uint64_t tables_change_count_ = 0;         // of shared.tables, as of tables_by_id_

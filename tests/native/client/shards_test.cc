@@ -124,7 +124,7 @@ TEST_F(ShardsTest, TheVersionIsTheLowestOfTheShardsAsked) {
   options.min_version = 9;
   EXPECT_TRUE(pull(*client, keys_of(0b00001111), options).ok());
   expect_error(pull(*client, keys_of(0xFF), options).status(), Code::kStale,
-               "version 9 is asked for, this server has applied 4");
+               "version 9 was requested, this server has applied 4");
 }
 
 TEST_F(ShardsTest, MinVersionWaitsForEveryShard) {

@@ -1,4 +1,5 @@
-// The data path allocates nothing once it is warm: this program counts every operator new.
+// The data path allocates nothing once its buffers have grown: this program counts every operator
+// new.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -16,7 +17,7 @@ namespace {
 std::atomic<uint64_t> allocations{0};
 }  // namespace
 
-// Not inlined: the compiler would pair one function's free() with the other's call and warn.
+// Not inlined, because the compiler would then warn that free() releases memory of operator new.
 [[gnu::noinline]] void* operator new(size_t bytes) {
   allocations.fetch_add(1, std::memory_order_relaxed);
   void* memory = std::malloc(bytes == 0 ? 1 : bytes);
@@ -36,7 +37,7 @@ namespace {
 constexpr size_t kKeys = 500;
 constexpr size_t kRowBytes = 512;
 
-// A client that does not allocate either: one prepared request, one buffer.
+// A client that allocates nothing during a pull.
 class QuietClient {
  public:
   QuietClient(uint16_t port, wire::Frame request)
@@ -71,7 +72,7 @@ class QuietClient {
   std::vector<std::byte> reply_;
 };
 
-void expect_no_allocations(transport::GatherMode mode, uint64_t others = 60) {
+void expect_no_allocations(transport::GatherMode mode, uint64_t allocations_max = 60) {
   TestPool pool;
   table::Table& table = pool.add_table("rows", kRowBytes / 4, kRowBytes, 2000);
   fill(table, 1000, 1);
@@ -84,13 +85,12 @@ void expect_no_allocations(transport::GatherMode mode, uint64_t others = 60) {
   for (size_t i = 0; i < kKeys; ++i) keys[i] = i * 3;  // a third of them are missing
   QuietClient client(server.value()->port(),
                      pull_frame(1, {{table.id(), keys}, {table.id(), {1, 2}}}));
-  // Buffers grow to the size the pulls need; a socket that takes little at first causes waiting
-  // output.
+  // Let the buffers grow, also those for output that waits for a full socket.
   for (int i = 0; i < 300; ++i) ASSERT_TRUE(client.pull_two());
   const uint64_t before = allocations.load();
   for (int i = 0; i < 300; ++i) ASSERT_TRUE(client.pull_two());
   // The background walk may wake up once; a pull that allocates would count 600 times.
-  EXPECT_LT(allocations.load() - before, others);
+  EXPECT_LT(allocations.load() - before, allocations_max);
 }
 
 TEST(ServerAllocations, PullsAllocateNothingInCopyMode) {
@@ -102,8 +102,7 @@ TEST(ServerAllocations, PullsAllocateNothingInSendmsgMode) {
 }
 
 TEST(ServerAllocations, PullsAllocateNothingInZerocopyMode) {
-  // A socket counts whole pages of what it sends in this mode, so it is full more often and
-  // output waits.
+  // In this mode a socket counts whole pages, so it is full more often and more output waits.
   expect_no_allocations(transport::GatherMode::kZerocopy, 300);
 }
 

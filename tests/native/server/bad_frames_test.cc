@@ -1,12 +1,10 @@
-// Frames that none of our clients sends: the server names each fault in its refusal and keeps
-// serving.
+// Frames that no petps client sends: the server refuses each with a message that names the fault,
+// and continues to serve.
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <random>
 
-#include "raw_client.h"
-#include "server/server.h"
 #include "server_fixture.h"
 #include "tests/seed.h"
 
@@ -17,7 +15,7 @@ using base::Code;
 
 class BadFrames : public ServerTest {};
 
-TEST_F(BadFrames, UnknownOpcodeIsRefusedAndTheConnectionLives) {
+TEST_F(BadFrames, AnUnknownOpcodeIsRefusedAndTheConnectionStaysOpen) {
   start();
   auto client = connect();
   wire::Frame frame = pull_frame(4, {{users_.id(), {1}}});
@@ -29,7 +27,7 @@ TEST_F(BadFrames, UnknownOpcodeIsRefusedAndTheConnectionLives) {
   expect_serves(*client);
 }
 
-TEST_F(BadFrames, GarbageIsToldWhatThisPortSpeaks) {
+TEST_F(BadFrames, BytesOfAnotherProtocolAreRefused) {
   start();
   auto client = connect();
   const std::string text = "GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n";
@@ -39,7 +37,7 @@ TEST_F(BadFrames, GarbageIsToldWhatThisPortSpeaks) {
   expect_serves(*other);
 }
 
-TEST_F(BadFrames, OversizedFrameIsRefusedByItsHeader) {
+TEST_F(BadFrames, AnOversizedFrameIsRefusedByItsHeader) {
   start();
   auto client = connect();
   wire::FrameHeader header;
@@ -49,7 +47,7 @@ TEST_F(BadFrames, OversizedFrameIsRefusedByItsHeader) {
   expect_error(client->last_error(), Code::kResourceExhausted, "16777224 bytes is above the limit");
 }
 
-TEST_F(BadFrames, AServersOwnLowerFrameLimitHolds) {
+TEST_F(BadFrames, AServerMayLowerTheFrameLimit) {
   options_.limits.body_bytes = 4096;
   start();
   auto client = connect();
@@ -61,7 +59,7 @@ TEST_F(BadFrames, AServersOwnLowerFrameLimitHolds) {
   expect_error(client->last_error(), Code::kResourceExhausted, "above the limit of 4128");
 }
 
-TEST_F(BadFrames, TruncatedFrameIsTold) {
+TEST_F(BadFrames, ATruncatedFrameIsRefused) {
   start();
   auto client = connect();
   const wire::Frame frame = pull_frame(1, {{users_.id(), {1, 2, 3}}});
@@ -70,7 +68,7 @@ TEST_F(BadFrames, TruncatedFrameIsTold) {
   expect_error(client->last_error(), Code::kInvalidArgument, "truncated frame");
 }
 
-TEST_F(BadFrames, SlowLorisIsClosed) {
+TEST_F(BadFrames, AConnectionThatSendsAFrameTooSlowlyIsClosed) {
   options_.transport.frame_ms = 80;
   start();
   auto client = connect();
@@ -80,8 +78,7 @@ TEST_F(BadFrames, SlowLorisIsClosed) {
                "not complete 80 ms after its first byte");
   auto other = connect();
   expect_serves(*other);
-  EXPECT_NE(server_->status_json().find("not complete 80 ms"), std::string::npos)
-      << "it is among the incidents";
+  EXPECT_TRUE(status_contains("not complete 80 ms")) << "it must be among the incidents";
 }
 
 TEST_F(BadFrames, MutatedFramesNeverStopTheServer) {

@@ -9,34 +9,27 @@
 #include <mutex>
 #include <thread>
 
-#include "raw_client.h"
-#include "server/server.h"
+#include "server_fixture.h"
 
 namespace petps::server {
 namespace {
 
 using base::Code;
 
-class CallsTest : public testing::Test {
+class CallsTest : public ServerTest {
  protected:
-  CallsTest() : users_(pool_.add_table("users", 16, 64, 1000)) { fill(users_, 100, 1); }
-
-  void start(uint32_t call_workers) {
-    ServerOptions options;
-    options.port = 0;
-    options.call_workers = call_workers;
-    auto started = Server::start(*pool_.tables, options);
-    ASSERT_TRUE(started.ok()) << started.status().to_string();
-    server_ = std::move(started.value());
+  void start_with(uint32_t call_workers) {
+    options_.call_workers = call_workers;
+    start();
   }
   Calls& calls() { return server_->calls(); }
   wire::Frame pull(uint64_t key) { return pull_frame(key, {{users_.id(), {key}}}); }
 
-  // Take replies, by ticket, until `count` of them have arrived in all.
+  // Take replies until the map has `count` of them, by ticket.
   void take_until(std::map<uint64_t, Reply>& replies, size_t count) {
     while (replies.size() < count) {
       pollfd ready{calls().ready_descriptor(), POLLIN, 0};
-      ASSERT_GT(::poll(&ready, 1, 60'000), 0) << "no reply came";
+      ASSERT_GT(::poll(&ready, 1, 60'000), 0) << "no reply arrived";
       for (CallReply& reply : calls().take()) {
         Reply decoded;
         ASSERT_TRUE(wire::decode_reply_header(reply.frame, decoded.header).ok());
@@ -45,14 +38,10 @@ class CallsTest : public testing::Test {
       }
     }
   }
-
-  TestPool pool_;
-  table::Table& users_;
-  std::unique_ptr<Server> server_;
 };
 
-TEST_F(CallsTest, ManyCallersEachGetTheirOwn) {
-  start(2);
+TEST_F(CallsTest, EachCallerGetsItsOwnReplies) {
+  start_with(2);
   constexpr size_t kCallers = 4;
   constexpr uint64_t kEach = 500;
   std::mutex mutex;
@@ -82,9 +71,9 @@ TEST_F(CallsTest, ManyCallersEachGetTheirOwn) {
   EXPECT_EQ(server_->stats().pulls, kCallers * kEach);
 }
 
-TEST_F(CallsTest, NoneIsLeftWithoutAReplyByAStop) {
-  start(1);
-  std::atomic<bool> begun{false};
+TEST_F(CallsTest, AStopAnswersEveryCall) {
+  start_with(1);
+  std::atomic<bool> has_begun{false};
   size_t submitted = 0;
   std::thread caller([&] {
     while (true) {
@@ -92,10 +81,10 @@ TEST_F(CallsTest, NoneIsLeftWithoutAReplyByAStop) {
       if (!ticket.ok() && ticket.status().code() == Code::kUnavailable) break;
       // RESOURCE_EXHAUSTED: no thread takes replies during this loop, so the bound is reached.
       if (ticket.ok()) ++submitted;
-      if (submitted > 10) begun.store(true);
+      if (submitted > 10) has_begun.store(true);
     }
   });
-  while (!begun.load()) std::this_thread::yield();
+  while (!has_begun.load()) std::this_thread::yield();
   EXPECT_TRUE(server_->stop().ok());
   caller.join();
   std::map<uint64_t, Reply> replies;
@@ -108,18 +97,9 @@ TEST_F(CallsTest, NoneIsLeftWithoutAReplyByAStop) {
   EXPECT_EQ(calls().submit(pull(1)).status().code(), Code::kUnavailable);
 }
 
-TEST_F(CallsTest, APullThatWaitsHoldsUpNoOther) {
-  start(1);
-  wire::PullRequest request;
-  const wire::PullSection section{users_.id(), 1};
-  const uint64_t key = 3;
-  request.min_version = 9;
-  request.wait_ms = 60'000;
-  request.sections = {&section, 1};
-  request.keys = {&key, 1};
-  wire::Frame frame;
-  wire::encode_pull(1, request, frame);
-  ASSERT_TRUE(calls().submit(std::move(frame)).ok());
+TEST_F(CallsTest, APullThatWaitsDoesNotDelayOthers) {
+  start_with(1);
+  ASSERT_TRUE(calls().submit(pull_frame(1, {{users_.id(), {3}}}, 0, 9, 60'000)).ok());
   while (server_->stats().waits_for_version == 0) std::this_thread::yield();
   const auto other = calls().submit(pull(3));
   ASSERT_TRUE(other.ok());
@@ -131,13 +111,13 @@ TEST_F(CallsTest, APullThatWaitsHoldsUpNoOther) {
   EXPECT_EQ(replies.begin()->second.error().code(), Code::kStale);
 }
 
-TEST_F(CallsTest, TakenOnlyWithWorkersForThem) {
-  start(0);
+TEST_F(CallsTest, CallsAreRefusedWithoutCallWorkers) {
+  start_with(0);
   EXPECT_EQ(calls().submit(pull(1)).status().code(), Code::kFailedPrecondition);
 }
 
-TEST_F(CallsTest, AFrameOfGarbageIsRefused) {
-  start(1);
+TEST_F(CallsTest, AnInvalidFrameIsRefused) {
+  start_with(1);
   wire::Frame frame = pull(1);
   frame[0] = std::byte{0};
   ASSERT_TRUE(calls().submit(std::move(frame)).ok());

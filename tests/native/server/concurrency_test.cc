@@ -1,4 +1,4 @@
-// Pulls during pushes and deletions, and the pins that protect them.
+// Pulls while rows change, and the pins that protect the rows of replies.
 // Does not cover: crashes (tests/crash) and kills of a real process (tests/system).
 #include <gtest/gtest.h>
 
@@ -6,8 +6,7 @@
 #include <random>
 #include <thread>
 
-#include "raw_client.h"
-#include "server/server.h"
+#include "server_fixture.h"
 #include "tests/seed.h"
 
 namespace petps::server {
@@ -18,40 +17,36 @@ using base::Status;
 
 constexpr size_t kRowBytes = 256;
 
-class HeldCompletions : public testing::Test {
+// A server over the loopback transport, which reads the rows of a list when the list completes.
+class LoopbackServer : public ServerFixture {
  protected:
-  HeldCompletions() : rows_(pool_.add_table("rows", 64, kRowBytes, 2000)) { fill(rows_, 1000, 1); }
-  void start(uint64_t pin_ms, uint64_t drain_ms) {
+  LoopbackServer() { options_.gather = transport::GatherMode::kSendmsg; }
+  void start_with(transport::Completions completions) {
     transport::LoopbackOptions loopback;
-    ServerOptions options;
-    options.drain_ms = drain_ms;
-    options.gather = transport::GatherMode::kSendmsg;  // pieces: read when a list completes
-    options.transport.pin_ms = pin_ms;
-    loopback.limits = options.transport;
-    loopback.rules = Server::frame_rules(options.limits);
+    loopback.endpoints = options_.workers;
+    loopback.limits = options_.transport;
+    loopback.rules = Server::frame_rules(options_.limits);
     auto transport = std::make_unique<transport::LoopbackTransport>(loopback);
     loopback_ = transport.get();
-    auto started = Server::start(*pool_.tables, options, std::move(transport));
-    ASSERT_TRUE(started.ok()) << started.status().to_string();
-    server_ = std::move(started.value());
-  }
-  bool waits_until(const std::function<bool()>& condition) {
-    for (int i = 0; i < 60'000; ++i) {
-      if (condition()) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return false;
+    start(std::move(transport));
+    loopback_->set_completions(completions, 1);
   }
 
-  TestPool pool_;
-  table::Table& rows_;
-  std::unique_ptr<Server> server_;
+  table::Table& rows_ = pool_.add_table("rows", 64, kRowBytes, 2000);
   transport::LoopbackTransport* loopback_ = nullptr;
 };
 
+class HeldCompletions : public LoopbackServer {
+ protected:
+  HeldCompletions() {
+    fill(rows_, 1000, 1);
+    options_.transport.pin_ms = 60'000;
+  }
+  void start_held() { start_with(transport::Completions::kHeld); }
+};
+
 TEST_F(HeldCompletions, AFullEpochListStopsReadingUntilCompletions) {
-  start(60'000, 5000);
-  loopback_->set_completions(transport::Completions::kHeld);
+  start_held();
   RawClient client(loopback_->connect());
   constexpr uint64_t kMore = 40;
   const uint64_t all = epoch::kPinsPerReader + kMore;
@@ -71,8 +66,7 @@ TEST_F(HeldCompletions, AFullEpochListStopsReadingUntilCompletions) {
 }
 
 TEST_F(HeldCompletions, RowsOfAHeldReplyOutliveTheirReplacement) {
-  start(60'000, 5000);
-  loopback_->set_completions(transport::Completions::kHeld);
+  start_held();
   RawClient client(loopback_->connect());
   ASSERT_TRUE(client.send(pull_frame(1, {{rows_.id(), {1, 2, 3}}})));
   ASSERT_TRUE(waits_until([&] { return loopback_->held() == 1; }));
@@ -88,22 +82,21 @@ TEST_F(HeldCompletions, RowsOfAHeldReplyOutliveTheirReplacement) {
 }
 
 TEST_F(HeldCompletions, AnOverduePinIsReportedWithItsConnectionAndClosed) {
-  start(50, 5000);
-  loopback_->set_completions(transport::Completions::kHeld);
+  options_.transport.pin_ms = 50;
+  start_held();
   RawClient client(loopback_->connect());
   ASSERT_TRUE(client.send(pull_frame(1, {{rows_.id(), {1}}})));
   ASSERT_TRUE(waits_until([&] { return server_->stats().connections_closed_for_cause == 1; }));
   EXPECT_TRUE(waits_until([&] {
-    return server_->status_json().find("connection loopback:1 has held rows longer than 50 ms") !=
-           std::string::npos;
+    return status_contains("connection loopback:1 has held rows longer than 50 ms");
   })) << server_->status_json();
   EXPECT_EQ(client.last_error().code(), Code::kDeadlineExceeded);
   loopback_->complete_all();
 }
 
 TEST_F(HeldCompletions, StopReportsWhatCouldNotBeDrained) {
-  start(60'000, 50);
-  loopback_->set_completions(transport::Completions::kHeld);
+  options_.drain_ms = 50;
+  start_held();
   RawClient client(loopback_->connect());
   ASSERT_TRUE(client.send(pull_frame(1, {{rows_.id(), {1}}})));
   ASSERT_TRUE(waits_until([&] { return loopback_->held() == 1; }));
@@ -116,8 +109,8 @@ TEST_F(HeldCompletions, StopReportsWhatCouldNotBeDrained) {
 // A server may outlive the pool that it served, and the pool's epochs. A pin that is dropped
 // after that would write to freed memory.
 TEST_F(HeldCompletions, NoPinOutlivesStop) {
-  start(60'000, 50);
-  loopback_->set_completions(transport::Completions::kHeld);
+  options_.drain_ms = 50;
+  start_held();
   auto client = std::make_unique<RawClient>(loopback_->connect());
   for (uint64_t id = 0; id < 8; ++id)
     ASSERT_TRUE(client->send(pull_frame(id, {{rows_.id(), {id}}})));
@@ -193,9 +186,8 @@ class Storm {
 
 void run_storm(TestPool& pool, table::Table& table,
                const std::function<std::unique_ptr<RawClient>()>& connect) {
-  const uint64_t seed = tests::seed();
   fill(table, Storm::kKeys, 1);
-  Storm storm(table, seed);
+  Storm storm(table, tests::seed());
   std::vector<std::thread> threads;
   for (uint64_t salt = 1; salt <= 3; ++salt) {
     threads.emplace_back([&, salt] { storm.read(*connect(), salt); });
@@ -211,37 +203,23 @@ void run_storm(TestPool& pool, table::Table& table,
   EXPECT_TRUE(report.clean()) << report.problems.front();
 }
 
-TEST(ServerStorm, OverTcpWithTwoWorkers) {
+using ServerStorm = LoopbackServer;
+
+TEST_F(ServerStorm, OverTcpWithTwoWorkers) {
   for (const transport::GatherMode mode :
        {transport::GatherMode::kCopy, transport::GatherMode::kSendmsg,
         transport::GatherMode::kZerocopy}) {
-    TestPool pool;
-    table::Table& table = pool.add_table("rows", 64, kRowBytes, 1000);
-    ServerOptions options;
-    options.port = 0;
-    options.workers = 2;
-    options.gather = mode;
-    auto server = Server::start(*pool.tables, options);
-    ASSERT_TRUE(server.ok()) << server.status().to_string();
-    const uint16_t port = server.value()->port();
-    run_storm(pool, table, [port] { return std::make_unique<RawClient>(port); });
+    options_.workers = 2;
+    options_.gather = mode;
+    start();
+    run_storm(pool_, rows_, [this] { return connect(); });
   }
 }
 
-TEST(ServerStorm, OverLoopbackWithShuffledCompletions) {
-  TestPool pool;
-  table::Table& table = pool.add_table("rows", 64, kRowBytes, 1000);
-  transport::LoopbackOptions loopback;
-  ServerOptions options;
-  loopback.rules = Server::frame_rules(options.limits);
-  loopback.endpoints = options.workers = 2;
-  options.gather = transport::GatherMode::kSendmsg;  // pieces: read when a list completes
-  auto transport = std::make_unique<transport::LoopbackTransport>(loopback);
-  transport::LoopbackTransport* peers = transport.get();
-  auto server = Server::start(*pool.tables, options, std::move(transport));
-  ASSERT_TRUE(server.ok()) << server.status().to_string();
-  peers->set_completions(transport::Completions::kShuffled, 1);
-  run_storm(pool, table, [peers] { return std::make_unique<RawClient>(peers->connect()); });
+TEST_F(ServerStorm, OverLoopbackWithShuffledCompletions) {
+  options_.workers = 2;
+  start_with(transport::Completions::kShuffled);
+  run_storm(pool_, rows_, [this] { return std::make_unique<RawClient>(loopback_->connect()); });
 }
 
 }  // namespace

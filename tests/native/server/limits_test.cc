@@ -1,13 +1,12 @@
-// Limits that a server enforces over all of its connections, and a medium that fails under it.
+// Limits over all connections of a server, and a medium that fails while the server uses it.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <csignal>
-#include <thread>
+#include <numeric>
 
-#include "raw_client.h"
-#include "server/server.h"
+#include "server_fixture.h"
 #include "tests/native/media/temporary_folder.h"
 
 namespace petps::server {
@@ -18,25 +17,9 @@ using base::Status;
 
 constexpr size_t kRowBytes = 4096;
 
-class ServerLimits : public testing::Test {
+class ServerLimits : public ServerFixture {
  protected:
-  ServerLimits() : rows_(pool_.add_table("rows", 1024, kRowBytes, 1000)) {
-    fill(rows_, 256, 1);
-    options_.port = 0;
-  }
-  void start() {
-    auto started = Server::start(*pool_.tables, options_);
-    ASSERT_TRUE(started.ok()) << started.status().to_string();
-    server_ = std::move(started.value());
-  }
-  std::unique_ptr<RawClient> connect() { return std::make_unique<RawClient>(server_->port()); }
-  bool waits_until(const std::function<bool()>& condition) {
-    for (int i = 0; i < 60'000; ++i) {
-      if (condition()) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return false;
-  }
+  ServerLimits() { fill(rows_, 256, 1); }
   void expect_served(RawClient& client) {
     const Pulled pulled = decode_pulled(client.call(pull_frame(7, {{rows_.id(), {1}}})));
     ASSERT_TRUE(pulled.status.ok()) << pulled.status.to_string();
@@ -44,14 +27,11 @@ class ServerLimits : public testing::Test {
   }
   std::vector<uint64_t> all_keys() const {
     std::vector<uint64_t> keys(256);
-    for (uint64_t key = 0; key < keys.size(); ++key) keys[key] = key;
+    std::iota(keys.begin(), keys.end(), uint64_t{0});
     return keys;
   }
 
-  TestPool pool_;
-  table::Table& rows_;
-  ServerOptions options_;
-  std::unique_ptr<Server> server_;
+  table::Table& rows_ = pool_.add_table("rows", 1024, kRowBytes, 1000);
 };
 
 TEST_F(ServerLimits, APullThatWaitsForItsVersionIsNotIdle) {
@@ -72,29 +52,18 @@ TEST_F(ServerLimits, APullThatWaitsForItsVersionIsNotIdle) {
   auto idle = connect();  // connected later
   EXPECT_TRUE(idle->last_error().ok() || idle->last_error().code() == Code::kUnavailable);
   ASSERT_TRUE(waits_until([&] { return server_->stats().connections_closed_idle == closed + 1; }));
-  for (uint32_t partition = 0; partition < 2; ++partition) {
-    pool::Progress progress;
-    progress.instance = pool_.instance;
-    progress.partition = partition;
-    progress.run = progress.seq = 1;
-    progress.version = 5;
-    ASSERT_TRUE(pool_.tables->record_progress(progress).ok());
-  }
+  pool_.record_version(5);
   EXPECT_EQ(decode_pulled(parked->receive()).applied_version, 5u);
 }
 
 TEST_F(ServerLimits, MemoryBelowFourFramesIsRefused) {
   options_.memory_bytes = uint64_t{1} << 20;
-  const auto started = Server::start(*pool_.tables, options_);
-  EXPECT_EQ(started.status().code(), Code::kInvalidArgument);
-  EXPECT_NE(started.status().message().find("limit memory_bytes = 1048576 is below"),
-            std::string_view::npos)
-      << started.status().to_string();
+  expect_error(Server::start(*pool_.tables, options_).status(), Code::kInvalidArgument,
+               "limit memory_bytes = 1048576 is below");
 }
 
-// Hostile clients of every kind at once: half of a long push, replies that are never read,
-// endless pushes.
-TEST_F(ServerLimits, HostileClientsShareOneBudget) {
+// Hostile clients at the same time: some send a part of a long push, others never read replies.
+TEST_F(ServerLimits, HostileClientsShareOneMemoryBudget) {
   options_.limits.body_bytes = uint32_t{2} << 20;
   options_.memory_bytes = uint64_t{10} << 20;
   options_.transport.output_stall_ms = 600'000;
@@ -107,20 +76,19 @@ TEST_F(ServerLimits, HostileClientsShareOneBudget) {
   const wire::Frame long_push = push_frame(1, rows_, all_keys(), 2);
   ASSERT_GT(long_push.size(), size_t{1} << 20);
   const std::span<const std::byte> half = std::span(long_push).first(long_push.size() - 64);
-  uint64_t most = 0;
+  uint64_t memory_max = 0;
   for (int i = 0; i < 16; ++i) {
     hostile.push_back(connect());
     hostile.back()->send(half);
     hostile.push_back(connect());
     for (int k = 0; k < 8; ++k) hostile.back()->send(pull_frame(1, {{rows_.id(), all_keys()}}));
     expect_served(*good);
-    most = std::max(most, server_->stats().memory_used_bytes);
+    memory_max = std::max(memory_max, server_->stats().memory_used_bytes);
   }
   EXPECT_TRUE(waits_until([&] { return server_->stats().refused_for_memory > 0; }));
   const uint64_t beyond = 2 * transport::kTakeBytes + 33 * 2 * transport::kFreeBytes;
-  EXPECT_LE(most, options_.memory_bytes + beyond);
-  const std::string status = server_->status_json();
-  EXPECT_NE(status.find("\"memory_limit_bytes\":10485760"), std::string::npos) << status;
+  EXPECT_LE(memory_max, options_.memory_bytes + beyond);
+  EXPECT_TRUE(status_contains("\"memory_limit_bytes\":10485760")) << server_->status_json();
   expect_served(*good);
   hostile.clear();
   ASSERT_TRUE(waits_until([&] { return server_->stats().memory_used_bytes < (1u << 20); }));
@@ -152,13 +120,13 @@ TEST_F(ServerLimits, CallsOfThisProcessCountUntilTheyAreTaken) {
   EXPECT_EQ(server_->stats().memory_used_bytes, 0u);
 }
 
-// The kernel returns EFAULT where a pull would be killed by SIGBUS. If the server closed the
-// connection, clients would ask for the row again and again, and each error would name neither
-// the pool nor its fault.
+// A send from a lost page fails with EFAULT, a copy raises SIGBUS. The server must stop in both
+// cases. If it only closed the connection, clients would request the row again and again, and no
+// error would name the pool.
 using LostMedium = ServerLimits;
 
 void pull_from_a_file_that_was_cut(transport::GatherMode mode) {
-  petps::testing_support::TemporaryFolder folder;
+  testing_support::TemporaryFolder folder;
   const std::string path = folder.path("cut.pool");
   TestPool pool(path);
   table::Table& rows = pool.add_table("rows", 1024, kRowBytes, 1000);
@@ -176,7 +144,7 @@ void pull_from_a_file_that_was_cut(transport::GatherMode mode) {
   RawClient client(server.value()->port());
   static_cast<void>(client.call(pull_frame(1, {{rows.id(), {key}}})));
   static_cast<void>(client.call(pull_frame(2, {{rows.id(), {key}}})));
-  _exit(0);  // reached only by a server that keeps serving errors
+  _exit(0);  // reached only if the server continues to serve errors
 }
 
 bool is_stopped(int status) {
@@ -184,7 +152,7 @@ bool is_stopped(int status) {
          (WIFEXITED(status) && WEXITSTATUS(status) != 0 && WEXITSTATUS(status) < 90);
 }
 
-TEST_F(LostMedium, ARowThatTheKernelCannotReadStopsTheServerAsACopyDoes) {
+TEST_F(LostMedium, ALostPageStopsTheServerInEveryGatherMode) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   for (const transport::GatherMode mode :
        {transport::GatherMode::kCopy, transport::GatherMode::kSendmsg,

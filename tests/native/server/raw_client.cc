@@ -6,7 +6,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "base/clock.h"
 
@@ -63,18 +65,17 @@ bool RawClient::receive_exactly(std::byte* out, size_t n, int timeout_ms) {
     const uint64_t now = base::monotonic_ns();
     if (now >= until) return false;
     const int left = static_cast<int>((until - now) / 1'000'000) + 1;
-    size_t got = 0;
+    size_t received = 0;
     if (loopback_) {
-      got = loopback_->receive({out, n}, left);
+      received = loopback_->receive({out, n}, left);
     } else {
       pollfd waiting{fd_, POLLIN, 0};
       if (::poll(&waiting, 1, left) <= 0) return false;
-      const ssize_t took = ::recv(fd_, out, n, 0);
-      got = took > 0 ? static_cast<size_t>(took) : 0;
+      received = static_cast<size_t>(std::max<ssize_t>(::recv(fd_, out, n, 0), 0));
     }
-    if (got == 0) return false;
-    out += got;
-    n -= got;
+    if (received == 0) return false;
+    out += received;
+    n -= received;
   }
   return true;
 }
@@ -131,16 +132,16 @@ Pulled decode_pulled(const Reply& reply) {
   return pulled;
 }
 
-wire::Frame pull_frame(uint64_t id, const std::vector<Ask>& asks, uint32_t instance,
+wire::Frame pull_frame(uint64_t id, const std::vector<Section>& sections, uint32_t instance,
                        uint64_t min_version, uint32_t wait_ms) {
-  std::vector<wire::PullSection> sections;
+  std::vector<wire::PullSection> heads;
   std::vector<uint64_t> keys;
-  for (const Ask& ask : asks) {
-    sections.push_back({ask.table, static_cast<uint32_t>(ask.keys.size())});
-    keys.insert(keys.end(), ask.keys.begin(), ask.keys.end());
+  for (const Section& section : sections) {
+    heads.push_back({section.table, static_cast<uint32_t>(section.keys.size())});
+    keys.insert(keys.end(), section.keys.begin(), section.keys.end());
   }
   wire::Frame frame;
-  wire::encode_pull(id, {min_version, instance, wait_ms, sections, keys}, frame);
+  wire::encode_pull(id, {min_version, instance, wait_ms, heads, keys}, frame);
   return frame;
 }
 
@@ -150,9 +151,9 @@ TestPool::TestPool(const std::string& path) {
   options.pool.media.replace = true;
   options.pool.unit_bytes = pool::kTestUnitBytes;
   options.pool.media.reserve_bytes = uint64_t{1} << 30;
-  auto made = table::Tables::create(options);
-  EXPECT_TRUE(made.ok()) << made.status().to_string();
-  tables = std::move(made.value());
+  auto created = table::Tables::create(options);
+  EXPECT_TRUE(created.ok()) << created.status().to_string();
+  tables = std::move(created.value());
   const auto record = tables->pool().create_instance("ranking", "ranking@1", 2);
   EXPECT_TRUE(record.ok()) << record.status().to_string();
   instance = record.value().id;
@@ -167,9 +168,22 @@ table::Table& TestPool::add_table(const std::string& name, uint32_t dim, uint32_
   spec.dim = dim;
   spec.row_bytes = row_bytes;
   spec.capacity = capacity;
-  const auto made = tables->create_table(spec);
-  EXPECT_TRUE(made.ok()) << made.status().to_string();
-  return *made.value();
+  const auto table = tables->create_table(spec);
+  EXPECT_TRUE(table.ok()) << table.status().to_string();
+  return *table.value();
+}
+
+void TestPool::record_version(uint32_t partition, uint64_t version) {
+  pool::Progress progress;
+  progress.instance = instance;
+  progress.partition = partition;
+  progress.run = 1;
+  progress.seq = progress.version = version;
+  EXPECT_TRUE(tables->record_progress(progress).ok());
+}
+
+void TestPool::record_version(uint64_t version) {
+  for (uint32_t partition = 0; partition < 2; ++partition) record_version(partition, version);
 }
 
 std::vector<std::byte> row_of(uint64_t key, uint64_t version, size_t row_bytes) {
@@ -181,43 +195,46 @@ std::vector<std::byte> row_of(uint64_t key, uint64_t version, size_t row_bytes) 
 }
 
 bool is_whole(uint64_t key, std::span<const std::byte> row, uint64_t* version) {
-  uint64_t of = 0;
-  std::memcpy(&of, row.data(), std::min<size_t>(8, row.size()));
-  if (version != nullptr) *version = of;
-  const std::vector<std::byte> expected = row_of(key, of, row.size());
+  uint64_t shown = 0;
+  std::memcpy(&shown, row.data(), std::min<size_t>(8, row.size()));
+  if (version != nullptr) *version = shown;
+  const std::vector<std::byte> expected = row_of(key, shown, row.size());
   return std::equal(row.begin(), row.end(), expected.begin());
+}
+
+std::vector<std::byte> rows_of(std::span<const uint64_t> keys, uint64_t version, size_t row_bytes) {
+  std::vector<std::byte> rows;
+  for (const uint64_t key : keys) {
+    const std::vector<std::byte> row = row_of(key, version, row_bytes);
+    rows.insert(rows.end(), row.begin(), row.end());
+  }
+  return rows;
 }
 
 wire::Frame push_frame(uint64_t id, const table::Table& table, const std::vector<uint64_t>& keys,
                        uint64_t version, const wire::PushOrder& order) {
   const pool::TableSpec& spec = table.record().spec;
-  std::vector<std::byte> rows;
-  for (const uint64_t key : keys) {
-    const std::vector<std::byte> row = row_of(key, version, spec.row_bytes);
-    rows.insert(rows.end(), row.begin(), row.end());
-  }
-  wire::PushRequest push;
-  push.order = order;
-  push.table = table.id();
-  push.dim = spec.dim;
-  push.dtype = spec.dtype;
-  push.row_bytes = spec.row_bytes;
-  push.stamp = static_cast<uint32_t>(version);
-  push.keys = keys;
-  push.rows = rows;
+  const std::vector<std::byte> rows = rows_of(keys, version, spec.row_bytes);
   wire::Frame frame;
-  wire::encode_push(id, push, frame);
+  wire::encode_push(id,
+                    {table.id(),
+                     0,
+                     spec.dim,
+                     spec.dtype,
+                     spec.row_bytes,
+                     static_cast<uint32_t>(version),
+                     order,
+                     keys,
+                     {},
+                     rows},
+                    frame);
   return frame;
 }
 
 void fill(table::Table& table, uint64_t keys, uint64_t version) {
-  std::vector<uint64_t> batch_keys;
-  std::vector<std::byte> rows;
-  for (uint64_t key = 0; key < keys; ++key) {
-    batch_keys.push_back(key);
-    const std::vector<std::byte> row = row_of(key, version, table.record().spec.row_bytes);
-    rows.insert(rows.end(), row.begin(), row.end());
-  }
+  std::vector<uint64_t> batch_keys(keys);
+  std::iota(batch_keys.begin(), batch_keys.end(), uint64_t{0});
+  const std::vector<std::byte> rows = rows_of(batch_keys, version, table.record().spec.row_bytes);
   table::Batch batch;
   batch.keys = batch_keys;
   batch.rows = rows.data();

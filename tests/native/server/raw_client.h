@@ -1,5 +1,5 @@
-// A raw client: sends any frame, good or bad, and reads one reply, over a socket or the loopback
-// transport.
+// A raw client, which sends any frame, valid or not, and reads replies, over a socket or the
+// loopback transport. Also the pools, rows and frames of the server's tests.
 #pragma once
 
 #include <functional>
@@ -17,7 +17,7 @@ namespace petps::server {
 struct Reply {
   wire::FrameHeader header;
   std::vector<std::byte> body;
-  bool closed = false;         // no reply: the connection was closed, or the time was over
+  bool closed = false;         // no reply: the connection was closed, or the time limit passed
   base::Status error() const;  // OK if the code is 0; kUnavailable if closed
 };
 
@@ -53,27 +53,35 @@ struct Pulled {
 };
 Pulled decode_pulled(const Reply& reply);
 
-struct Ask {
+struct Section {
   uint32_t table;
   std::vector<uint64_t> keys;
 };
-wire::Frame pull_frame(uint64_t id, const std::vector<Ask>& asks, uint32_t instance = 0,
+wire::Frame pull_frame(uint64_t id, const std::vector<Section>& sections, uint32_t instance = 0,
                        uint64_t min_version = 0, uint32_t wait_ms = 0);
 
-// A pool with one instance and the tables that the tests create, in memory or at a path.
+// A pool with one instance of two partitions and the tables that a test creates, in memory or at a
+// path.
 struct TestPool {
   explicit TestPool(const std::string& path = "");
   table::Table& add_table(const std::string& name, uint32_t dim, uint32_t row_bytes,
                           uint64_t capacity, pool::Feed feed = pool::Feed::kPush);
+  // Record that the partition, or each partition, has applied the version.
+  void record_version(uint32_t partition, uint64_t version);
+  void record_version(uint64_t version);
   std::unique_ptr<table::Tables> tables;
   uint32_t instance = 0;
 };
 
-// Make a row that shows its key and version, and whether it is torn.
+// Return a row that shows its key and version, and whether it is torn.
 std::vector<std::byte> row_of(uint64_t key, uint64_t version, size_t row_bytes);
+// Return whether the row is row_of(key, version) of the version that it shows.
 bool is_whole(uint64_t key, std::span<const std::byte> row, uint64_t* version = nullptr);
+// Return row_of() of each key, one after another.
+std::vector<std::byte> rows_of(std::span<const uint64_t> keys, uint64_t version, size_t row_bytes);
 wire::Frame push_frame(uint64_t id, const table::Table& table, const std::vector<uint64_t>& keys,
                        uint64_t version, const wire::PushOrder& order = {});
+// Write row_of(key, version) for the keys 0, 1, .., keys - 1.
 void fill(table::Table& table, uint64_t keys, uint64_t version);
 
 }  // namespace petps::server

@@ -1,4 +1,4 @@
-// A raw client over rdma: a raw TCP connection, and the queue pair that was offered over it.
+// A raw rdma client: a TCP connection, and the queue pair that it offered over this connection.
 #pragma once
 
 #include <poll.h>
@@ -18,7 +18,6 @@ inline wire::RdmaRequest offer_of(const transport::RdmaHello& hello) {
           hello.ring_messages};
 }
 
-// Two connections to one server: TCP, and the rdma that was offered over it.
 class RdmaClient {
  public:
   RdmaClient(uint16_t port, transport::Verbs& device) : door(port) {
@@ -27,12 +26,12 @@ class RdmaClient {
     peer = std::move(opened.value());
     const Reply reply = offer();
     EXPECT_TRUE(reply.error().ok()) << reply.error().to_string();
-    wire::RdmaReply told;
-    EXPECT_TRUE(wire::decode_rdma_reply(reply.header, reply.body, told).ok());
-    EXPECT_TRUE(peer->connect({{told.pair.number, told.pair.packet_number, told.pair.lid,
-                                told.pair.mtu, told.pair.gid},
-                               told.credits,
-                               told.message_bytes,
+    wire::RdmaReply accepted;
+    EXPECT_TRUE(wire::decode_rdma_reply(reply.header, reply.body, accepted).ok());
+    EXPECT_TRUE(peer->connect({{accepted.pair.number, accepted.pair.packet_number,
+                                accepted.pair.lid, accepted.pair.mtu, accepted.pair.gid},
+                               accepted.credits,
+                               accepted.message_bytes,
                                0})
                     .ok());
   }

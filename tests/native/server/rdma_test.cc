@@ -1,5 +1,5 @@
-// Rdma beside TCP, over fake devices: the offer, pulls and pushes, and how each side notices that
-// the other is gone. Does not cover: a real device (tests/lab).
+// RDMA beside TCP, over fake devices: the offer, pulls, pushes, and the end of either connection.
+// Does not cover: a real device (tests/lab).
 #include <gtest/gtest.h>
 #include <linux/magic.h>
 #include <poll.h>
@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "rdma_client.h"
-#include "server/server.h"
+#include "server_fixture.h"
 #include "tests/contract/fake_verbs.h"
 #include "tests/seed.h"
 
@@ -26,58 +26,48 @@ using transport::FakeLimits;
 using transport::FakeVerbs;
 using transport::Work;
 
-class RdmaServer : public testing::Test {
+class RdmaServer : public ServerFixture {
  protected:
-  RdmaServer()
-      : users_(pool_.add_table("users", 16, 64, 1000)),
-        rows_(pool_.add_table("rows", 128, 512, 4000)) {
+  RdmaServer() {
     fill(users_, 100, 1);
     fill(rows_, 2000, 1);
-    options_.port = 0;
     options_.rdma = device_;
-  }
-  void start() {
-    auto started = Server::start(*pool_.tables, options_);
-    ASSERT_TRUE(started.ok()) << started.status().to_string();
-    server_ = std::move(started.value());
   }
   std::unique_ptr<RdmaClient> connect() {
     return std::make_unique<RdmaClient>(server_->port(), clients_);
   }
-  // Start a server of a new pool in that folder; destroy both before returning.
+  // Start a server of a new pool in this folder, and destroy both.
   Status start_in(const std::string& folder) {
     const std::string path =
         folder + "/rdma_test_" + std::to_string(base::monotonic_ns()) + ".pool";
     table::TablesOptions options;
     options.pool.unit_bytes = pool::kTestUnitBytes;
     options.pool.media.path = path;
-    auto made = table::Tables::create(options);
-    if (!made.ok()) return made.status();
-    const Status status = Server::start(*made.value(), options_).status();
+    auto tables = table::Tables::create(options);
+    if (!tables.ok()) return tables.status();
+    const Status status = Server::start(*tables.value(), options_).status();
     ::unlink(path.c_str());
     ::unlink((path + ".readers").c_str());
     return status;
   }
-  bool waits_until(const std::function<bool()>& condition) {
-    const uint64_t until = base::monotonic_ns() + 20'000'000'000;
-    while (!condition()) {
-      if (base::monotonic_ns() > until) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return true;
+  // Send a pull whose reply the device holds.
+  void send_held_pull(RdmaClient& client) {
+    ASSERT_TRUE(client.send(pull_frame(7, {{rows_.id(), {1, 2, 3}}})));
+    EXPECT_TRUE(waits_until([&] { return device_->held() == 1; }));
+  }
+  bool is_any_pin_live() {
+    epoch::Domain& epochs = pool_.tables->epochs();
+    return epochs.oldest() != epochs.current() + 1;
   }
 
   FakeFabric fabric_;
   std::shared_ptr<FakeVerbs> device_ = std::make_shared<FakeVerbs>(fabric_, FakeLimits{});
   FakeVerbs clients_{fabric_, FakeLimits{}};
-  TestPool pool_;
-  table::Table& users_;
-  table::Table& rows_;
-  ServerOptions options_;
-  std::unique_ptr<Server> server_;
+  table::Table& users_ = pool_.add_table("users", 16, 64, 1000);
+  table::Table& rows_ = pool_.add_table("rows", 128, 512, 4000);
 };
 
-TEST_F(RdmaServer, PullsAndPushesAsOverTcp) {
+TEST_F(RdmaServer, PullsAndPushesHaveTheResultsOfTcp) {
   start();
   auto client = connect();
   std::vector<uint64_t> keys(500);
@@ -99,15 +89,14 @@ TEST_F(RdmaServer, PullsAndPushesAsOverTcp) {
   EXPECT_EQ(after.rows[2], row_of(4, 1, 512));
   const StatsSnapshot stats = server_->stats();
   EXPECT_EQ(stats.connections, 2u);
-  EXPECT_EQ(stats.lists_zerocopy, 2u) << "rows are read where they lie";
-  EXPECT_NE(server_->status_json().find("\"rdma\":\"fake\""), std::string::npos)
-      << server_->status_json();
+  EXPECT_EQ(stats.lists_zerocopy, 2u) << "the device reads the rows from the pool";
+  EXPECT_TRUE(status_contains("\"rdma\":\"fake\"")) << server_->status_json();
   EXPECT_TRUE(server_->stop().ok());
   EXPECT_EQ(fabric_.not_ready(), 0u);
 }
 
 // Nothing arrives over the TCP connection while requests use the rdma connection.
-TEST_F(RdmaServer, TheLineOfABusyConnectionIsNotIdle) {
+TEST_F(RdmaServer, TheTcpConnectionOfABusyRdmaConnectionIsNotIdle) {
   options_.transport.idle_ms = 3'000;
   start();
   auto client = connect();
@@ -120,12 +109,12 @@ TEST_F(RdmaServer, TheLineOfABusyConnectionIsNotIdle) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));  // far below the limit
   }
   EXPECT_TRUE(client->door.call(pull).error().ok());
-  // Then neither connection brings anything and both are closed, the TCP one with the rdma one.
+  // Without further requests both connections are closed, the TCP one together with the rdma one.
   EXPECT_TRUE(waits_until([&] { return server_->stats().connections == 0; }));
   EXPECT_EQ(server_->stats().connections_closed_idle, 2u);
 }
 
-TEST_F(RdmaServer, TheHelloOffersItOnlyWhereItIs) {
+TEST_F(RdmaServer, HelloOffersRdmaOnlyIfTheServerHasADevice) {
   const auto features = [&](RawClient& client) {
     wire::Frame frame;
     wire::encode_hello(1, {1, 1, "test"}, frame);
@@ -149,44 +138,38 @@ TEST_F(RdmaServer, TheHelloOffersItOnlyWhereItIs) {
   EXPECT_EQ(client.call(frame).error().code(), Code::kUnimplemented);
 }
 
-TEST_F(RdmaServer, ABadOfferAndASecondOneAreRefused) {
+TEST_F(RdmaServer, AnInvalidOfferAndASecondOfferAreRefused) {
   start();
   auto client = connect();
   const Status second = client->offer().error();
   EXPECT_EQ(second.code(), Code::kFailedPrecondition) << second.to_string();
   wire::Frame frame;
   wire::encode_rdma(1, offer_of(client->peer->hello()), frame);
-  EXPECT_EQ(client->call(frame).error().code(), Code::kFailedPrecondition) << "over itself";
+  EXPECT_EQ(client->call(frame).error().code(), Code::kFailedPrecondition)
+      << "over the rdma connection";
   RawClient other(server_->port());
   wire::encode_rdma(1, {{1, 1, 1, 1, 0, {}}, 1, 1, 64, 4}, frame);
-  const Status ring = other.call(frame).error();
-  EXPECT_EQ(ring.code(), Code::kInvalidArgument);
-  EXPECT_NE(ring.message().find("a reply ring of 64 bytes"), std::string_view::npos)
-      << ring.to_string();
+  expect_error(other.call(frame).error(), Code::kInvalidArgument, "a reply ring of 64 bytes");
   EXPECT_TRUE(decode_pulled(other.call(pull_frame(7, {{users_.id(), {1}}}))).status.ok());
 }
 
-TEST_F(RdmaServer, ADeadClientLeavesWithItsDoor) {
+TEST_F(RdmaServer, TheRdmaConnectionOfADeadClientEndsWithItsTcpConnection) {
   start();
   device_->set_work(Work::kHeld);
   auto client = connect();
-  ASSERT_TRUE(client->send(pull_frame(7, {{rows_.id(), {1, 2, 3}}})));
-  EXPECT_TRUE(waits_until([&] { return device_->held() == 1; }));
+  send_held_pull(*client);
   client.reset();  // the process and both connections are gone
   EXPECT_TRUE(waits_until([&] { return server_->stats().connections == 0; }));
   EXPECT_TRUE(waits_until([&] { return device_->held() == 0; }));
-  EXPECT_TRUE(waits_until([&] {
-    return pool_.tables->epochs().oldest() == pool_.tables->epochs().current() + 1;
-  })) << "a pin is left";
+  EXPECT_TRUE(waits_until([&] { return !is_any_pin_live(); }));
 }
 
-TEST_F(RdmaServer, ABrokenQueuePairClosesItsDoor) {
+TEST_F(RdmaServer, ABrokenQueuePairClosesItsTcpConnection) {
   start();
   device_->set_work(Work::kHeld);
   auto client = connect();
   auto neighbour = connect();
-  ASSERT_TRUE(client->send(pull_frame(7, {{rows_.id(), {1, 2, 3}}})));
-  EXPECT_TRUE(waits_until([&] { return device_->held() == 1; }));
+  send_held_pull(*client);
   device_->fail(0, IBV_WC_RETRY_EXC_ERR);
   EXPECT_TRUE(client->door.receive(20'000).closed);
   EXPECT_TRUE(waits_until([&] { return server_->stats().connections == 2; }));
@@ -194,29 +177,27 @@ TEST_F(RdmaServer, ABrokenQueuePairClosesItsDoor) {
   const Pulled pulled = decode_pulled(neighbour->call(pull_frame(7, {{rows_.id(), {1}}})));
   ASSERT_TRUE(pulled.status.ok());
   EXPECT_EQ(pulled.rows[0], row_of(1, 1, 512));
-  EXPECT_NE(server_->status_json().find("retry counter exceeded"), std::string::npos);
+  EXPECT_TRUE(status_contains("retry counter exceeded"));
 }
 
-TEST_F(RdmaServer, StoppingEndsWhatTheDeviceStillReads) {
+TEST_F(RdmaServer, StopEndsTheReadsOfTheDevice) {
   options_.drain_ms = 100;
   start();
   device_->set_work(Work::kHeld);
   auto client = connect();
-  ASSERT_TRUE(client->send(pull_frame(7, {{rows_.id(), {1, 2, 3}}})));
-  EXPECT_TRUE(waits_until([&] { return device_->held() == 1; }));
+  send_held_pull(*client);
   EXPECT_EQ(server_->stop().code(), Code::kDeadlineExceeded);
   EXPECT_EQ(device_->held(), 0u);
-  EXPECT_EQ(pool_.tables->epochs().oldest(), pool_.tables->epochs().current() + 1);
+  EXPECT_FALSE(is_any_pin_live());
 }
 
-TEST_F(RdmaServer, APoolInAFileIsRefusedWithTheRemedy) {
+TEST_F(RdmaServer, APoolInAFileOnADiskIsRefused) {
   // The build folder is on a disk even if the machine's temporary folder is not.
   struct statfs system {};
   ASSERT_EQ(statfs("build", &system), 0);
   if (system.f_type == TMPFS_MAGIC) GTEST_SKIP() << "build/ is in memory here";
   const Status refused = start_in("build");
-  EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
-  EXPECT_NE(refused.message().find("device-DAX"), std::string_view::npos) << refused.to_string();
+  expect_error(refused, Code::kFailedPrecondition, "device-DAX");
 }
 
 TEST_F(RdmaServer, APoolInAFileInMemoryIsServed) {
@@ -225,19 +206,20 @@ TEST_F(RdmaServer, APoolInAFileInMemoryIsServed) {
   EXPECT_TRUE(started.ok()) << started.to_string();
 }
 
-// Rows that check themselves are pulled over a device that reads late and in any order, while
-// they are replaced and their slots reused. Return the number of torn, foreign or missing rows.
 class RdmaUnderUpdates : public RdmaServer {
  protected:
+  // Pull rows that show their key and version over a device that reads late and in any order, while
+  // a writer replaces them and reuses their slots. Return the number of torn, foreign or missing
+  // rows.
   uint64_t run(double seconds) {
     const uint64_t seed = tests::seed();
     start();
     std::vector<std::unique_ptr<RdmaClient>> clients;
     for (int i = 0; i < 3; ++i) clients.push_back(connect());
     device_->set_work(Work::kShuffled, seed);
-    std::atomic<bool> over{false};
+    std::atomic<bool> is_over{false};
     std::thread writer([&] {
-      for (uint64_t version = 2; !over; ++version) {
+      for (uint64_t version = 2; !is_over; ++version) {
         fill(rows_, 2000, version);
         pool_.tables->reclaim();
       }
@@ -262,7 +244,7 @@ class RdmaUnderUpdates : public RdmaServer {
         }
       }
     }
-    over = true;
+    is_over = true;
     writer.join();
     return wrong;
   }
@@ -275,7 +257,7 @@ TEST_F(RdmaUnderUpdates, NoRowIsTornWrongOrMissing) {
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-TEST_F(RdmaUnderUpdates, WithoutPinsTheSameRunSeesTheFault) {
+TEST_F(RdmaUnderUpdates, WithoutPinsTheSameRunFindsWrongRows) {
   pool_.tables->epochs().disable_pins_for_test();
   EXPECT_GT(run(30.0), 0u);
 }

@@ -1,4 +1,4 @@
-// How workers are scheduled, as the kernel reports it.
+// The scheduling of workers, as the kernel reports it.
 #include "server/schedule.h"
 
 #include <gtest/gtest.h>
@@ -15,8 +15,7 @@
 #include <thread>
 
 #include "base/time_slice.h"
-#include "raw_client.h"
-#include "server/server.h"
+#include "server_fixture.h"
 
 namespace petps::server {
 namespace {
@@ -33,32 +32,26 @@ Words attributes_of(pid_t thread) {
 int policy_of(const Words& words) { return static_cast<int>(words[0] >> 32); }
 
 bool kernel_keeps_slices() {
-  bool kept = false;
+  bool is_kept = false;
   std::thread([&] {
-    Words wanted = attributes_of(0);
-    wanted[kRuntime] = 2 * base::kShortSliceNs;
-    syscall(SYS_sched_setattr, 0, wanted.data(), 0);
-    kept = attributes_of(0)[kRuntime] == wanted[kRuntime];
+    Words attributes = attributes_of(0);
+    attributes[kRuntime] = 2 * base::kShortSliceNs;
+    syscall(SYS_sched_setattr, 0, attributes.data(), 0);
+    is_kept = attributes_of(0)[kRuntime] == attributes[kRuntime];
   }).join();
-  return kept;
+  return is_kept;
 }
 
-class ScheduleTest : public testing::Test {
+class ScheduleTest : public ServerTest {
  protected:
-  ScheduleTest() : users_(pool_.add_table("users", 16, 64, 1000)) {}
-
-  // Return the attributes of the one worker, once it has answered; no other thread may have its
-  // slice.
-  Words worker_of(uint32_t real_time) {
-    ServerOptions options;
-    options.port = 0;
-    options.real_time = real_time;
-    auto started = Server::start(*pool_.tables, options);
-    EXPECT_TRUE(started.ok()) << started.status().to_string();
-    if (!started.ok()) return {};
-    RawClient client(started.value()->port());
-    EXPECT_TRUE(decode_pulled(client.call(pull_frame(1, {{users_.id(), {1}}}))).status.ok());
-    Words found{};
+  // Start a server with one worker. Return the worker's attributes after it has answered a pull.
+  // Expect that no other thread has its slice or policy.
+  Words worker_attributes(uint32_t real_time) {
+    options_.real_time = real_time;
+    start();
+    if (server_ == nullptr) return {};
+    expect_serves(*connect());
+    Words attributes{};
     int workers = 0;
     for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
       std::string name;
@@ -66,51 +59,45 @@ class ScheduleTest : public testing::Test {
       const Words words = attributes_of(std::stoi(task.path().filename()));
       if (name == "petps-worker") {
         ++workers;
-        found = words;
+        attributes = words;
       } else {
         EXPECT_NE(words[kRuntime], base::kShortSliceNs) << name;
         EXPECT_EQ(policy_of(words), policy_of(attributes_of(0))) << name;
       }
     }
     EXPECT_EQ(workers, 1);
-    return found;
+    return attributes;
   }
-
-  TestPool pool_;
-  table::Table& users_;
 };
 
-TEST_F(ScheduleTest, WorkersGetShortTimeSlicesAndNobodyElseDoes) {
-  if (!kernel_keeps_slices()) GTEST_SKIP() << "no slices of threads before Linux 6.12";
-  EXPECT_EQ(worker_of(0)[kRuntime], base::kShortSliceNs);
+TEST_F(ScheduleTest, OnlyWorkersGetShortTimeSlices) {
+  if (!kernel_keeps_slices()) GTEST_SKIP() << "Linux keeps the time slice of a thread since 6.12";
+  EXPECT_EQ(worker_attributes(0)[kRuntime], base::kShortSliceNs);
 }
 
-TEST_F(ScheduleTest, WorkersRunInRealTimeWhereThatIsPermitted) {
+TEST_F(ScheduleTest, WorkersRunInRealTimeIfThatIsPermitted) {
   if (!check_real_time(2).ok()) GTEST_SKIP() << check_real_time(2).to_string();
-  EXPECT_EQ(policy_of(worker_of(2)), SCHED_FIFO);
+  EXPECT_EQ(policy_of(worker_attributes(2)), SCHED_FIFO);
 }
 
-TEST_F(ScheduleTest, APriorityThatIsNotPermittedIsRefusedBeforeAnythingListens) {
+TEST_F(ScheduleTest, APriorityThatIsNotPermittedIsRefused) {
   rlimit before;
   ASSERT_EQ(getrlimit(RLIMIT_RTPRIO, &before), 0);
   const rlimit none{0, before.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_RTPRIO, &none), 0);
-  std::thread([&] {  // affects this thread and those that it starts
+  std::thread([&] {  // without capabilities: this thread and those that it starts
     __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
     __user_cap_data_struct data[2] = {};
     EXPECT_EQ(syscall(SYS_capset, &header, data), 0);
-    ServerOptions options;
-    options.port = 0;
-    options.real_time = 1;
-    const auto refused = Server::start(*pool_.tables, options);
-    EXPECT_EQ(refused.status().code(), base::Code::kFailedPrecondition);
-    EXPECT_NE(refused.status().message().find("LimitRTPRIO"), std::string_view::npos);
+    options_.real_time = 1;
+    expect_error(Server::start(*pool_.tables, options_).status(), base::Code::kFailedPrecondition,
+                 "LimitRTPRIO");
   })
       .join();
   EXPECT_EQ(setrlimit(RLIMIT_RTPRIO, &before), 0);
 }
 
-TEST_F(ScheduleTest, APriorityThatLinuxDoesNotHaveIsRefused) {
+TEST_F(ScheduleTest, APriorityAboveTheHighestOfLinuxIsRefused) {
   EXPECT_EQ(check_real_time(kMaxRealTime + 1).code(), base::Code::kInvalidArgument);
 }
 

@@ -1,5 +1,5 @@
-// Requests and their replies through a raw socket; the message of every refusal is checked.
-// bad_frames_test has the frames that none of our clients sends.
+// Requests and their replies through a raw socket, with the message of every refusal.
+// bad_frames_test.cc has the frames that no petps client sends.
 #include "server/server.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,6 @@
 #include <set>
 #include <thread>
 
-#include "raw_client.h"
 #include "server/push_writer.h"
 #include "server_fixture.h"
 #include "tests/seed.h"
@@ -19,7 +18,7 @@ namespace {
 using base::Code;
 using base::Status;
 
-TEST_F(ServerTest, HelloTellsTheLimits) {
+TEST_F(ServerTest, HelloReportsTheLimits) {
   options_.limits.keys_per_pull = 1234;
   options_.hot_set_seconds = 3;
   start();
@@ -35,16 +34,16 @@ TEST_F(ServerTest, HelloTellsTheLimits) {
   EXPECT_TRUE(hello.shard.owns_all());
 }
 
-TEST_F(ServerTest, HelloOfANewerClient) {
+TEST_F(ServerTest, AHelloOfANewerClientIsRefused) {
   start();
   wire::Frame frame;
   wire::encode_hello(5, {7, 9, "tester"}, frame);
   expect_error(connect()->call(frame).error(), Code::kUnimplemented, "protocol versions 7 to 9");
 }
 
-TEST_F(ServerTest, TheStateOfTheNamesIsToldToWhoAsks) {
+TEST_F(ServerTest, TheCatalogueStateIsReportedOnRequest) {
   start();
-  const auto ask = [&] {
+  const auto read_tables = [&] {
     wire::Frame frame;
     wire::encode_tables(6, {.with_state = true}, frame);
     const Reply reply = connect()->call(frame);
@@ -53,11 +52,11 @@ TEST_F(ServerTest, TheStateOfTheNamesIsToldToWhoAsks) {
     return list;
   };
   pool::Pool& pool = pool_.tables->pool();
-  uint64_t counter = ask().state.counter;
-  EXPECT_EQ(ask().state.pool_uuid, pool.uuid());
+  uint64_t counter = read_tables().state.counter;
+  EXPECT_EQ(read_tables().state.pool_uuid, pool.uuid());
   EXPECT_EQ(counter, pool.names().sequence);
   const auto grows = [&] {
-    const uint64_t before = std::exchange(counter, ask().state.counter);
+    const uint64_t before = std::exchange(counter, read_tables().state.counter);
     return counter > before;
   };
   EXPECT_FALSE(grows()) << "nothing has changed";
@@ -68,10 +67,10 @@ TEST_F(ServerTest, TheStateOfTheNamesIsToldToWhoAsks) {
   EXPECT_TRUE(grows());
   ASSERT_TRUE(pool.set_alias("live", second.value().id).ok());
   EXPECT_TRUE(grows());
-  for (const wire::AliasInfo& alias : ask().aliases)
+  for (const wire::AliasInfo& alias : read_tables().aliases)
     EXPECT_EQ(alias.previous, alias.name == "live" ? pool_.instance : 0u) << alias.name;
-  EXPECT_TRUE(pool.drop_instance(second.value().id).code() == base::Code::kFailedPrecondition);
-  EXPECT_FALSE(grows()) << "a refusal changes no name";
+  EXPECT_EQ(pool.drop_instance(second.value().id).code(), Code::kFailedPrecondition);
+  EXPECT_FALSE(grows()) << "a refused change leaves the names as they are";
   ASSERT_TRUE(pool.set_alias("live", pool_.instance).ok());
   ASSERT_TRUE(pool.drop_instance(second.value().id).ok());
   EXPECT_TRUE(grows());
@@ -85,7 +84,7 @@ TEST_F(ServerTest, TablesAreListed) {
   const Reply reply = connect()->call(frame);
   wire::TablesReply list;
   ASSERT_TRUE(wire::decode_tables_reply(reply.header, reply.body, list).ok());
-  EXPECT_EQ(list.state, wire::CatalogueState()) << "clients of the first release cannot read it";
+  EXPECT_EQ(list.state, wire::CatalogueState()) << "clients of the first release cannot decode it";
   ASSERT_EQ(list.tables.size(), 3u);
   EXPECT_EQ(list.tables[0].name, "users");
   EXPECT_EQ(list.tables[0].rows, 100u);
@@ -97,7 +96,7 @@ TEST_F(ServerTest, TablesAreListed) {
   EXPECT_EQ(list.aliases[0].name, "live");
 }
 
-TEST_F(ServerTest, PullAnswersFoundMissingAndRepeatedKeys) {
+TEST_F(ServerTest, APullAnswersFoundMissingAndRepeatedKeys) {
   start();
   const std::vector<uint64_t> keys = {3, 1'000'000, 99, 3, ~uint64_t{0}, 0};
   const Pulled pulled = decode_pulled(connect()->call(pull_frame(1, {{users_.id(), keys}})));
@@ -114,7 +113,7 @@ TEST_F(ServerTest, PullAnswersFoundMissingAndRepeatedKeys) {
   EXPECT_EQ(stats.misses, 2u);
 }
 
-TEST_F(ServerTest, PullWithoutKeysIsAnswered) {
+TEST_F(ServerTest, APullWithoutKeysIsAnswered) {
   start();
   auto client = connect();
   const Pulled pulled = decode_pulled(client->call(pull_frame(7, {{users_.id(), {}}})));
@@ -123,7 +122,7 @@ TEST_F(ServerTest, PullWithoutKeysIsAnswered) {
   expect_serves(*client);
 }
 
-TEST_F(ServerTest, PullOfSeveralTablesInOneFrame) {
+TEST_F(ServerTest, APullReadsSeveralTables) {
   start();
   const Pulled pulled = decode_pulled(connect()->call(pull_frame(
       1, {{items_.id(), {1, 70, 2}}, {users_.id(), {5}}, {items_.id(), {}}, {99, {1, 2}}})));
@@ -150,10 +149,10 @@ TEST_F(ServerTest, EveryGatherModeGivesTheSameRows) {
     options_.gather = mode;
     start();
     auto client = connect();
-    for (const std::vector<Ask>& asks :
-         {std::vector<Ask>{{users_.id(), keys}, {wide.id(), keys}, {items_.id(), keys}},
-          std::vector<Ask>{{users_.id(), keys}, {99, keys}, {items_.id(), keys}}}) {
-      const Pulled pulled = decode_pulled(client->call(pull_frame(1, asks)));
+    for (const std::vector<Section>& sections :
+         {std::vector<Section>{{users_.id(), keys}, {wide.id(), keys}, {items_.id(), keys}},
+          std::vector<Section>{{users_.id(), keys}, {99, keys}, {items_.id(), keys}}}) {
+      const Pulled pulled = decode_pulled(client->call(pull_frame(1, sections)));
       ASSERT_TRUE(pulled.status.ok()) << pulled.status.to_string();
       size_t at = 0;
       for (const wire::PullReplySection& section : pulled.sections) {
@@ -165,11 +164,10 @@ TEST_F(ServerTest, EveryGatherModeGivesTheSameRows) {
       }
     }
     ASSERT_TRUE(server_->stop().ok());
-    server_.reset();
   }
 }
 
-TEST_F(ServerTest, UnknownTableIsNamedAndTheKnownOnesListed) {
+TEST_F(ServerTest, ARefusalOfAnUnknownTableListsTheKnownOnes) {
   start();
   auto client = connect();
   const Status status = client->call(pull_frame(1, {{99, {1}}})).error();
@@ -178,7 +176,7 @@ TEST_F(ServerTest, UnknownTableIsNamedAndTheKnownOnesListed) {
   expect_serves(*client);
 }
 
-TEST_F(ServerTest, AnotherInstanceIsRefused) {
+TEST_F(ServerTest, ATableOfAnotherInstanceIsRefused) {
   start();
   auto client = connect();
   expect_error(client->call(pull_frame(1, {{users_.id(), {1}}}, 55)).error(),
@@ -187,27 +185,19 @@ TEST_F(ServerTest, AnotherInstanceIsRefused) {
   EXPECT_TRUE(client->call(pull_frame(1, {{users_.id(), {1}}}, pool_.instance)).error().ok());
 }
 
-TEST_F(ServerTest, MinVersionAboveTheAppliedOneIsStale) {
+TEST_F(ServerTest, AMinVersionAboveTheAppliedVersionIsStale) {
   start();
   auto client = connect();
-  for (uint32_t partition = 0; partition < 2; ++partition) {
-    pool::Progress progress;
-    progress.instance = pool_.instance;
-    progress.partition = partition;
-    progress.run = 1;
-    progress.seq = 5;
-    progress.version = 7;
-    ASSERT_TRUE(pool_.tables->record_progress(progress).ok());
-  }
+  pool_.record_version(7);
   expect_error(client->call(pull_frame(1, {{users_.id(), {1}}}, 0, 8)).error(), Code::kStale,
-               "version 8 is asked for, this server has applied 7");
+               "version 8 was requested, this server has applied 7");
   const Pulled pulled = decode_pulled(client->call(pull_frame(1, {{users_.id(), {1}}}, 0, 7)));
   ASSERT_TRUE(pulled.status.ok());
   EXPECT_EQ(pulled.applied_version, 7u);
   EXPECT_EQ(server_->stats().stale, 1u);
 }
 
-TEST_F(ServerTest, PushInsertsUpdatesAndDeletes) {
+TEST_F(ServerTest, APushInsertsUpdatesAndDeletes) {
   start();
   auto client = connect();
   Reply reply = client->call(push_frame(9, users_, {5, 500, 501}, 2));
@@ -235,7 +225,7 @@ TEST_F(ServerTest, PushInsertsUpdatesAndDeletes) {
   EXPECT_EQ(pulled.rows[2], row_of(501, 2, 64));
 }
 
-TEST_F(ServerTest, APushThatItsClientGaveUpIsRefusedOnceANewerOneCame) {
+TEST_F(ServerTest, APushThatItsClientGaveUpIsRefusedAfterANewerOne) {
   start();
   auto client = connect();
   const auto push = [&](uint64_t version, const wire::PushOrder& order) {
@@ -246,111 +236,99 @@ TEST_F(ServerTest, APushThatItsClientGaveUpIsRefusedOnceANewerOneCame) {
     EXPECT_TRUE(pulled.status.ok()) << pulled.status.to_string();
     return pulled.rows.at(0);
   };
-  constexpr uint64_t kOne = 1;
-  constexpr uint64_t kOther = 2;
-  EXPECT_TRUE(push(2, {kOne, 12, 12, 0}).ok());
-  EXPECT_TRUE(push(3, {kOne, 14, 13, 0}).ok()) << "13 still counts";
-  EXPECT_TRUE(push(4, {kOne, 13, 13, 0}).ok());
-  expect_error(push(5, {kOne, 12, 12, 0}), Code::kDeadlineExceeded,
-               "push of 1 rows arrived after a newer push of its client");
+  constexpr uint64_t kClient = 1;
+  constexpr uint64_t kOtherClient = 2;
+  EXPECT_TRUE(push(2, {kClient, 12, 12, 0}).ok());
+  EXPECT_TRUE(push(3, {kClient, 14, 13, 0}).ok()) << "call 13 has not finished";
+  EXPECT_TRUE(push(4, {kClient, 13, 13, 0}).ok());
+  expect_error(push(5, {kClient, 12, 12, 0}), Code::kDeadlineExceeded,
+               "push of 1 rows was not applied: its client gave it up");
   EXPECT_EQ(row(), row_of(5, 4, 64));
-  EXPECT_TRUE(push(6, {kOther, 1, 1, 0}).ok()) << "another client's numbers are its own";
+  EXPECT_TRUE(push(6, {kOtherClient, 1, 1, 0}).ok()) << "another client's numbers are its own";
   EXPECT_TRUE(push(7, {}).ok()) << "a client of an earlier release";
-  expect_error(push(8, {kOne, 12, 12, 0}), Code::kDeadlineExceeded, "not applied");
+  expect_error(push(8, {kClient, 12, 12, 0}), Code::kDeadlineExceeded, "not applied");
   EXPECT_EQ(row(), row_of(5, 7, 64));
 }
 
-TEST(GivenUpPushes, AreRememberedOfTheLastClients) {
+TEST(GivenUpPushes, AreDetectedForTheMostRecentClients) {
   GivenUpPushes given_up;
   EXPECT_FALSE(given_up.has({1, 5, 5, 0}));
   for (uint64_t client = 2; client <= kPushClients; ++client)
     EXPECT_FALSE(given_up.has({client, 1, 1, 0}));
   for (uint64_t client = 0; client < kPushClients - 1; ++client)
     EXPECT_FALSE(given_up.has({kPushClients + 1 + client, 1, 1, 0}));
-  EXPECT_TRUE(given_up.has({1, 4, 4, 0})) << "twice as many have come since";
+  EXPECT_TRUE(given_up.has({1, 4, 4, 0})) << "fewer than twice kPushClients clients came since";
   EXPECT_FALSE(given_up.has({1, 5, 5, 0}));
 }
 
-TEST(GivenUpPushes, AreToldWhileAnOlderCallIsUnderWay) {
+TEST(GivenUpPushes, AreDetectedWhileAnOlderCallIsInFlight) {
   GivenUpPushes given_up;
   EXPECT_FALSE(given_up.has({1, 4, 4, 0}));
-  EXPECT_FALSE(given_up.has({1, 6, 4, 0b010})) << "5 has ended, 4 has not";
+  EXPECT_FALSE(given_up.has({1, 6, 4, 0b010})) << "5 has finished, 4 has not";
   EXPECT_TRUE(given_up.has({1, 5, 4, 0}));
-  EXPECT_FALSE(given_up.has({1, 4, 4, 0b010})) << "4 goes on";
-  EXPECT_FALSE(given_up.has({1, 8, 6, 0b010})) << "6 and 8 are under way";
+  EXPECT_FALSE(given_up.has({1, 4, 4, 0b010})) << "4 is in flight";
+  EXPECT_FALSE(given_up.has({1, 8, 6, 0b010})) << "6 and 8 are in flight";
   EXPECT_FALSE(given_up.has({1, 6, 6, 0}));
   EXPECT_TRUE(given_up.has({1, 7, 4, 0}));
   EXPECT_FALSE(given_up.has({1, 200, 200, 0}));
   EXPECT_TRUE(given_up.has({1, 8, 8, 0}));
   EXPECT_FALSE(given_up.has({1, 263, 200, 0}));
-  EXPECT_FALSE(given_up.has({1, 264, 200, 0})) << "beyond what the bits tell";
+  EXPECT_FALSE(given_up.has({1, 264, 200, 0})) << "beyond the calls that the bits cover";
 }
 
-// A slow model: the finished calls as a set. Snapshots arrive in any order, as over many
+// A slow model keeps the finished calls in a set. The pushes arrive in any order, as over several
 // connections.
-TEST(GivenUpPushes, AreWhatAModelSays) {
+TEST(GivenUpPushes, AgreeWithASlowModel) {
   std::mt19937_64 random(tests::seed());
   for (int round = 0; round < 200; ++round) {
     GivenUpPushes given_up;
-    std::set<uint64_t> under_way;
-    std::set<uint64_t> told;  // finished, according to the received pushes
+    std::set<uint64_t> in_flight;
+    std::set<uint64_t> reported;  // finished, according to the received pushes
     uint64_t next = 1;
     std::vector<std::pair<wire::PushOrder, std::set<uint64_t>>> sent;
     for (int step = 0; step < 300; ++step) {
-      if (under_way.empty() || (under_way.size() < 8 && random() % 2 == 0))
-        under_way.insert(next++);
-      const uint64_t number = *std::next(under_way.begin(), random() % under_way.size());
-      wire::PushOrder order{9, number, *under_way.begin(), 0};
-      std::set<uint64_t> ended;
+      if (in_flight.empty() || (in_flight.size() < 8 && random() % 2 == 0))
+        in_flight.insert(next++);
+      const uint64_t number = *std::next(in_flight.begin(), random() % in_flight.size());
+      wire::PushOrder order{9, number, *in_flight.begin(), 0};
+      std::set<uint64_t> finished;
       for (uint64_t call = 1; call < next; ++call) {
-        if (under_way.contains(call) || call >= order.oldest + wire::kPushOrderCalls) continue;
-        ended.insert(call);
+        if (in_flight.contains(call) || call >= order.oldest + wire::kPushOrderCalls) continue;
+        finished.insert(call);
         if (call > order.oldest) order.finished |= uint64_t{1} << (call - order.oldest);
       }
-      sent.emplace_back(order, ended);
-      if (random() % 2 == 0) under_way.erase(number);
-      const size_t taken = random() % sent.size();
-      told.insert(sent[taken].second.begin(), sent[taken].second.end());
-      ASSERT_EQ(given_up.has(sent[taken].first), told.contains(sent[taken].first.number))
+      sent.emplace_back(order, finished);
+      if (random() % 2 == 0) in_flight.erase(number);
+      const size_t arrived = random() % sent.size();
+      reported.insert(sent[arrived].second.begin(), sent[arrived].second.end());
+      ASSERT_EQ(given_up.has(sent[arrived].first), reported.contains(sent[arrived].first.number))
           << "PETPS_SEED=" << tests::seed() << ", step " << step;
-      sent.erase(sent.begin() + static_cast<ptrdiff_t>(taken));
+      sent.erase(sent.begin() + static_cast<ptrdiff_t>(arrived));
     }
   }
 }
 
-TEST_F(ServerTest, PushOfTheWrongShapeIsRefused) {
+TEST_F(ServerTest, APushOfTheWrongShapeIsRefused) {
   start();
   auto client = connect();
   const std::vector<uint64_t> keys = {1};
-  std::vector<std::byte> rows(64);
-  wire::PushRequest push;
-  push.table = users_.id();
-  push.dim = 32;
-  push.row_bytes = 64;
-  push.keys = keys;
-  push.rows = rows;
-  wire::Frame frame;
-  wire::encode_push(1, push, frame);
-  expect_error(client->call(frame).error(), Code::kInvalidArgument,
+  const std::vector<std::byte> rows(64);
+  const auto push = [&](uint32_t table, uint32_t dim, uint32_t dtype, uint32_t row_bytes) {
+    wire::Frame frame;
+    const auto row = std::span(rows).first(row_bytes);
+    wire::encode_push(1, {table, 0, dim, dtype, row_bytes, 0, {}, keys, {}, row}, frame);
+    return client->call(frame).error();
+  };
+  expect_error(push(users_.id(), 32, 0, 64), Code::kInvalidArgument,
                "(users) has rows of dim 16, the push has dim 32");
-  push.dim = 16;
-  push.dtype = 1;
-  wire::encode_push(1, push, frame);
-  expect_error(client->call(frame).error(), Code::kInvalidArgument, "the push has dtype 1");
-  push.dtype = 0;
-  push.row_bytes = 32;
-  rows.resize(32);
-  push.rows = rows;
-  wire::encode_push(1, push, frame);
-  expect_error(client->call(frame).error(), Code::kInvalidArgument,
+  expect_error(push(users_.id(), 16, 1, 64), Code::kInvalidArgument, "the push has dtype 1");
+  expect_error(push(users_.id(), 16, 0, 32), Code::kInvalidArgument,
                "64 bytes a row, the push has dtype 0 in 32");
-  push.table = 98;
-  wire::encode_push(1, push, frame);
-  expect_error(client->call(frame).error(), Code::kNotFound, "table 98 is unknown");
+  expect_error(push(98, 16, 0, 32), Code::kNotFound, "table 98 is unknown");
   expect_serves(*client);
 }
 
-TEST_F(ServerTest, PushToADeltaFedTableIsRefused) {
+TEST_F(ServerTest, APushToADeltaFedTableIsRefused) {
   start();
   auto client = connect();
   expect_error(client->call(push_frame(1, deltas_, {1}, 2)).error(), Code::kFailedPrecondition,
@@ -378,7 +356,7 @@ TEST_F(ServerTest, AFullTableRefusesNewKeysAndKeepsServing) {
   expect_serves(*client);
 }
 
-TEST_F(ServerTest, HotKeysAreTaken) {
+TEST_F(ServerTest, HotKeysAreAccepted) {
   start();
   auto client = connect();
   const std::vector<uint64_t> keys = {1, 2, 3};
@@ -392,7 +370,7 @@ TEST_F(ServerTest, HotKeysAreTaken) {
   EXPECT_EQ(server_->stats().hot_sets, 1u);
 }
 
-TEST_F(ServerTest, StatusIsJson) {
+TEST_F(ServerTest, TheStatusIsJson) {
   start();
   server_->set_status_member("ingest", "{\"lag\":3}");
   wire::Frame frame;
@@ -417,7 +395,7 @@ TEST_F(ServerTest, TooManyKeysAreRefused) {
   expect_serves(*client);
 }
 
-TEST_F(ServerTest, AReplyAboveTheFrameLimitIsRefusedBeforeItIsGathered) {
+TEST_F(ServerTest, APullWhoseReplyCouldExceedTheFrameLimitIsRefused) {
   table::Table& wide = pool_.add_table("wide", 4096, 16384, 100);
   start();
   auto client = connect();
@@ -427,29 +405,23 @@ TEST_F(ServerTest, AReplyAboveTheFrameLimitIsRefusedBeforeItIsGathered) {
   expect_serves(*client);
 }
 
-TEST_F(ServerTest, StatusShowsHowRowsAreSentAndWhatWasMeasured) {
+TEST_F(ServerTest, TheStatusShowsTheGatherModeAndItsMeasurement) {
   options_.gather = transport::GatherMode::kSendmsg;
   start();
   expect_serves(*connect());
-  EXPECT_NE(server_->status_json().find("\"gather\":{\"mode\":\"sendmsg\",\"lists_copied\":0,"
-                                        "\"lists_gathered\":1,"),
-            std::string::npos)
+  EXPECT_TRUE(
+      status_contains("\"gather\":{\"mode\":\"sendmsg\",\"lists_copied\":0,"
+                      "\"lists_gathered\":1,"))
       << server_->status_json();
-  EXPECT_NE(server_->status_json().find("\"measured\":false"), std::string::npos)
-      << "a wish needs no figures";
+  EXPECT_TRUE(status_contains("\"measured\":false")) << "only kAuto measures";
 
   options_.gather = transport::GatherMode::kAuto;
   start();
   expect_serves(*connect());
-  const auto measured = [&] {
-    return server_->status_json().find("\"measured\":true") != std::string::npos;
-  };
-  for (int i = 0; i < 3000 && !measured(); ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  const std::string status = server_->status_json();
-  EXPECT_NE(status.find("\"mode\":\"auto\""), std::string::npos) << status;
-  EXPECT_NE(status.find("{\"row_bytes\":4096,\"rows\":2000,\"mode\":"), std::string::npos)
-      << status;
+  EXPECT_TRUE(waits_until([&] { return status_contains("\"measured\":true"); }));
+  EXPECT_TRUE(status_contains("\"mode\":\"auto\"")) << server_->status_json();
+  EXPECT_TRUE(status_contains("{\"row_bytes\":4096,\"rows\":2000,\"mode\":"))
+      << server_->status_json();
   expect_serves(*connect());
 }
 
@@ -463,20 +435,16 @@ TEST_F(ServerTest, AClientThatNeverReadsIsClosed) {
     for (int i = 0; i < 200 && mute->send(frame); ++i) {
     }
   });
-  const auto told = [&] {  // the incident is written after the connection is counted
-    return server_->status_json().find("has read nothing for 200 ms") != std::string::npos;
-  };
-  for (int i = 0; i < 1000 && !told(); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  // The worker reports the incident after it counts the connection.
+  EXPECT_TRUE(waits_until([&] { return status_contains("has read nothing for 200 ms"); }))
+      << server_->status_json();
   flood.join();
   EXPECT_EQ(server_->stats().connections_closed_for_cause, 1u);
-  EXPECT_TRUE(told()) << server_->status_json();
   auto other = connect();
   expect_serves(*other);
 }
 
-TEST_F(ServerTest, ConnectionsAboveTheLimitAreTold) {
+TEST_F(ServerTest, AConnectionAboveTheLimitIsRefused) {
   options_.limits.connections = 2;
   start();
   auto first = connect();
@@ -487,7 +455,7 @@ TEST_F(ServerTest, ConnectionsAboveTheLimitAreTold) {
   EXPECT_EQ(server_->stats().connections_refused, 1u);
 }
 
-TEST_F(ServerTest, ManyRequestsInFlightAreAllAnswered) {
+TEST_F(ServerTest, MoreRequestsThanMayBeInFlightAreAllAnswered) {
   options_.limits.in_flight = 4;  // far fewer than are sent: the others wait in the connection
   start();
   auto client = connect();
@@ -508,7 +476,7 @@ TEST_F(ServerTest, ManyRequestsInFlightAreAllAnswered) {
   for (uint64_t id = 0; id < kRequests; ++id) EXPECT_EQ(answers[id], 1) << id;
 }
 
-TEST_F(ServerTest, StopAnswersWhatHasArrivedAndTellsTheRest) {
+TEST_F(ServerTest, StopAnswersArrivedRequestsAndThenClosesConnections) {
   start();
   auto client = connect();
   expect_serves(*client);
@@ -530,21 +498,20 @@ TEST_F(ServerTest, StopAnswersWhatHasArrivedAndTellsTheRest) {
   EXPECT_TRUE(server_->stop().ok()) << "stopping twice does nothing";
 }
 
-TEST_F(ServerTest, BadOptionsAreNamed) {
-  const auto refused = [&](const std::string& part) {
-    const auto started = Server::start(*pool_.tables, options_);
-    expect_error(started.status(), Code::kInvalidArgument, part);
+TEST_F(ServerTest, InvalidOptionsAreRefused) {
+  const auto expect_refused = [&](const std::string& part) {
+    expect_error(Server::start(*pool_.tables, options_).status(), Code::kInvalidArgument, part);
     options_ = {};
     options_.port = 0;
   };
   options_.workers = 0;
-  refused("workers = 0");
+  expect_refused("workers = 0");
   options_.limits.keys_per_pull = wire::kMaxKeysPerPull + 1;
-  refused("keys_per_pull = 65537 is outside 1..65536");
+  expect_refused("keys_per_pull = 65537 is outside 1..65536");
   options_.host = "example.org";
-  refused("'example.org' is not a numeric");
+  expect_refused("'example.org' is not a numeric");
   options_.shard_map = {"ranking", 1, 2, {}};
-  refused("partition 0 is owned by no server");
+  expect_refused("partition 0 is owned by no server");
 }
 
 }  // namespace

@@ -6,8 +6,7 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "raw_client.h"
-#include "server/server.h"
+#include "server_fixture.h"
 
 namespace petps::server {
 namespace {
@@ -27,67 +26,44 @@ wire::ShardMap map_of(uint64_t version, uint64_t own) {
   return map;
 }
 
-class ShardsTest : public testing::Test {
+class ShardsTest : public ServerTest {
  protected:
-  ShardsTest() : users_(pool_.add_table("users", 16, 64, 1000)) {
-    fill(users_, 100, 1);
-    options_.port = 0;
+  ShardsTest() {
     options_.address = kOwn;
     for (uint64_t key = 0; key < 100; ++key) keys_[wire::partition_of(key, 2)].push_back(key);
   }
-  void start(uint64_t own) {
+  // Start a server that owns the partitions whose bits are set.
+  void start_with(uint64_t own) {
     options_.shard_map = map_of(1, own);
-    auto started = Server::start(*pool_.tables, options_);
-    ASSERT_TRUE(started.ok()) << started.status().to_string();
-    server_ = std::move(started.value());
+    start();
   }
-  std::unique_ptr<RawClient> connect() { return std::make_unique<RawClient>(server_->port()); }
   void change_map(uint64_t version, uint64_t own) {
     const Status status = server_->set_shard_map(map_of(version, own));
     ASSERT_TRUE(status.ok()) << status.to_string();
   }
-  void record(uint32_t partition, uint64_t version) {
-    pool::Progress progress;
-    progress.instance = pool_.instance;
-    progress.partition = partition;
-    progress.run = 1;
-    progress.seq = version;
-    progress.version = version;
-    ASSERT_TRUE(pool_.tables->record_progress(progress).ok());
-  }
   Reply pull(const std::vector<uint64_t>& keys, uint64_t min_version = 0, uint32_t wait_ms = 0) {
     return connect()->call(pull_frame(1, {{users_.id(), keys}}, 0, min_version, wait_ms));
   }
-  // Wait for a condition that must become true; the wait is bounded, because a hang is a failure.
-  template <typename Condition>
-  static void wait_until(const Condition& condition) {
-    const uint64_t until = base::monotonic_ns() + 20'000'000'000;
-    while (!condition()) {
-      ASSERT_LT(base::monotonic_ns(), until);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  }
-  static void expect_error(const Status& status, Code code, const std::string& part) {
-    EXPECT_EQ(status.code(), code) << status.to_string();
-    EXPECT_NE(status.message().find(part), std::string_view::npos) << status.to_string();
+  // Return a client whose pull of version 2 waits in the server.
+  std::unique_ptr<RawClient> wait_for_version_2() {
+    auto client = connect();
+    client->send(pull_frame(1, {{users_.id(), {1}}}, 0, 2, 60'000));
+    EXPECT_TRUE(waits_until([&] { return server_->stats().waits_for_version > 0; }));
+    return client;
   }
 
-  TestPool pool_;
-  table::Table& users_;
   std::vector<uint64_t> keys_[2];  // by partition
-  ServerOptions options_;
-  std::unique_ptr<Server> server_;
 };
 
 TEST_F(ShardsTest, AForeignKeyRefusesTheWholeRequest) {
-  start(0b01);
+  start_with(0b01);
   auto client = connect();
   std::vector<uint64_t> keys = keys_[0];
   EXPECT_TRUE(decode_pulled(pull(keys)).status.ok());
   EXPECT_TRUE(client->call(push_frame(2, users_, keys, 2)).error().ok());
   keys.push_back(keys_[1][0]);
   const std::string named = "key " + std::to_string(keys_[1][0]) +
-                            " is of partition 1, which here:1 does not own (map version 1)";
+                            " is in partition 1, which here:1 does not own (map version 1)";
   expect_error(pull(keys).error(), Code::kWrongShard, named);
   expect_error(client->call(push_frame(2, users_, keys, 3)).error(), Code::kWrongShard, named);
   EXPECT_EQ(server_->stats().wrong_shard, 2u);
@@ -95,10 +71,10 @@ TEST_F(ShardsTest, AForeignKeyRefusesTheWholeRequest) {
   EXPECT_EQ(decode_pulled(pull({keys_[0][0]})).rows[0], row_of(keys_[0][0], 2, 64));
 }
 
-// A program that writes without the client library is refused too, with the client's text. It is
-// accepted once the map gives the keys a single server.
+// The server itself refuses the push, with the text of the client library. It accepts the push once
+// the map assigns the keys to a single server.
 TEST_F(ShardsTest, APushToAReplicaIsRefused) {
-  start(0b11);
+  start_with(0b11);
   auto client = connect();
   EXPECT_TRUE(client->call(push_frame(1, users_, keys_[0], 2)).error().ok());
   wire::ShardMap replicated = map_of(2, 0b11);
@@ -112,9 +88,9 @@ TEST_F(ShardsTest, APushToAReplicaIsRefused) {
   EXPECT_TRUE(client->call(push_frame(3, users_, keys_[0], 3)).error().ok());
 }
 
-TEST_F(ShardsTest, TheMapIsPublished) {
-  start(0b10);
-  const auto ask = [&] {
+TEST_F(ShardsTest, ClientsCanReadTheMap) {
+  start_with(0b10);
+  const auto read_map = [&] {
     wire::Frame frame;
     wire::encode_shard_map(7, frame);
     const Reply reply = connect()->call(frame);
@@ -122,9 +98,9 @@ TEST_F(ShardsTest, TheMapIsPublished) {
     EXPECT_TRUE(wire::decode_shard_map_reply(reply.header, reply.body, map).ok());
     return map;
   };
-  EXPECT_EQ(ask(), map_of(1, 0b10));
+  EXPECT_EQ(read_map(), map_of(1, 0b10));
   change_map(4, 0b11);
-  EXPECT_EQ(ask(), map_of(4, 0b11));
+  EXPECT_EQ(read_map(), map_of(4, 0b11));
   wire::Frame frame;
   wire::encode_hello(5, {1, 1, "tester"}, frame);
   const Reply reply = connect()->call(frame);
@@ -133,43 +109,39 @@ TEST_F(ShardsTest, TheMapIsPublished) {
   EXPECT_EQ(hello.shard, wire::shard_of(map_of(4, 0b11), kOwn));
   EXPECT_EQ(hello.features, wire::kFeatureShardMap | wire::kFeaturePullWait |
                                 wire::kFeatureCatalogueState | wire::kFeaturePushOrder);
-  EXPECT_NE(server_->status_json().find(
-                R"("shard":{"address":"here:1","map_version":4,"partitions":2,"owned":"0-1"})"),
-            std::string::npos)
+  EXPECT_TRUE(status_contains(
+      R"("shard":{"address":"here:1","map_version":4,"partitions":2,"owned":"0-1"})"))
       << server_->status_json();
 }
 
-TEST_F(ShardsTest, AServerWithoutAMapOwnsEverythingAndSaysSo) {
-  options_.shard_map = {};
-  auto started = Server::start(*pool_.tables, options_);
-  ASSERT_TRUE(started.ok());
-  server_ = std::move(started.value());
+TEST_F(ShardsTest, AServerWithoutAMapOwnsEverything) {
+  start();
   EXPECT_TRUE(server_->shard().owns_all());
   EXPECT_TRUE(decode_pulled(pull({1, 2, 3})).status.ok());
 }
 
-TEST_F(ShardsTest, AMapThatDoesNotFitIsRefusedAndTheOldOneStays) {
-  start(0b01);
+TEST_F(ShardsTest, AnInvalidMapIsRefusedAndTheOldOneStaysInUse) {
+  start_with(0b01);
   wire::ShardMap map = map_of(1, 0b11);
   expect_error(server_->set_shard_map(map), Code::kFailedPrecondition,
-               "version 1, in use is 1: a changed map needs a higher version");
+               "version 1, but version 1 is in use: a changed map needs a higher version");
   map.version = 2;
   map.model = "other";
   expect_error(server_->set_shard_map(map), Code::kInvalidArgument, "of model 'other'");
   map = {"ranking", 2, 1, {{kOwn, {1}}}};
   expect_error(server_->set_shard_map(map), Code::kInvalidArgument,
-               "1 partitions, instance 'ranking@1' 2");
+               "1 partitions, but instance 'ranking@1' has 2");
   map = map_of(2, 0b01);
   map.servers.pop_back();
   expect_error(server_->set_shard_map(map), Code::kInvalidArgument, "partition 1 is owned by no");
   EXPECT_EQ(server_->shard(), wire::shard_of(map_of(1, 0b01), kOwn));
 }
 
-TEST_F(ShardsTest, AppliedVersionCountsOwnedPartitionsOnly) {
-  start(0b01);
-  record(0, 5);
+TEST_F(ShardsTest, TheAppliedVersionCountsOnlyOwnedPartitions) {
+  start_with(0b01);
+  pool_.record_version(0, 5);
   EXPECT_EQ(decode_pulled(pull(keys_[0])).applied_version, 5u);
-  record(1, 3);
+  pool_.record_version(1, 3);
   EXPECT_EQ(decode_pulled(pull(keys_[0])).applied_version, 5u);
   change_map(2, 0b11);
   EXPECT_EQ(decode_pulled(pull(keys_[0])).applied_version, 3u);
@@ -182,18 +154,18 @@ TEST_F(ShardsTest, AppliedVersionCountsOwnedPartitionsOnly) {
 // Partition 0 is at version 9, partition 1 at version 2, and the map changes back and forth. A
 // pull of partition 1 never claims more than version 2. A pull of both is answered as a whole or
 // refused, and never misses a row.
-TEST_F(ShardsTest, AMapChangeIsSeenWholeByEachRequest) {
-  start(0b01);
-  record(0, 9);
-  record(1, 2);
+TEST_F(ShardsTest, EachRequestUsesOneMap) {
+  start_with(0b01);
+  pool_.record_version(0, 9);
+  pool_.record_version(1, 2);
   std::vector<uint64_t> both = keys_[0];
   both.insert(both.end(), keys_[1].begin(), keys_[1].end());
-  std::atomic<bool> done{false};
+  std::atomic<bool> is_done{false};
   std::atomic<uint64_t> answered[2] = {0, 0};
   std::atomic<uint64_t> refused{0};
-  const auto puller = [&](const std::vector<uint64_t>& keys, size_t which) {
+  const auto pull_until_done = [&](const std::vector<uint64_t>& keys, size_t puller) {
     auto client = connect();
-    while (!done.load()) {
+    while (!is_done.load()) {
       const Reply reply = client->call(pull_frame(1, {{users_.id(), keys}}));
       if (reply.header.code == static_cast<uint16_t>(Code::kWrongShard)) {
         refused.fetch_add(1);
@@ -203,11 +175,11 @@ TEST_F(ShardsTest, AMapChangeIsSeenWholeByEachRequest) {
       ASSERT_TRUE(pulled.status.ok()) << pulled.status.to_string();
       ASSERT_EQ(pulled.sections[0].rows_found, keys.size());
       ASSERT_EQ(pulled.applied_version, 2u);
-      answered[which].fetch_add(1);
+      answered[puller].fetch_add(1);
     }
   };
-  std::thread one([&] { puller(keys_[1], 0); });
-  std::thread two([&] { puller(both, 1); });
+  std::thread first([&] { pull_until_done(keys_[1], 0); });
+  std::thread second([&] { pull_until_done(both, 1); });
   uint64_t version = 1;
   const uint64_t until = base::monotonic_ns() + 20'000'000'000;
   while ((answered[0] < 200 || answered[1] < 200 || refused < 200 || version < 3000) &&
@@ -217,9 +189,9 @@ TEST_F(ShardsTest, AMapChangeIsSeenWholeByEachRequest) {
     change_map(version, kOwned[version % 3]);
     std::this_thread::sleep_for(std::chrono::microseconds(version % 7 * 20));
   }
-  done = true;
-  one.join();
-  two.join();
+  is_done = true;
+  first.join();
+  second.join();
   EXPECT_GE(answered[0].load(), 200u);
   EXPECT_GE(answered[1].load(), 200u);
   EXPECT_GE(refused.load(), 200u);
@@ -227,17 +199,14 @@ TEST_F(ShardsTest, AMapChangeIsSeenWholeByEachRequest) {
 
 // ---- Pulls that wait for min_version
 
-TEST_F(ShardsTest, APullWaitsForItsVersionAndItsNeighboursDoNot) {
-  start(0b11);
-  record(0, 1);
-  record(1, 1);
-  auto waiting = connect();
-  waiting->send(pull_frame(1, {{users_.id(), {1}}}, 0, 2, 60'000));
-  wait_until([&] { return server_->stats().waits_for_version > 0; });
+TEST_F(ShardsTest, APullThatWaitsForItsVersionDoesNotDelayOthers) {
+  start_with(0b11);
+  pool_.record_version(1);
+  auto waiting = wait_for_version_2();
   EXPECT_EQ(decode_pulled(pull({1})).applied_version, 1u);  // by the same worker, the only one
-  record(0, 2);
+  pool_.record_version(0, 2);
   EXPECT_EQ(decode_pulled(pull({1})).applied_version, 1u);
-  record(1, 3);
+  pool_.record_version(1, 3);
   const Pulled pulled = decode_pulled(waiting->receive(20'000));
   ASSERT_TRUE(pulled.status.ok()) << pulled.status.to_string();
   EXPECT_EQ(pulled.applied_version, 2u);
@@ -245,53 +214,47 @@ TEST_F(ShardsTest, APullWaitsForItsVersionAndItsNeighboursDoNot) {
   EXPECT_EQ(server_->stats().stale, 0u);
   // The connection stays open, and its next pull has its own time limit.
   expect_error(waiting->call(pull_frame(2, {{users_.id(), {1}}}, 0, 9, 1)).error(), Code::kStale,
-               "version 9 is asked for, this server has applied 2");
+               "version 9 was requested, this server has applied 2");
 }
 
-TEST_F(ShardsTest, AVersionThatDoesNotComeIsStaleAfterTheWait) {
-  start(0b11);
+TEST_F(ShardsTest, APullIsStaleIfItsVersionDoesNotArriveInTime) {
+  start_with(0b11);
   const uint64_t begin = base::monotonic_ns();
-  expect_error(pull({1}, 7, 50).error(), Code::kStale, "version 7 is asked for");
+  expect_error(pull({1}, 7, 50).error(), Code::kStale, "version 7 was requested");
   EXPECT_GE(base::monotonic_ns() - begin, 50'000'000u);
   EXPECT_EQ(server_->stats().waits_for_version, 1u);
-  expect_error(pull({1}, 7, 0).error(), Code::kStale, "version 7 is asked for");
+  expect_error(pull({1}, 7, 0).error(), Code::kStale, "version 7 was requested");
   EXPECT_EQ(server_->stats().waits_for_version, 1u);
 }
 
-TEST_F(ShardsTest, AStopDoesNotWaitForVersions) {
-  start(0b11);
-  auto waiting = connect();
-  waiting->send(pull_frame(1, {{users_.id(), {1}}}, 0, 2, 60'000));
-  wait_until([&] { return server_->stats().waits_for_version > 0; });
+TEST_F(ShardsTest, AStopAnswersPullsThatWait) {
+  start_with(0b11);
+  auto waiting = wait_for_version_2();
   std::thread stopping([&] { EXPECT_TRUE(server_->stop().ok()); });
-  expect_error(waiting->receive(20'000).error(), Code::kStale, "version 2 is asked for");
+  expect_error(waiting->receive(20'000).error(), Code::kStale, "version 2 was requested");
   stopping.join();
 }
 
-TEST_F(ShardsTest, PullsThatWaitAreBounded) {
-  start(0b11);
+TEST_F(ShardsTest, ThePullsThatMayWaitAreLimited) {
+  start_with(0b11);
   std::vector<std::unique_ptr<RawClient>> waiting;
   for (size_t i = 0; i < kMaxParkedPulls; ++i) {
     waiting.push_back(connect());
     waiting.back()->send(pull_frame(1, {{users_.id(), {1}}}, 0, 2, 60'000));
   }
-  wait_until([&] { return server_->stats().waits_for_version >= kMaxParkedPulls; });
-  expect_error(pull({1}, 2, 60'000).error(), Code::kStale, "version 2 is asked for");
-  record(0, 2);
-  record(1, 2);
+  ASSERT_TRUE(waits_until([&] { return server_->stats().waits_for_version >= kMaxParkedPulls; }));
+  expect_error(pull({1}, 2, 60'000).error(), Code::kStale, "version 2 was requested");
+  pool_.record_version(2);
   for (const auto& client : waiting) EXPECT_TRUE(client->receive(20'000).error().ok());
 }
 
-TEST_F(ShardsTest, AClientThatGoesAwayWhileItWaitsIsForgotten) {
-  start(0b11);
-  auto waiting = connect();
-  waiting->send(pull_frame(1, {{users_.id(), {1}}}, 0, 2, 60'000));
-  wait_until([&] { return server_->stats().waits_for_version > 0; });
+TEST_F(ShardsTest, AConnectionThatEndsWhileItsPullWaitsIsRemoved) {
+  start_with(0b11);
+  auto waiting = wait_for_version_2();
   waiting.reset();
-  record(0, 2);
-  record(1, 2);
+  pool_.record_version(2);
   EXPECT_TRUE(decode_pulled(pull({1}, 2)).status.ok());
-  wait_until([&] { return server_->stats().connections == 0; });
+  EXPECT_TRUE(waits_until([&] { return server_->stats().connections == 0; }));
 }
 
 }  // namespace

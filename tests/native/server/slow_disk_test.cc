@@ -1,9 +1,9 @@
 // A slow disk: no request waits for the disk operation of a writer.
 //
-// The medium holds one operation of the disk (a drain at one site, or the growth of the file)
-// until the test releases it. While a writer waits in this operation, each kind of request must
-// be answered on the server's one worker, and pulls also through the worker of calls. The result
-// does not depend on timing: a request that waits fails the test after kPatienceMs.
+// The medium holds one operation of the disk (a drain at one site, or the growth of the file) until
+// the test releases it. While a writer waits in this operation, the server's one worker must answer
+// each kind of request, and the worker of calls must answer pulls. A request that waits fails the
+// test after kPatienceMs.
 //
 // Does not cover: page faults of the mapping, which the kernel serves without our locks.
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ constexpr int kPatienceMs = 20'000;
 
 class SlowDisk final : public media::Observer {
  public:
-  // Hold the next operation that `is_slow` selects; one at a time.
+  // Hold the next drain at `site`, or the next growth of the file.
   void hold_drain(Site site) {
     hold([site](const Site* at) { return at != nullptr && *at == site; });
   }
@@ -39,7 +39,7 @@ class SlowDisk final : public media::Observer {
     return changed_.wait_for(lock, std::chrono::milliseconds(kPatienceMs),
                              [this] { return held_; });
   }
-  void let_go() {
+  void release() {
     const std::lock_guard lock(mutex_);
     is_slow_ = nullptr;
     changed_.notify_all();
@@ -89,8 +89,8 @@ class SlowDiskTest : public testing::Test {
     tables_ = std::move(tables).value();
     first_ = tables_->pool().create_instance("ranking", "ranking@1", 2).value().id;
     second_ = tables_->pool().create_instance("ranking", "ranking@2", 2).value().id;
-    users_ = make_table(first_, "users");
-    other_ = make_table(second_, "users");
+    users_ = create_table(first_, "users");
+    other_ = create_table(second_, "users");
     fill(*users_, 100, 1);
     EXPECT_TRUE(tables_->switch_alias("ranking", first_).ok());
     ServerOptions options;
@@ -103,18 +103,18 @@ class SlowDiskTest : public testing::Test {
     server_ = std::move(started.value());
     client_ = std::make_unique<RawClient>(server_->port());
   }
-  ~SlowDiskTest() override { disk_.let_go(); }
+  ~SlowDiskTest() override { disk_.release(); }
 
-  table::TablePointer make_table(uint32_t instance, const std::string& name) {
+  table::TablePointer create_table(uint32_t instance, const std::string& name) {
     pool::TableSpec spec;
     spec.name = name;
     spec.instance = instance;
     spec.dim = 16;
     spec.row_bytes = 64;
     spec.capacity = 20'000;
-    const auto made = tables_->create_table(spec);
-    EXPECT_TRUE(made.ok()) << made.status().to_string();
-    return made.value();
+    const auto table = tables_->create_table(spec);
+    EXPECT_TRUE(table.ok()) << table.status().to_string();
+    return table.value();
   }
   static wire::ShardMap map_of(uint64_t version) {
     return {"ranking", version, 2, {{"here:1", {0b11}}}};
@@ -127,12 +127,12 @@ class SlowDiskTest : public testing::Test {
     return tables_->record_progress(progress);
   }
 
-  void expect_answer(const std::string& what, const wire::Frame& request) {
+  void expect_answer(const std::string& request_name, const wire::Frame& request) {
     if (HasFailure()) return;  // the worker is already blocked
     ASSERT_TRUE(client_->send(request));
     const Reply reply = client_->receive(kPatienceMs);
-    ASSERT_FALSE(reply.closed) << what << " waits for the disk";
-    EXPECT_TRUE(reply.error().ok()) << what << ": " << reply.error().to_string();
+    ASSERT_FALSE(reply.closed) << request_name << " waits for the disk";
+    EXPECT_TRUE(reply.error().ok()) << request_name << ": " << reply.error().to_string();
   }
   void expect_call_answered() {
     if (HasFailure()) return;
@@ -161,22 +161,39 @@ class SlowDiskTest : public testing::Test {
     expect_answer("the shard map", frame);
     auto changed = std::async(std::launch::async,
                               [this] { return server_->set_shard_map(map_of(++map_version_)); });
-    expect_answer("a pull beside a change of the map", pull_frame(7, {{users_->id(), {1}}}));
+    expect_answer("a pull during a change of the map", pull_frame(7, {{users_->id(), {1}}}));
     const bool is_changed =
         changed.wait_for(std::chrono::milliseconds(kPatienceMs)) == std::future_status::ready;
     EXPECT_TRUE(is_changed) << "a change of the shard map waits for the disk";
     expect_answer("a pull with the new map", pull_frame(8, {{users_->id(), {1}}}));
     expect_call_answered();
-    if (HasFailure()) disk_.let_go();  // `changed` may wait for it
+    if (HasFailure()) disk_.release();  // `changed` may wait for the disk
   }
-  // `work` must reach the operation that is held.
+  // Run `work`, which must reach the held operation, and expect that no request waits for it.
   void expect_no_request_waits(const std::function<Status()>& work) {
     auto done = std::async(std::launch::async, work);
-    ASSERT_TRUE(disk_.wait_until_held()) << "the work never came to the disk";
+    ASSERT_TRUE(disk_.wait_until_held()) << "the work did not reach the held operation";
     expect_everything_answered();
-    disk_.let_go();
+    disk_.release();
     const Status status = done.get();
     EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+
+  // Drop the second instance and call `hold`. While `work` waits in the held operation, expect that
+  // releasing the last pointer to a dropped table does not wait.
+  void expect_release_does_not_wait(const std::function<void()>& hold,
+                                    const std::function<void()>& work) {
+    ASSERT_TRUE(tables_->drop_instance(second_).ok());
+    tables_->reclaim();
+    const std::weak_ptr<table::Table> table = other_;
+    hold();
+    auto busy = std::async(std::launch::async, work);
+    ASSERT_TRUE(disk_.wait_until_held());
+    auto reset = std::async(std::launch::async, [&] { other_.reset(); });
+    EXPECT_EQ(reset.wait_for(std::chrono::milliseconds(kPatienceMs)), std::future_status::ready);
+    EXPECT_TRUE(table.expired());
+    disk_.release();
+    busy.get();
   }
 
   std::vector<std::byte> memory_;
@@ -191,7 +208,7 @@ class SlowDiskTest : public testing::Test {
   std::unique_ptr<RawClient> client_;
 };
 
-TEST_F(SlowDiskTest, WhileATableTakesAnExtent) {
+TEST_F(SlowDiskTest, NoRequestWaitsWhileATableGetsAnExtent) {
   const uint64_t slots = users_->status().slots;
   disk_.hold_growth();
   expect_no_request_waits([&] {
@@ -201,7 +218,7 @@ TEST_F(SlowDiskTest, WhileATableTakesAnExtent) {
   EXPECT_GT(users_->status().slots, slots);
 }
 
-TEST_F(SlowDiskTest, WhileAnExtentsRecordIsWritten) {
+TEST_F(SlowDiskTest, NoRequestWaitsWhileAnExtentsRecordIsWritten) {
   disk_.hold_drain(Site::kExtentRecordDrain);
   expect_no_request_waits([&] {
     fill(*users_, 10'000, 2);
@@ -209,7 +226,7 @@ TEST_F(SlowDiskTest, WhileAnExtentsRecordIsWritten) {
   });
 }
 
-TEST_F(SlowDiskTest, WhileRowsAreWritten) {
+TEST_F(SlowDiskTest, NoRequestWaitsWhileRowsAreWritten) {
   for (const Site site : {Site::kFilled, Site::kPublished}) {
     disk_.hold_drain(site);
     expect_no_request_waits([&] {
@@ -219,75 +236,57 @@ TEST_F(SlowDiskTest, WhileRowsAreWritten) {
   }
 }
 
-TEST_F(SlowDiskTest, WhileAnAliasIsSwitched) {
+TEST_F(SlowDiskTest, NoRequestWaitsWhileAnAliasIsSwitched) {
   disk_.hold_drain(Site::kSuperblockDrain);
   expect_no_request_waits([&] { return tables_->switch_alias("ranking", second_); });
 }
 
-TEST_F(SlowDiskTest, WhileATableIsMade) {
+TEST_F(SlowDiskTest, NoRequestWaitsWhileATableIsCreated) {
   for (const Site site : {Site::kExtentRecordDrain, Site::kSuperblockDrain}) {
     disk_.hold_drain(site);
     expect_no_request_waits([&] {
-      make_table(first_, "table-" + std::to_string(static_cast<int>(site)));
+      create_table(first_, "table-" + std::to_string(static_cast<int>(site)));
       return Status();
     });
   }
 }
 
-TEST_F(SlowDiskTest, WhileProgressIsRecorded) {
-  disk_.hold_drain(Site::kProgressed);  // the first of a partition: its pair is drained at once
+TEST_F(SlowDiskTest, NoRequestWaitsWhileProgressIsRecorded) {
+  disk_.hold_drain(Site::kProgressed);  // the first record of the partition, which drains its pair
   expect_no_request_waits([&] { return record(0); });
   disk_.hold_drain(Site::kProgressed);
   expect_no_request_waits([&] { return record(0); });
 }
 
-TEST_F(SlowDiskTest, WhileAnInstanceIsDropped) {
+TEST_F(SlowDiskTest, NoRequestWaitsWhileAnInstanceIsDropped) {
   other_.reset();
   disk_.hold_drain(Site::kSuperblockDrain);
   expect_no_request_waits([&] { return tables_->drop_instance(second_); });
 }
 
-// A worker that lists the tables holds them while it does so, and may be the last that holds one.
-TEST_F(SlowDiskTest, WhoeverLetsADroppedTableGoWaitsForNoDisk) {
-  ASSERT_TRUE(tables_->drop_instance(second_).ok());
-  tables_->reclaim();
-  std::weak_ptr<table::Table> seen = other_;
-  disk_.hold_drain(Site::kSuperblockDrain);
-  auto busy =
-      std::async(std::launch::async, [&] { return tables_->switch_alias("ranking", first_); });
-  ASSERT_TRUE(disk_.wait_until_held());
-  auto gone = std::async(std::launch::async, [&] { other_.reset(); });
-  EXPECT_EQ(gone.wait_for(std::chrono::milliseconds(kPatienceMs)), std::future_status::ready);
-  EXPECT_TRUE(seen.expired());
-  disk_.let_go();
-  EXPECT_TRUE(busy.get().ok());
+// A worker that lists the tables holds them, and may be the last holder of a dropped table.
+TEST_F(SlowDiskTest, ReleasingADroppedTableDoesNotWaitForASwitch) {
+  expect_release_does_not_wait([&] { disk_.hold_drain(Site::kSuperblockDrain); },
+                               [&] { EXPECT_TRUE(tables_->switch_alias("ranking", first_).ok()); });
 }
 
-TEST_F(SlowDiskTest, WhoeverLetsADroppedTableGoWaitsForNoExtent) {
-  ASSERT_TRUE(tables_->drop_instance(second_).ok());
-  tables_->reclaim();
-  disk_.hold_growth();
-  auto busy = std::async(std::launch::async, [&] { fill(*users_, 10'000, 2); });
-  ASSERT_TRUE(disk_.wait_until_held());
-  auto gone = std::async(std::launch::async, [&] { other_.reset(); });
-  EXPECT_EQ(gone.wait_for(std::chrono::milliseconds(kPatienceMs)), std::future_status::ready);
-  disk_.let_go();
-  busy.get();
+TEST_F(SlowDiskTest, ReleasingADroppedTableDoesNotWaitForAnExtent) {
+  expect_release_does_not_wait([&] { disk_.hold_growth(); }, [&] { fill(*users_, 10'000, 2); });
 }
 
-// Two writers need slots at the same time: one grows the pool, the other takes the new slots or
-// grows it again.
-TEST_F(SlowDiskTest, ASecondTableGrowsNothingTwice) {
+// Several writers need slots at the same time. One of them grows the pool; the others use the new
+// slots or grow it again.
+TEST_F(SlowDiskTest, WritersThatGrowThePoolAtTheSameTimeLeaveItClean) {
   disk_.hold_growth();
-  auto one = std::async(std::launch::async, [&] { fill(*users_, 10'000, 2); });
+  auto first = std::async(std::launch::async, [&] { fill(*users_, 10'000, 2); });
   ASSERT_TRUE(disk_.wait_until_held());
-  auto two = std::async(std::launch::async, [&] { fill(*users_, 10'000, 3); });
-  auto three = std::async(std::launch::async, [&] { fill(*other_, 10'000, 3); });
+  auto second = std::async(std::launch::async, [&] { fill(*users_, 10'000, 3); });
+  auto third = std::async(std::launch::async, [&] { fill(*other_, 10'000, 3); });
   expect_everything_answered();
-  disk_.let_go();
-  one.get();
-  two.get();
-  three.get();
+  disk_.release();
+  first.get();
+  second.get();
+  third.get();
   const table::VerifyReport report = tables_->verify();
   EXPECT_TRUE(report.clean()) << report.problems.front();
 }

@@ -1,10 +1,10 @@
-// Pulls under full-speed updates and reclaim, over tcp in each gather mode, and over rdma where a
-// device exists. Rows check themselves, so a torn, foreign, missing or outdated row is detected.
-// Under ASan freed slots are poisoned, so a late read terminates the program. With pins that
-// protect nothing the same run must detect the fault.
-// PETPS_SOAK_SECONDS sets the seconds per mode; `make soak` sets ten minutes. The lab also runs
-// it on persistent memory (PETPS_TEST_POOL: a path or a device) and between two networks, where
-// zero-copy is real (PETPS_TEST_HOST: the server's address; PETPS_TEST_CLIENT_NETWORK: the
+// Pulls under full-speed updates and reclaim, over tcp in each gather mode, and over rdma if a
+// device exists. A row shows its key and version, so the readers detect a torn, foreign, missing or
+// outdated row. Under ASan freed slots are poisoned, so a late read terminates the program. With
+// pins disabled the same run must detect the fault.
+// PETPS_SOAK_SECONDS sets the seconds per mode; `make soak-pull` sets ten minutes. The lab also
+// runs this on persistent memory (PETPS_TEST_POOL: a path or a device) and between two networks,
+// where zero-copy is real (PETPS_TEST_HOST: the server's address; PETPS_TEST_CLIENT_NETWORK: the
 // clients' network, a file of /run/netns).
 // Does not cover: crashes (tests/crash).
 #include <fcntl.h>
@@ -41,12 +41,12 @@ namespace {
 
 using transport::GatherMode;
 
-// Null if not set.
-const char* given_pool() { return std::getenv("PETPS_TEST_POOL"); }
-const char* given_network() { return std::getenv("PETPS_TEST_CLIENT_NETWORK"); }
+// Return the value of the environment variable, or null if it is not set.
+const char* pool_path() { return std::getenv("PETPS_TEST_POOL"); }
+const char* client_network() { return std::getenv("PETPS_TEST_CLIENT_NETWORK"); }
 std::string host() {
-  const char* given = std::getenv("PETPS_TEST_HOST");
-  return given != nullptr ? given : "127.0.0.1";
+  const char* address = std::getenv("PETPS_TEST_HOST");
+  return address != nullptr ? address : "127.0.0.1";
 }
 // Return the first RDMA device of this machine, or null.
 std::shared_ptr<transport::Verbs> rdma_device() {
@@ -57,7 +57,7 @@ std::shared_ptr<transport::Verbs> rdma_device() {
   return device;
 }
 
-// The path that rows take to the client.
+// The way in which rows travel to the client.
 struct Way {
   GatherMode gather = GatherMode::kCopy;
   bool rdma = false;
@@ -78,8 +78,8 @@ constexpr uint32_t kRowBytes = 512;
 constexpr uint64_t kBatchRows = 256;
 
 double soak_seconds() {
-  const char* given = std::getenv("PETPS_SOAK_SECONDS");
-  return given != nullptr ? std::strtod(given, nullptr) : 2.0;
+  const char* seconds = std::getenv("PETPS_SOAK_SECONDS");
+  return seconds != nullptr ? std::strtod(seconds, nullptr) : 2.0;
 }
 
 uint64_t word_of(uint64_t key, uint64_t version, size_t i) {
@@ -89,7 +89,7 @@ uint64_t word_of(uint64_t key, uint64_t version, size_t i) {
 class Soak {
  public:
   Soak(const Way& way, uint64_t seed)
-      : seed_(seed), way_(way), pool_(given_pool() != nullptr ? given_pool() : "") {
+      : seed_(seed), way_(way), pool_(pool_path() != nullptr ? pool_path() : "") {
     table_ = &pool_.add_table("rows", kRowBytes / 4, kRowBytes, kKeys);
     write(0, kKeys, 1);
     ServerOptions options;
@@ -104,26 +104,26 @@ class Soak {
 
   void disable_pins() { pool_.tables->epochs().disable_pins_for_test(); }
 
-  // Run for `seconds`, or until the first violation unless the test waits for the program's death.
+  // Run for `seconds`, or until the first violation if the test does not expect the program to die.
   void run(double seconds, bool until_death = false) {
     const uint64_t until = base::monotonic_ns() + static_cast<uint64_t>(seconds * 1e9);
     const uint64_t give_up = until + kPatienceNs;
-    const auto over = [&] {
+    const auto is_over = [&] {
       const uint64_t now = base::monotonic_ns();
       return (now > until && (until_death || has_seen_enough() || now > give_up)) ||
              (violations > 0 && !until_death);
     };
     std::vector<std::thread> threads;
     threads.emplace_back([&] {
-      for (; !over(); ++version_) {
+      for (; !is_over(); ++version_) {
         const uint64_t from = version_ * kBatchRows % kKeys;
         write(from, std::min(from + kBatchRows, kKeys), version_);
         pool_.tables->reclaim();
       }
     });
-    // One reader that is always ready, and one that is slow, so that rows wait in the send queue.
-    threads.emplace_back([&] { read(500, 2, 0, 1, over); });
-    threads.emplace_back([&] { read(2000, 4, 3, 2, over); });
+    // One reader reads at once; the other is slow, so that rows wait in the send queue.
+    threads.emplace_back([&] { read(500, 2, 0, 1, is_over); });
+    threads.emplace_back([&] { read(2000, 4, 3, 2, is_over); });
     for (std::thread& thread : threads) thread.join();
   }
 
@@ -133,7 +133,7 @@ class Soak {
     server_ = nullptr;
     pool_.tables = nullptr;
     struct stat about {};
-    const char* path = given_pool();
+    const char* path = pool_path();
     if (path != nullptr && ::stat(path, &about) == 0 && S_ISREG(about.st_mode)) ::unlink(path);
   }
 
@@ -153,7 +153,7 @@ class Soak {
            (!gathers || stats.lists_gathered + stats.lists_zerocopy > kListsLeast);
   }
 
-  struct Asked {
+  struct Request {
     std::vector<uint64_t> keys;
     std::vector<uint64_t> versions;  // acknowledged before the request was sent
   };
@@ -175,37 +175,39 @@ class Soak {
 
   // Move the calling thread into the clients' network.
   static void enter_network() {
-    if (given_network() == nullptr) return;
-    const int network = ::open(given_network(), O_RDONLY | O_CLOEXEC);
-    EXPECT_EQ(::setns(network, CLONE_NEWNET), 0) << given_network();
+    if (client_network() == nullptr) return;
+    const int network = ::open(client_network(), O_RDONLY | O_CLOEXEC);
+    EXPECT_EQ(::setns(network, CLONE_NEWNET), 0) << client_network();
     ::close(network);
   }
 
-  template <typename Over>
-  void read(size_t keys, size_t depth, int pause_ms, uint64_t salt, const Over& over) {
+  template <typename IsOver>
+  void read(size_t keys, size_t depth, int pause_ms, uint64_t salt, const IsOver& is_over) {
     enter_network();
     if (way_.rdma) {
       RdmaClient client(server_->port(), *rdma_device());
-      read_over(client, keys, depth, pause_ms, salt, over);
+      read_over(client, keys, depth, pause_ms, salt, is_over);
     } else {
       RawClient client(server_->port(), host());
-      read_over(client, keys, depth, pause_ms, salt, over);
+      read_over(client, keys, depth, pause_ms, salt, is_over);
     }
   }
 
-  template <typename Client, typename Over>
+  template <typename Client, typename IsOver>
   void read_over(Client& client, size_t keys, size_t depth, int pause_ms, uint64_t salt,
-                 const Over& over) {
+                 const IsOver& is_over) {
     std::mt19937_64 random(seed_ + salt);
-    std::deque<Asked> asked;
-    while (!over()) {
-      while (asked.size() < depth) {
-        Asked& ask = asked.emplace_back();
+    std::deque<Request> in_flight;
+    while (!is_over()) {
+      while (in_flight.size() < depth) {
+        Request& request = in_flight.emplace_back();
         for (size_t i = 0; i < keys; ++i) {
-          ask.keys.push_back(random() % kKeys);
-          ask.versions.push_back(acknowledged_[ask.keys.back()].load(std::memory_order_acquire));
+          request.keys.push_back(random() % kKeys);
+          request.versions.push_back(
+              acknowledged_[request.keys.back()].load(std::memory_order_acquire));
         }
-        if (!client.send(pull_frame(salt, {{table_->id(), ask.keys}}))) violation("not sent");
+        if (!client.send(pull_frame(salt, {{table_->id(), request.keys}})))
+          violation("a pull could not be sent");
       }
       if (pause_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
       const Reply reply = client.receive(30'000);
@@ -213,32 +215,32 @@ class Soak {
         violation("no reply: " + reply.error().to_string());
         return;
       }
-      check(asked.front(), reply);
-      asked.pop_front();
+      check(in_flight.front(), reply);
+      in_flight.pop_front();
     }
   }
 
-  void check(const Asked& asked, const Reply& reply) {
+  void check(const Request& request, const Reply& reply) {
     wire::PullReplyPrefix prefix;
     if (!wire::decode_pull_reply_prefix(reply.header, reply.body, prefix).ok() ||
-        reply.body.size() != prefix.rows_offset + asked.keys.size() * kRowBytes) {
+        reply.body.size() != prefix.rows_offset + request.keys.size() * kRowBytes) {
       violation("rows are missing, or the head of the reply is torn");
       return;
     }
     const std::byte* at = reply.body.data() + prefix.rows_offset;
-    for (size_t k = 0; k < asked.keys.size(); ++k, at += kRowBytes) {
+    for (size_t k = 0; k < request.keys.size(); ++k, at += kRowBytes) {
       std::array<uint64_t, kRowBytes / 8> row;
       std::memcpy(row.data(), at, kRowBytes);
-      const std::string name = "key " + std::to_string(asked.keys[k]);
-      if (row[0] < asked.versions[k]) violation(name + " went back in time");
+      const std::string name = "key " + std::to_string(request.keys[k]);
+      if (row[0] < request.versions[k]) violation(name + " is older than an acknowledged write");
       for (size_t i = 1; i < row.size(); ++i) {
-        if (row[i] != word_of(asked.keys[k], row[0], i)) {
+        if (row[i] != word_of(request.keys[k], row[0], i)) {
           violation(name + " is torn or of another key");
           break;
         }
       }
     }
-    rows_read += asked.keys.size();
+    rows_read += request.keys.size();
   }
 
   void violation(const std::string& text) {
@@ -272,11 +274,11 @@ TEST_P(Soaked, NoRowIsTornWrongOrMissing) {
   const bool by_card = GetParam().rdma || GetParam().gather == GatherMode::kZerocopy;
   EXPECT_EQ(stats.lists_gathered > Soak::kListsLeast, GetParam().gather == GatherMode::kSendmsg);
   EXPECT_EQ(stats.lists_zerocopy > Soak::kListsLeast, by_card);
-  if (given_network() != nullptr && GetParam().gather == GatherMode::kZerocopy) {
-    std::printf("%llu of %llu sends were copied after all\n",
+  if (client_network() != nullptr && GetParam().gather == GatherMode::kZerocopy) {
+    std::printf("the kernel copied %llu of %llu zero-copy sends\n",
                 static_cast<unsigned long long>(stats.zerocopy_copied),
                 static_cast<unsigned long long>(stats.zerocopy_sends));
-    // The kernel copies what it sends again; over loopback it copies everything.
+    // The kernel copies data that it retransmits; over loopback it copies all data.
     EXPECT_LT(2 * stats.zerocopy_copied, stats.zerocopy_sends);
   }
   EXPECT_EQ(stats.connections_closed_for_cause, 0u);
@@ -284,29 +286,28 @@ TEST_P(Soaked, NoRowIsTornWrongOrMissing) {
   EXPECT_TRUE(report.clean()) << report.problems.front();
 }
 
-// The same run, with pins that protect nothing.
-TEST_P(Soaked, SeesTheFaultWhenPinsAreDisabled) {
+TEST_P(Soaked, FindsWrongRowsIfPinsAreDisabled) {
   if (PETPS_TSAN != 0) GTEST_SKIP() << "the fault is a data race by design";
   if (PETPS_ASAN != 0) {
     if (GetParam().rdma || GetParam().gather == GatherMode::kZerocopy)
-      GTEST_SKIP() << "the kernel reads the rows, and knows of no poison; release sees the fault";
+      GTEST_SKIP() << "the kernel reads the rows and ignores poison; the release build finds them";
     GTEST_FLAG_SET(death_test_style, "threadsafe");
-    const uint64_t given = tests::seed();
+    const uint64_t seed = tests::seed();
     EXPECT_DEATH(
         {
-          Soak soak(GetParam(), given);
+          Soak soak(GetParam(), seed);
           soak.disable_pins();
           soak.run(60, /*until_death=*/true);  // a torn row may be seen before a poisoned one
         },
-        // unknown-crash occurs if the slot was reused before ASan looked up what it was.
+        // ASan reports unknown-crash if the slot was reused before it looked up the cause.
         "use-after-poison|unknown-crash");
     return;
   }
   Soak soak(GetParam(), tests::seed());
   soak.disable_pins();
   soak.run(60);
-  EXPECT_GT(soak.violations, 0u) << "rows were used again under readers and nobody noticed";
-  std::printf("seen: %s\n", soak.first.c_str());
+  EXPECT_GT(soak.violations, 0u) << "slots were reused under readers, but no wrong row was found";
+  std::printf("found: %s\n", soak.first.c_str());
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, Soaked, testing::ValuesIn(ways()),

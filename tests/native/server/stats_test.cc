@@ -1,5 +1,5 @@
-// The histogram: every value falls into a bucket whose bounds contain it, and a quantile is wrong
-// by at most one bucket.
+// The histogram puts each value into a bucket that contains it, and its quantiles are wrong by at
+// most one bucket. The JSON writer escapes texts.
 #include "server/stats.h"
 
 #include <gtest/gtest.h>
@@ -50,7 +50,7 @@ TEST(Histogram, QuantilesAreCloseToTheSortedValues) {
   EXPECT_EQ(HistogramSnapshot().quantile_ns(0.5), 0u);
 }
 
-TEST(Json, EscapesWhatMustBe) {
+TEST(Json, EscapesQuotesBackslashesAndControlCharacters) {
   JsonWriter json;
   json.begin_object();
   json.member("a\"b", "line\nback\\slash");

@@ -306,7 +306,7 @@ def test_a_pull_of_a_later_version_is_stale(serving: Serving, stub: Stub) -> Non
     request = PULL(table="items", keys=pack_keys(1), min_version=5)
     code, text, details = refusal_of(lambda: stub.Pull(request))
     assert code is grpc.StatusCode.UNAVAILABLE
-    assert "version 5 is asked for" in text
+    assert "version 5 was requested" in text
     assert (details["petps-code"], details["petps-applied-version"]) == ("STALE", "4")
 
 

@@ -200,7 +200,7 @@ def test_a_map_that_cannot_be_used_changes_nothing(start: Start, tmp_path: Path)
     for changed, message in (
         (
             {"version": 1, "servers": owned_here([0], 1)["servers"]},
-            "in use is 1: a changed map needs",
+            "version 1 is in use: a changed",
         ),
         ({"version": 2, "model": "other"}, "of model 'other'"),
         ({"version": 2, "servers": []}, "owned by no server"),
@@ -223,7 +223,7 @@ def test_a_map_of_another_model_or_with_other_partitions(pool: Path, tmp_path: P
     path = tmp_path / "map.json"
     servers = [{"address": HERE, "partitions": [0]}]
     for changed, message in (
-        ({"model": "m"}, "is of model 'm', and this pool also holds 'default@0'"),
+        ({"model": "m"}, "is of model 'm', but this pool also has instance 'default@0'"),
         ({"partitions": 1, "servers": servers}, "has 1 partitions, instance 'default@0' 8"),
     ):
         write(path, **changed)
