@@ -17,15 +17,15 @@ py::tuple route_ask(const py::list& values, const py::object& block_of, uint32_t
     parts.push_back(keys_of(py::reinterpret_borrow<py::object>(part), "values"));
   }
   const route::Shape shape{world, micros, keys_of(block_of, "block_of")};
-  route::Asked asked;
+  route::Requested requested;
   {
     const Released released_gil;
-    asked = unwrap(route::ask(parts, shape, partitions, seen));
+    requested = unwrap(route::ask(parts, shape, partitions, seen));
   }
   const std::vector<py::ssize_t> cells{world, micros, static_cast<py::ssize_t>(shape.tables())};
-  return py::make_tuple(array_of(std::move(asked.keys)), array_of(std::move(asked.seen)),
-                        py::array_t<uint64_t>(cells, asked.counts.data()),
-                        array_of(std::move(asked.position)));
+  return py::make_tuple(array_of(std::move(requested.keys)), array_of(std::move(requested.seen)),
+                        py::array_t<uint64_t>(cells, requested.counts.data()),
+                        array_of(std::move(requested.position)));
 }
 
 py::tuple route_merge(const py::object& keys, const py::object& seen, const py::object& wanted,

@@ -1,5 +1,5 @@
-// Room buffer: moves rows of a training batch by position, in memory. It gathers rows for the
-// worker that asked, adds gradients to their rows and copies fresher rows over (NestPipe IV.B).
+// Room buffer: moves rows of a training batch by position, in memory. It gathers rows for the rank
+// that requested them, adds gradients to rows, and replaces rows by newer ones (NestPipe IV.B).
 //
 // Owns:        gather, add, copy, common (positions of the keys that two lists share).
 // Never does:  know tables, owners of keys or transfers; allocate rows.
@@ -29,8 +29,8 @@ struct Block {
 };
 using Positions = std::span<const int64_t>;
 
-// The three functions below return INVALID_ARGUMENT for shapes that do not match and for a position
-// that is not in its rows.
+// Errors of the three functions below: INVALID_ARGUMENT for shapes that do not match, and for a
+// position beyond the rows.
 //
 // Set row i of `out` to the first out.width values of row at[i] of `rows`.
 base::Status gather(Block<const float> rows, Positions at, Block<float> out);
@@ -39,7 +39,7 @@ base::Status add(Block<float> into, Positions at, Block<const float> rows);
 // Set row to[i] of `into` to row from[i] of `rows`.
 base::Status copy(Block<float> into, Positions to, Block<const float> rows, Positions from);
 
-// Return the positions of the keys that are in both lists: in left, in right. Each list is
+// Return the positions, in `left` and in `right`, of the keys that are in both. Each list is
 // ascending.
 std::pair<std::vector<int64_t>, std::vector<int64_t>> common(std::span<const uint64_t> left,
                                                              std::span<const uint64_t> right);

@@ -1,5 +1,5 @@
 // The distinct ids of a range that is not much larger than their number, as one bit for each id of
-// the range. It returns them in ascending order and costs a third of hashing.
+// the range. This gives ascending order, and costs a third of hashing.
 #pragma once
 
 #include <algorithm>
@@ -11,17 +11,17 @@
 
 namespace petps::unique {
 
-// A set of ids that lie close together.
+// A set of ids that are close together.
 class IdRange {
  public:
-  // Replace the content of the set by `ids`, if they lie close enough together; return whether they
-  // do. The limits are 16 bits for each id, and 4 MiB, so that the bits stay in the caches.
+  // Replace the content of the set by `ids` if they are close enough together. Return whether they
+  // are. The limits are 16 bits for each id, and 4 MiB, so that the bits stay in the caches.
   bool hold(std::span<const uint64_t> ids) {
     if (ids.empty()) return false;
     uint64_t last = ids[0];
     lowest_ = ids[0];
     const uint64_t bits_max = std::min<uint64_t>(ids.size() * kBitsPerId, kBitsMax);
-    // Check the range after each piece: ids that are far apart fail early.
+    // Check the range after each piece, to give up early on ids that are far apart.
     for (size_t i = 0; i < ids.size(); i += kPieceIds) {
       for (const uint64_t id : ids.subspan(i, std::min(kPieceIds, ids.size() - i))) {
         lowest_ = std::min(lowest_, id);

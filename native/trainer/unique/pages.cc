@@ -17,54 +17,53 @@
 namespace petps::unique {
 namespace {
 
-// Round up to one of four sizes between two powers of two, because batches differ by a few ids. The
-// unused part of a block has no pages.
-size_t rounded(size_t bytes) {
+// Round up to one of four sizes between two powers of two, so that batches of nearly equal size use
+// the same blocks. The unused part of a block has no pages.
+size_t round_up(size_t bytes) {
   const size_t step = std::max(std::bit_floor(bytes) / 4, kLargeBytes);
   return (bytes + step - 1) / step * step;
 }
 
 // The blocks that the process keeps for reuse.
-class Kept {
+class BlockCache {
  public:
-  // Return a kept block of that size; null if none is kept or another thread holds the mutex. No
-  // thread waits for the mutex: in a child that was forked while a thread held it, the wait would
-  // never end.
+  // Return a cached block of this size, or null if there is none or another thread holds the mutex.
+  // No thread waits for the mutex: after a fork while a thread held it, a wait would never end.
   void* take(size_t bytes) {
-    std::list<Block> unwanted;
-    void* found = nullptr;
+    std::list<Block> unused;
+    void* memory = nullptr;
     {
       const std::unique_lock lock(mutex_, std::try_to_lock);
       if (!lock) return nullptr;
       ++takes_;
       for (auto next = blocks_.begin(); next != blocks_.end();) {
         const auto at = next++;
-        if (found == nullptr && at->bytes == bytes) {
-          found = at->at;
+        if (memory == nullptr && at->bytes == bytes) {
+          memory = at->memory;
           bytes_ -= at->bytes;
           blocks_.erase(at);
-        } else if (takes_ - at->since > kTakesKept) {
+        } else if (takes_ - at->cached_at > kUnusedTakesMax) {
           bytes_ -= at->bytes;
-          unwanted.splice(unwanted.end(), blocks_, at);
+          unused.splice(unused.end(), blocks_, at);
         }
       }
     }
-    for (const Block& each : unwanted) std::free(each.at);
-    return found;
+    free_blocks(unused);
+    return memory;
   }
 
-  // Keep the block; return false if it cannot be kept.
-  bool keep(void* at, size_t bytes) {
-    std::list<Block> one;
+  // Cache the block. Return false if it cannot be cached.
+  bool put(void* memory, size_t bytes) {
+    std::list<Block> block;
     try {
-      one.push_back({at, bytes, 0});
+      block.push_back({memory, bytes, 0});
     } catch (const std::bad_alloc&) {
       return false;
     }
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock || bytes > kKeptBytesMax - bytes_) return false;
-    one.front().since = takes_;
-    blocks_.splice(blocks_.begin(), one);  // take() finds it first: it may still be in a cache
+    if (!lock || bytes > kCachedBytesMax - bytes_) return false;
+    block.front().cached_at = takes_;
+    blocks_.splice(blocks_.begin(), block);  // take() prefers it: a processor may still cache it
     bytes_ += bytes;
     return true;
   }
@@ -77,7 +76,7 @@ class Kept {
       all.swap(blocks_);
       bytes_ = 0;
     }
-    for (const Block& each : all) std::free(each.at);
+    free_blocks(all);
   }
 
   size_t bytes() {
@@ -87,10 +86,13 @@ class Kept {
 
  private:
   struct Block {
-    void* at;
+    void* memory;
     size_t bytes;
-    size_t since;  // takes_ when the block was kept
+    size_t cached_at;  // takes_ when the block was cached
   };
+  static void free_blocks(const std::list<Block>& blocks) {
+    for (const Block& block : blocks) std::free(block.memory);
+  }
 
   std::mutex mutex_;
   std::list<Block> blocks_;
@@ -99,23 +101,23 @@ class Kept {
 };
 
 // Never destroyed: arrays may be given back after static objects are destroyed.
-Kept& kept() {
-  static Kept& one = *new Kept;
-  return one;
+BlockCache& cache() {
+  static BlockCache& blocks = *new BlockCache;
+  return blocks;
 }
 
 }  // namespace
 
 void* take_large(size_t bytes) {
-  const size_t size = rounded(bytes);
-  void* at = kept().take(size);
+  const size_t size = round_up(bytes);
+  void* at = cache().take(size);
   if (at != nullptr) {
     ASAN_UNPOISON_MEMORY_REGION(at, size);
     return at;
   }
   at = std::aligned_alloc(kLargeBytes, size);
   if (at == nullptr) {
-    kept().free_all();
+    cache().free_all();
     at = std::aligned_alloc(kLargeBytes, size);
   }
   if (at != nullptr) ::madvise(at, size, MADV_HUGEPAGE);  // may fail: small pages are only slower
@@ -123,13 +125,13 @@ void* take_large(size_t bytes) {
 }
 
 void give_back_large(void* at, size_t bytes) {
-  const size_t size = rounded(bytes);
+  const size_t size = round_up(bytes);
   ASAN_POISON_MEMORY_REGION(at, size);
-  if (kept().keep(at, size)) return;
+  if (cache().put(at, size)) return;
   ASAN_UNPOISON_MEMORY_REGION(at, size);
   std::free(at);
 }
 
-size_t kept_bytes() { return kept().bytes(); }
+size_t cached_bytes() { return cache().bytes(); }
 
 }  // namespace petps::unique

@@ -1,6 +1,6 @@
-// Memory for many ids. Large blocks have huge pages, no block is zeroed, and a block that is given
-// back is kept for the next block of its size. Reason: a new page costs the kernel more than an id
-// costs the search, and a routed batch takes hundreds of megabytes of new pages.
+// Memory for many ids. Large blocks use huge pages, no block is zeroed, and the process caches a
+// returned block for the next one of its size. Reason: a new page costs the kernel more than an id
+// costs the search, and a routed batch needs hundreds of megabytes.
 #pragma once
 
 #include <cstddef>
@@ -11,19 +11,19 @@
 
 namespace petps::unique {
 
-// A huge page. Blocks of at least this size are kept.
+// The size of a huge page. Blocks of at least this size are cached.
 inline constexpr size_t kLargeBytes = size_t{2} << 20;
-// Kept by the whole process, at most.
-inline constexpr size_t kKeptBytesMax = size_t{512} << 20;
-// A kept block that this number of takes did not use is freed.
-inline constexpr size_t kTakesKept = 64;
+// Bytes that the whole process caches, at most.
+inline constexpr size_t kCachedBytesMax = size_t{512} << 20;
+// The cache frees a block that this number of takes did not use.
+inline constexpr size_t kUnusedTakesMax = 64;
 
-// Return at least `bytes` (>= kLargeBytes) of memory; null if there is no memory. Any thread may
-// give it back, with the same `bytes`.
+// Return at least `bytes` (>= kLargeBytes) of memory, or null if there is no memory.
 void* take_large(size_t bytes);
+// Give back the memory of take_large(bytes). Any thread may call it.
 void give_back_large(void* at, size_t bytes);
-// Return how many bytes are kept now.
-size_t kept_bytes();
+// Return how many bytes are cached now.
+size_t cached_bytes();
 
 // The allocator of Block.
 template <typename T>

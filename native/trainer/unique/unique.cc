@@ -38,14 +38,14 @@ class Pass {
       if (places_) positions_.resize(largest);
       if (places_ && ascending) moved_.resize(largest);
     }
-    found_.ids.reserve(all + 1);  // cheap: a page that is never written costs nothing
-    found_.offsets.push_back(0);
-    if (wanted.inverse) found_.inverse.resize(all);
+    distinct_.ids.reserve(all + 1);  // cheap: a page that is never written costs nothing
+    distinct_.offsets.push_back(0);
+    if (wanted.inverse) distinct_.inverse.resize(all);
   }
 
   // Process the values of the next table.
   void table(std::span<const uint64_t> values) {
-    begin_ = found_.ids.size();
+    begin_ = distinct_.ids.size();
     if (range_.hold(values)) {
       add_range(values);
     } else {
@@ -56,23 +56,23 @@ class Pass {
       }
       if (wanted_.order == Order::kAscending) sort(values.size());
     }
-    found_.offsets.push_back(found_.ids.size());
+    distinct_.offsets.push_back(distinct_.ids.size());
     first_ += values.size();
   }
 
-  Distinct take() { return std::move(found_); }
+  Distinct take() { return std::move(distinct_); }
 
  private:
   void add_range(std::span<const uint64_t> values) {
-    found_.ids.resize(begin_ + values.size());
-    const size_t count = range_.list(found_.ids.data() + begin_);
-    found_.ids.resize(begin_ + count);
+    distinct_.ids.resize(begin_ + values.size());
+    const size_t count = range_.list(distinct_.ids.data() + begin_);
+    distinct_.ids.resize(begin_ + count);
     if (!places_) return;
-    if (wanted_.counts) found_.counts.resize(begin_ + count, 0);
+    if (wanted_.counts) distinct_.counts.resize(begin_ + count, 0);
     for (size_t i = 0; i < values.size(); ++i) {
       const uint32_t place = range_.place_of(values[i]);
-      if (wanted_.inverse) found_.inverse[first_ + i] = place;
-      if (wanted_.counts) found_.counts[begin_ + place] += 1;
+      if (wanted_.inverse) distinct_.inverse[first_ + i] = place;
+      if (wanted_.counts) distinct_.counts[begin_ + place] += 1;
     }
   }
 
@@ -106,10 +106,10 @@ class Pass {
   // null: 0, 1, ..
   template <bool kPlaces>
   void add(const uint64_t* ids, const uint32_t* positions, size_t n) {
-    const size_t start = found_.ids.size();
-    found_.ids.resize(start + n + 1);
-    if (kPlaces && wanted_.counts) found_.counts.resize(start + n, 0);
-    uint64_t* out = found_.ids.data() + start;
+    const size_t start = distinct_.ids.size();
+    distinct_.ids.resize(start + n + 1);
+    if (kPlaces && wanted_.counts) distinct_.counts.resize(start + n, 0);
+    uint64_t* out = distinct_.ids.data() + start;
     set_.begin(n, kPlaces);
     uint32_t count = 0;
     for (size_t i = 0; i < n; i += kPieceIds) {
@@ -120,29 +120,31 @@ class Pass {
         if constexpr (kPlaces) {
           const size_t position = positions == nullptr ? at : positions[at];
           const size_t in_table = start - begin_ + place;
-          if (wanted_.inverse) found_.inverse[first_ + position] = static_cast<uint32_t>(in_table);
-          if (wanted_.counts) found_.counts[start + place] += 1;
+          if (wanted_.inverse)
+            distinct_.inverse[first_ + position] = static_cast<uint32_t>(in_table);
+          if (wanted_.counts) distinct_.counts[start + place] += 1;
         }
       }
     }
-    found_.ids.resize(start + count);
-    if (kPlaces && wanted_.counts) found_.counts.resize(start + count);
+    distinct_.ids.resize(start + count);
+    if (kPlaces && wanted_.counts) distinct_.counts.resize(start + count);
   }
 
   void sort(size_t ids) {
-    const std::span<uint64_t> distinct(found_.ids.data() + begin_, found_.ids.size() - begin_);
+    const std::span<uint64_t> distinct(distinct_.ids.data() + begin_,
+                                       distinct_.ids.size() - begin_);
     if (!places_) return radix_sort(distinct, buffer_.data());
     uint32_t* order = positions_.data();  // order[i]: the place before the sort of the id at i
     for (size_t i = 0; i < distinct.size(); ++i) order[i] = static_cast<uint32_t>(i);
     radix_sort(distinct, buffer_.data(), order, moved_.data());
     if (wanted_.counts) {
-      uint64_t* counts = found_.counts.data() + begin_;
+      uint64_t* counts = distinct_.counts.data() + begin_;
       for (size_t i = 0; i < distinct.size(); ++i) buffer_[i] = counts[order[i]];
       std::copy(buffer_.data(), buffer_.data() + distinct.size(), counts);
     }
     if (wanted_.inverse) {
       for (size_t i = 0; i < distinct.size(); ++i) moved_[order[i]] = static_cast<uint32_t>(i);
-      uint32_t* inverse = found_.inverse.data() + first_;
+      uint32_t* inverse = distinct_.inverse.data() + first_;
       for (size_t i = 0; i < ids; ++i) inverse[i] = moved_[inverse[i]];
     }
   }
@@ -154,9 +156,9 @@ class Pass {
   Block<uint32_t> moved_;
   IdSet set_;
   IdRange range_;
-  Distinct found_;
+  Distinct distinct_;
   size_t first_ = 0;  // number of values of the tables before this one
-  size_t begin_ = 0;  // where this table's ids begin in found_.ids
+  size_t begin_ = 0;  // where this table's ids begin in distinct_.ids
 };
 
 base::Status invalid(std::string message) {
@@ -167,7 +169,8 @@ base::Status check(uint64_t values, std::span<const uint64_t> offsets) {
   const auto entry = [&](size_t i) {
     return "offsets[" + std::to_string(i) + "] is " + std::to_string(offsets[i]);
   };
-  if (offsets.empty()) return invalid("offsets: none given; tables + 1 are needed, the first 0");
+  if (offsets.empty())
+    return invalid("offsets is empty: it must have tables + 1 elements, beginning with 0");
   if (offsets[0] != 0) return invalid(entry(0) + ", but the first table begins at 0");
   for (size_t i = 1; i < offsets.size(); ++i) {
     if (offsets[i] < offsets[i - 1]) {
@@ -203,7 +206,7 @@ base::Result<Distinct> jagged_unique(std::span<const std::span<const uint64_t>> 
     if (largest > kTableIdsMax) {
       return invalid("table " + std::to_string(t) + " has " + std::to_string(largest) +
                      " ids; at most " + std::to_string(kTableIdsMax) +
-                     " in a call: compact more often");
+                     " are possible in a call: compact more often");
     }
   }
   Pass pass(all, largest, wanted);

@@ -1,16 +1,14 @@
 // Room unique: finds the distinct ids of many tables in one pass (DECK 4.1).
 //
-// Owns:        jagged_unique: one bit for each id of a range if the ids lie close together, else
-//              partitioned hashing and a radix sort of the distinct ids; inverse and counts. Blocks
-//              of memory for many ids.
+// Owns:        jagged_unique: a bit for each id of a range if the ids are close together, else
+//              partitioned hashing and a radix sort of the distinct ids; inverse and counts. The
+//              blocks of memory for many ids.
 // Never does:  know tables by name, rows or trackers; change its input.
 // Called by:   bindings (petps.train.tracker), route.
-// Invariants:  Each table's part of the result holds each of its ids once, in ascending order
-//              (kAscending), else in an order that depends only on the ids. Memory beside the
-//              result is bounded by one more copy of the largest table (two with inverse or
-//              counts), by the set of one of its parts (1 to 2 MiB for a table of 40 M ids) or its
-//              bits (up to 6 MiB), and by the blocks that the process keeps from earlier calls
-//              (pages.h).
+// Invariants:  The result has each id of a table once, ascending (kAscending) or in an order that
+//              depends only on the ids. Memory beside the result is at most one more copy of the
+//              largest table (two with inverse or counts), the set of one of its parts (1 to 2 MiB
+//              for a table of 40 M ids) or its bits (up to 6 MiB), and the cached blocks (pages.h).
 // Threads:     pure functions; any thread may give back a block.
 #pragma once
 
@@ -23,11 +21,11 @@
 namespace petps::unique {
 
 enum class Order : uint8_t {
-  kAny,        // the cheapest order; equal for equal input
+  kAny,        // the cheapest order; the same input gives the same order
   kAscending,  // as unsigned numbers
 };
 
-// The results that a caller of jagged_unique wants beside the ids, and the order of the ids.
+// The results that a caller wants beside the ids, and the order of the ids.
 struct Wanted {
   Order order = Order::kAny;
   bool inverse = false;

@@ -1,4 +1,4 @@
-// Tests of the moves of rows by position against plain loops, and with invalid positions.
+// Moves of rows by position agree with plain loops, and invalid positions change nothing.
 #include "trainer/buffer/buffer.h"
 
 #include <gtest/gtest.h>
@@ -17,24 +17,24 @@ namespace {
 std::vector<float> values(std::mt19937_64& random, size_t count) {
   std::normal_distribution<float> normal;
   std::vector<float> out(count);
-  for (float& each : out) each = normal(random);
+  for (float& value : out) value = normal(random);
   return out;
 }
 
 std::vector<int64_t> positions(std::mt19937_64& random, size_t count, size_t n) {
   std::vector<int64_t> out(count);
-  for (int64_t& each : out) each = static_cast<int64_t>(random() % n);
+  for (int64_t& position : out) position = static_cast<int64_t>(random() % n);
   return out;
 }
 
-Block<float> block(std::vector<float>& of, size_t width) {
-  return {of.data(), of.size() / width, width};
+Block<float> block(std::vector<float>& rows, size_t width) {
+  return {rows.data(), rows.size() / width, width};
 }
-Block<const float> block(const std::vector<float>& of, size_t width) {
-  return {of.data(), of.size() / width, width};
+Block<const float> block(const std::vector<float>& rows, size_t width) {
+  return {rows.data(), rows.size() / width, width};
 }
 
-TEST(Buffer, MovesRowsAsPlainLoopsDo) {
+TEST(Buffer, AgreesWithPlainLoops) {
   std::mt19937_64 random(tests::seed());
   for (int round = 0; round < 200; ++round) {
     const size_t width = 1 + random() % 40;
@@ -51,23 +51,23 @@ TEST(Buffer, MovesRowsAsPlainLoopsDo) {
 
     const std::vector<float> more = values(random, count * width);
     std::vector<float> sums = rows;
-    std::vector<float> wanted = rows;
+    std::vector<float> expected = rows;
     ASSERT_TRUE(add(block(sums, width), at, {more.data(), count, width}).ok());
     for (size_t i = 0; i < count; ++i)
-      for (size_t v = 0; v < width; ++v) wanted[at[i] * width + v] += more[i * width + v];
-    EXPECT_EQ(sums, wanted);  // bit by bit: the sums are computed in the order given
+      for (size_t v = 0; v < width; ++v) expected[at[i] * width + v] += more[i * width + v];
+    EXPECT_EQ(sums, expected);  // bit by bit: the sums are computed in the order given
 
     std::vector<float> copied = values(random, n * width);
-    wanted = copied;
+    expected = copied;
     const std::vector<int64_t> from = positions(random, count, n);
     ASSERT_TRUE(copy(block(copied, width), at, block(rows, width), from).ok());
     for (size_t i = 0; i < count; ++i)
-      for (size_t v = 0; v < width; ++v) wanted[at[i] * width + v] = rows[from[i] * width + v];
-    EXPECT_EQ(copied, wanted);
+      for (size_t v = 0; v < width; ++v) expected[at[i] * width + v] = rows[from[i] * width + v];
+    EXPECT_EQ(copied, expected);
   }
 }
 
-TEST(Buffer, FindsWhatTwoListsShare) {
+TEST(Buffer, FindsTheKeysOfBothLists) {
   std::mt19937_64 random(tests::seed() + 1);
   for (int round = 0; round < 200; ++round) {
     const uint64_t range = 1 + random() % 200;
@@ -90,7 +90,7 @@ TEST(Buffer, FindsWhatTwoListsShare) {
   }
 }
 
-TEST(Buffer, APositionThatIsNoneChangesNothing) {
+TEST(Buffer, AnInvalidPositionChangesNothing) {
   const std::vector<float> rows(6, 2.0F);
   for (const int64_t wrong : {int64_t{3}, int64_t{-1}, INT64_MIN, INT64_MAX}) {
     std::vector<float> out(6, 1.0F);

@@ -1,4 +1,4 @@
-// Tests of routing against a slow model of the same orders, on seeded batches of all shapes.
+// Routing agrees with a slow model of the same orders on seeded batches of all shapes.
 #include "trainer/route/route.h"
 
 #include <gtest/gtest.h>
@@ -22,14 +22,14 @@ struct Batch {
   [[nodiscard]] Shape shape() const { return {world, micros, block_of}; }
   [[nodiscard]] size_t tables() const { return block_of.size(); }
   [[nodiscard]] std::vector<std::span<const uint64_t>> parts() const {
-    std::vector<std::span<const uint64_t>> of;
+    std::vector<std::span<const uint64_t>> spans;
     for (size_t part = 0; part + 1 < offsets.size(); ++part)
-      of.emplace_back(values.data() + offsets[part], offsets[part + 1] - offsets[part]);
-    return of;
+      spans.emplace_back(values.data() + offsets[part], offsets[part + 1] - offsets[part]);
+    return spans;
   }
 };
 
-Batch drawn(std::mt19937_64& random) {
+Batch draw_batch(std::mt19937_64& random) {
   Batch batch;
   batch.world = 1 + random() % 4;
   batch.micros = 1 + random() % 4;
@@ -47,12 +47,12 @@ Batch drawn(std::mt19937_64& random) {
   return batch;
 }
 
-using Cell = std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>;  // sorts as a tuple does
+using Cell = std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>;
 
-TEST(Route, AsksAsTheModelDoes) {
+TEST(Route, AskAgreesWithTheModel) {
   std::mt19937_64 random(tests::seed());
   for (int round = 0; round < 300; ++round) {
-    const Batch batch = drawn(random);
+    const Batch batch = draw_batch(random);
     std::map<Cell, uint64_t> sent;  // (owner, micro-batch, table, key) -> seen
     const auto owner_of = [&](uint64_t key) {
       return uint64_t{wire::partition_of(key, batch.partitions)} * batch.world / batch.partitions;
@@ -63,19 +63,19 @@ TEST(Route, AsksAsTheModelDoes) {
         ++sent[{owner_of(key), part / batch.tables(), part % batch.tables(), key}];
       }
     }
-    base::Result<Asked> result = ask(batch.parts(), batch.shape(), batch.partitions, true);
+    base::Result<Requested> result = ask(batch.parts(), batch.shape(), batch.partitions, true);
     ASSERT_TRUE(result.ok()) << result.status().to_string();
-    const Asked& asked = *result;
-    ASSERT_EQ(asked.keys.size(), sent.size());
-    std::vector<uint64_t> counts(asked.counts.size());
+    const Requested& requested = *result;
+    ASSERT_EQ(requested.keys.size(), sent.size());
+    std::vector<uint64_t> counts(requested.counts.size());
     size_t at = 0;
     for (const auto& [cell, times] : sent) {
       const auto& [owner, micro, table, key] = cell;
-      EXPECT_EQ(asked.keys[at], key);
-      EXPECT_EQ(asked.seen[at++], times);
+      EXPECT_EQ(requested.keys[at], key);
+      EXPECT_EQ(requested.seen[at++], times);
       ++counts[(owner * batch.micros + micro) * batch.tables() + table];
     }
-    EXPECT_EQ(asked.counts, counts);
+    EXPECT_EQ(requested.counts, counts);
     // The rows of (micro-batch, block) are in the order (rank, table, key).
     for (size_t part = 0; part + 1 < batch.offsets.size(); ++part) {
       const uint64_t micro = part / batch.tables();
@@ -88,35 +88,35 @@ TEST(Route, AsksAsTheModelDoes) {
       std::sort(rows.begin(), rows.end());
       for (uint64_t v = batch.offsets[part]; v < batch.offsets[part + 1]; ++v) {
         const uint64_t key = batch.values[v];
-        const Cell wanted{owner_of(key), part % batch.tables(), key, 0};
-        const auto found = std::lower_bound(rows.begin(), rows.end(), wanted);
-        EXPECT_EQ(asked.position[v], static_cast<uint32_t>(found - rows.begin()));
+        const Cell row{owner_of(key), part % batch.tables(), key, 0};
+        const auto place = std::lower_bound(rows.begin(), rows.end(), row);
+        EXPECT_EQ(requested.position[v], static_cast<uint32_t>(place - rows.begin()));
       }
     }
   }
 }
 
-TEST(Route, MergesAsTheModelDoes) {
+TEST(Route, MergeAgreesWithTheModel) {
   std::mt19937_64 random(tests::seed() + 1);
   for (int round = 0; round < 300; ++round) {
-    Batch batch = drawn(random);
+    Batch batch = draw_batch(random);
     const size_t tables = batch.tables();
-    const bool counted = random() % 2 == 0;
-    std::vector<uint64_t> keys, seen, wanted;
+    const bool has_seen = random() % 2 == 0;
+    std::vector<uint64_t> keys, seen, counts;
     std::vector<std::vector<uint64_t>> cells;
     std::vector<std::map<uint64_t, uint64_t>> model(tables);  // key -> seen
     for (size_t cell = 0; cell < batch.world * batch.micros * tables; ++cell) {
       std::set<uint64_t> chosen;
       for (uint64_t i = random() % 40; i > 0; --i) chosen.insert(random() % 60);
       cells.emplace_back(chosen.begin(), chosen.end());
-      wanted.push_back(chosen.size());
+      counts.push_back(chosen.size());
       for (const uint64_t key : chosen) {
         keys.push_back(key);
-        if (counted) seen.push_back(1 + random() % 5);
-        model[cell % tables][key] += counted ? seen.back() : 0;
+        if (has_seen) seen.push_back(1 + random() % 5);
+        model[cell % tables][key] += has_seen ? seen.back() : 0;
       }
     }
-    base::Result<Owned> result = merge(keys, seen, wanted, batch.shape());
+    base::Result<Owned> result = merge(keys, seen, counts, batch.shape());
     ASSERT_TRUE(result.ok()) << result.status().to_string();
     const Owned& owned = *result;
     std::vector<std::map<uint64_t, uint64_t>> row_of(tables);
@@ -127,7 +127,7 @@ TEST(Route, MergesAsTheModelDoes) {
       ASSERT_EQ(owned.offsets[table], at);
       for (const auto& [key, times] : model[table]) {
         EXPECT_EQ(owned.keys[at], key);
-        if (counted) {
+        if (has_seen) {
           EXPECT_EQ(owned.seen[at], times);
         }
         row_of[table][key] = row++;
@@ -135,7 +135,7 @@ TEST(Route, MergesAsTheModelDoes) {
       }
     }
     EXPECT_EQ(owned.keys.size(), at);
-    EXPECT_EQ(owned.seen.size(), counted ? at : 0);
+    EXPECT_EQ(owned.seen.size(), has_seen ? at : 0);
     at = 0;
     for (size_t micro = 0; micro < batch.micros; ++micro) {
       for (size_t block = 0; block < batch.shape().blocks(); ++block) {
@@ -152,7 +152,7 @@ TEST(Route, MergesAsTheModelDoes) {
   }
 }
 
-TEST(Route, WhatDoesNotFitIsRefused) {
+TEST(Route, RefusesInvalidShapesAndCounts) {
   const std::vector<uint64_t> blocks{0, 1}, skipped{0, 2}, keys{1, 2, 3}, none;
   const auto code = [](const auto& result) { return result.status().code(); };
   const Shape shape{2, 1, blocks};

@@ -1,5 +1,5 @@
-// Tests of the distinct ids against std::map on the same seeded ids: few and many tables, ids
-// that repeat and that do not, and ids that are hard for hash tables.
+// The distinct ids agree with std::map on the same seeded ids: few and many tables, ids that repeat
+// and that do not, and ids that are hard for hash tables.
 #include "trainer/unique/unique.h"
 
 #include <gtest/gtest.h>
@@ -48,7 +48,7 @@ void add_table(Kind kind, size_t ids, std::mt19937_64& random, Input* input) {
 // For each table, how often each id occurs.
 using Model = std::vector<std::map<uint64_t, uint64_t>>;
 
-void expect_right(const Input& input, const Model& models, const Wanted& wanted) {
+void expect_agrees(const Input& input, const Model& models, const Wanted& wanted) {
   const auto result = jagged_unique(input.values, input.offsets, wanted);
   ASSERT_TRUE(result.ok()) << result.status().to_string();
   const Distinct& found = result.value();
@@ -75,7 +75,7 @@ void expect_right(const Input& input, const Model& models, const Wanted& wanted)
   }
 }
 
-void expect_right_in_every_way(const Input& input) {
+void expect_agrees_with_every_option(const Input& input) {
   Model models(input.offsets.size() - 1);
   for (size_t t = 0; t < models.size(); ++t) {
     for (size_t i = input.offsets[t]; i < input.offsets[t + 1]; ++i)
@@ -84,32 +84,32 @@ void expect_right_in_every_way(const Input& input) {
   for (const Order order : {Order::kAny, Order::kAscending}) {
     for (const bool inverse : {false, true}) {
       for (const bool counts : {false, true}) {
-        expect_right(input, models, {order, inverse, counts});
+        expect_agrees(input, models, {order, inverse, counts});
         if (::testing::Test::HasFatalFailure()) return;
       }
     }
   }
 }
 
-TEST(JaggedUnique, TablesThatStandApart) {
+TEST(JaggedUnique, TablesMayBeSeparateInMemory) {
   std::mt19937_64 random(tests::seed());
   Input input;
   for (const size_t ids : {500, 0, 20'000, 1})
     add_table(kKinds[random() % std::size(kKinds)], ids, random, &input);
-  std::vector<std::vector<uint64_t>> apart;
+  std::vector<std::vector<uint64_t>> parts;
   // Store the tables in reverse order in memory.
   for (size_t t = input.offsets.size() - 1; t-- > 0;) {
-    apart.emplace_back(input.values.begin() + static_cast<ptrdiff_t>(input.offsets[t]),
+    parts.emplace_back(input.values.begin() + static_cast<ptrdiff_t>(input.offsets[t]),
                        input.values.begin() + static_cast<ptrdiff_t>(input.offsets[t + 1]));
   }
-  const std::vector<std::span<const uint64_t>> tables(apart.rbegin(), apart.rend());
+  const std::vector<std::span<const uint64_t>> tables(parts.rbegin(), parts.rend());
   const Wanted all{Order::kAscending, true, true};
-  const Distinct one = jagged_unique(input.values, input.offsets, all).value();
-  const Distinct other = jagged_unique(tables, all).value();
-  EXPECT_EQ(one.ids, other.ids);
-  EXPECT_EQ(one.offsets, other.offsets);
-  EXPECT_EQ(one.inverse, other.inverse);
-  EXPECT_EQ(one.counts, other.counts);
+  const Distinct together = jagged_unique(input.values, input.offsets, all).value();
+  const Distinct separate = jagged_unique(tables, all).value();
+  EXPECT_EQ(together.ids, separate.ids);
+  EXPECT_EQ(together.offsets, separate.offsets);
+  EXPECT_EQ(together.inverse, separate.inverse);
+  EXPECT_EQ(together.counts, separate.counts);
 }
 
 TEST(JaggedUnique, ManySmallTables) {
@@ -121,12 +121,12 @@ TEST(JaggedUnique, ManySmallTables) {
       add_table(kKinds[random() % std::size(kKinds)], random() % 4 == 0 ? 0 : random() % 700,
                 random, &input);
     }
-    expect_right_in_every_way(input);
+    expect_agrees_with_every_option(input);
     if (HasFatalFailure()) return;
   }
 }
 
-TEST(JaggedUnique, TablesThatAreDividedAmongSmallOnes) {
+TEST(JaggedUnique, LargeTablesAreDividedIntoParts) {
   std::mt19937_64 random(tests::seed());
   for (const Kind kind : kKinds) {
     Input input;
@@ -135,17 +135,17 @@ TEST(JaggedUnique, TablesThatAreDividedAmongSmallOnes) {
     add_table(kind, 16385, random, &input);
     add_table(kind, 60'000 + random() % 1000, random, &input);
     add_table(Kind::kDistinct, 3, random, &input);
-    expect_right_in_every_way(input);
+    expect_agrees_with_every_option(input);
     if (HasFatalFailure()) return;
   }
 }
 
-TEST(JaggedUnique, APartWithManyMoreIdsThanOthers) {
+TEST(JaggedUnique, OnePartMayHaveManyMoreIdsThanOthers) {
   std::mt19937_64 random(tests::seed());
   Input input;  // one id is half of the table, so its part is as large as all other parts together
   add_table(Kind::kDistinct, 60'000, random, &input);
   for (size_t i = 0; i < input.values.size(); i += 2) input.values[i] = 77;
-  expect_right_in_every_way(input);
+  expect_agrees_with_every_option(input);
 }
 
 // A part with more ids than the initial capacity of the set.
@@ -171,17 +171,17 @@ TEST(IdSet, NumbersIdsWhileItGrows) {
   }
 }
 
-TEST(JaggedUnique, NothingIsNothing) {
-  expect_right_in_every_way({{}, {0}});
-  expect_right_in_every_way({{}, {0, 0, 0}});
-  expect_right_in_every_way({{5}, {0, 0, 1, 1}});
+TEST(JaggedUnique, EmptyTablesHaveNoIds) {
+  expect_agrees_with_every_option({{}, {0}});
+  expect_agrees_with_every_option({{}, {0, 0, 0}});
+  expect_agrees_with_every_option({{5}, {0, 0, 1, 1}});
 }
 
-TEST(JaggedUnique, BadOffsetsAreNamed) {
+TEST(JaggedUnique, InvalidOffsetsAreRefused) {
   const auto message = [](std::vector<uint64_t> offsets) {
     return std::string(jagged_unique(std::vector<uint64_t>(9, 1), offsets, {}).status().message());
   };
-  EXPECT_EQ("offsets: none given; tables + 1 are needed, the first 0", message({}));
+  EXPECT_EQ("offsets is empty: it must have tables + 1 elements, beginning with 0", message({}));
   EXPECT_EQ("offsets[0] is 1, but the first table begins at 0", message({1, 9}));
   EXPECT_EQ("offsets[2] is 3, below the 4 before it", message({0, 4, 3, 9}));
   EXPECT_EQ("offsets[1] is 8, but the last table ends with the 9 values", message({0, 8}));
