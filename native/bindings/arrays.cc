@@ -15,36 +15,36 @@ std::string shape_of(const py::array& array) {
   return text + "]";
 }
 
-// Return the object as an array of this dtype and rank, C-contiguous and aligned. Otherwise raise
-// an error that says what the object is.
+// Return the object as a C-contiguous, aligned array of this dtype and rank. Otherwise raise an
+// error that describes the object.
 template <typename T>
-py::array checked(const py::object& object, const char* name, const char* wanted,
-                  py::ssize_t rank) {
+py::array check_array(const py::object& object, const char* name, const char* expected,
+                      py::ssize_t rank) {
   if (!py::isinstance<py::array>(object)) {
-    invalid(std::string(name) + ": expected a numpy array " + wanted + ", got " +
+    invalid(std::string(name) + ": expected a numpy array " + expected + ", got " +
             py::str(py::type::of(object).attr("__name__")).cast<std::string>());
   }
   auto array = py::reinterpret_borrow<py::array>(object);
   if (!py::dtype::of<T>().equal(array.dtype()) || array.ndim() != rank) {
-    invalid(std::string(name) + ": expected " + wanted + ", got " + shape_of(array) +
+    invalid(std::string(name) + ": expected " + expected + ", got " + shape_of(array) +
             "; convert it with numpy.ascontiguousarray");
   }
   if ((array.flags() & py::array::c_style) == 0 ||
       (array.flags() & py::detail::npy_api::NPY_ARRAY_ALIGNED_) == 0) {
-    invalid(std::string(name) + ": expected a C-contiguous, aligned " + wanted +
+    invalid(std::string(name) + ": expected a C-contiguous, aligned " + expected +
             ", got a strided view of " + shape_of(array) +
             "; copy it with numpy.ascontiguousarray");
   }
   return array;
 }
 
-void need_writable(const py::array& array, const char* name) {
+void require_writable(const py::array& array, const char* name) {
   if (!array.writeable())
     invalid(std::string(name) + ": the array is read-only, so nothing can be written to it");
 }
 
 py::array mask_array(const py::object& object, const char* name, size_t n) {
-  py::array array = checked<bool>(object, name, "bool[n]", 1);
+  py::array array = check_array<bool>(object, name, "bool[n]", 1);
   if (static_cast<size_t>(array.size()) != n) {
     invalid(std::string(name) + ": expected bool[" + std::to_string(n) + "], one per key, got " +
             shape_of(array));
@@ -55,7 +55,7 @@ py::array mask_array(const py::object& object, const char* name, size_t n) {
 }  // namespace
 
 std::span<const uint64_t> keys_of(const py::object& object, const char* name) {
-  py::array array = checked<uint64_t>(object, name, "uint64[n]", 1);
+  py::array array = check_array<uint64_t>(object, name, "uint64[n]", 1);
   return {static_cast<const uint64_t*>(array.data()), static_cast<size_t>(array.size())};
 }
 
@@ -67,30 +67,30 @@ std::span<const uint8_t> mask_of(const py::object& object, const char* name, siz
 std::span<uint8_t> writable_mask_of(const py::object& object, const char* name, size_t n) {
   if (object.is_none()) return {};
   py::array array = mask_array(object, name, n);
-  need_writable(array, name);
+  require_writable(array, name);
   return {static_cast<uint8_t*>(array.mutable_data()), n};
 }
 
 Rows<const float> floats_of(const py::object& object, const char* name) {
-  py::array array = checked<float>(object, name, "float32[n, dim]", 2);
+  py::array array = check_array<float>(object, name, "float32[n, dim]", 2);
   return {static_cast<const float*>(array.data()), static_cast<size_t>(array.shape(0)),
           static_cast<size_t>(array.shape(1))};
 }
 
 Rows<float> writable_floats_of(const py::object& object, const char* name) {
-  py::array array = checked<float>(object, name, "float32[n, dim]", 2);
-  need_writable(array, name);
+  py::array array = check_array<float>(object, name, "float32[n, dim]", 2);
+  require_writable(array, name);
   return {static_cast<float*>(array.mutable_data()), static_cast<size_t>(array.shape(0)),
           static_cast<size_t>(array.shape(1))};
 }
 
 std::span<const int64_t> positions_of(const py::object& object, const char* name) {
-  py::array array = checked<int64_t>(object, name, "int64[n]", 1);
+  py::array array = check_array<int64_t>(object, name, "int64[n]", 1);
   return {static_cast<const int64_t*>(array.data()), static_cast<size_t>(array.size())};
 }
 
 Rows<const std::byte> stored_rows_of(const py::object& object, const char* name) {
-  py::array array = checked<uint8_t>(object, name, "uint8[n, row_bytes]", 2);
+  py::array array = check_array<uint8_t>(object, name, "uint8[n, row_bytes]", 2);
   return {static_cast<const std::byte*>(array.data()), static_cast<size_t>(array.shape(0)),
           static_cast<size_t>(array.shape(1))};
 }
@@ -99,14 +99,14 @@ Out out_of(const py::object& object, size_t n, size_t dim, size_t row_bytes) {
   const bool stored =
       py::isinstance<py::array>(object) &&
       py::dtype::of<uint8_t>().equal(py::reinterpret_borrow<py::array>(object).dtype());
-  py::array array = stored ? checked<uint8_t>(object, "out", "uint8[n, row_bytes]", 2)
-                           : checked<float>(object, "out", "float32[n, dim]", 2);
+  py::array array = stored ? check_array<uint8_t>(object, "out", "uint8[n, row_bytes]", 2)
+                           : check_array<float>(object, "out", "float32[n, dim]", 2);
   const size_t width = stored ? row_bytes : dim;
   if (static_cast<size_t>(array.shape(0)) != n || static_cast<size_t>(array.shape(1)) != width) {
     invalid("out: expected " + std::string(stored ? "uint8[" : "float32[") + std::to_string(n) +
             ", " + std::to_string(width) + "], got " + shape_of(array));
   }
-  need_writable(array, "out");
+  require_writable(array, "out");
   return {array.mutable_data(), stored};
 }
 

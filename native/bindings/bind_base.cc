@@ -39,8 +39,8 @@ void bind_base(py::module_& module) {
       "set_time_slice",
       [](bool are_short) { base::set_time_slice(are_short ? base::kShortSliceNs : 0); },
       py::arg("short"),
-      "How long this thread's turns on a busy processor are, and those of threads it starts.");
-  module.def("cpu_features", cpu_features, "What this processor can do, by name.");
+      "Give this thread, and the threads that it starts, short time slices, or those of Linux.");
+  module.def("cpu_features", cpu_features, "Return the features of this processor by name.");
   module.def(
       "formats",
       [] {
@@ -49,14 +49,14 @@ void bind_base(py::module_& module) {
         result["wire"] = wire::kProtocolVersion;
         return result;
       },
-      "Version of every format this build speaks, by name.");
-  module.def(
-      "stop_on_lost_pool", media::stop_on_lost_pool,
-      "From now on a page of a mapped pool that is lost ends this process with a message and "
-      "LOST_POOL_EXIT_STATUS. For commands, not for libraries.");
+      "Return the version of each format that this build writes, by name.");
+  module.def("stop_on_lost_pool", media::stop_on_lost_pool,
+             "Terminate this process, from now on, with a message and LOST_POOL_EXIT_STATUS when a "
+             "page of "
+             "a mapped pool is lost. For commands, not for libraries.");
   module.attr("LOST_POOL_EXIT_STATUS") = media::kLostPoolExitStatus;
   module.def("crc32c", crc32c, py::arg("data"), py::arg("seed") = 0,
-             "CRC-32C of data; seed: the CRC-32C of the bytes before it.");
+             "Return the CRC-32C of data; seed: the CRC-32C of the bytes before it.");
 }
 
 }  // namespace petps::bindings

@@ -22,11 +22,11 @@ std::span<const std::byte> view_of(const py::bytes& bytes) {
   return {reinterpret_cast<const std::byte*>(data), static_cast<size_t>(size)};
 }
 
-void append_words(const py::bytes& bytes, const std::string& what, std::vector<uint64_t>& words) {
+void append_words(const py::bytes& bytes, const std::string& name, std::vector<uint64_t>& words) {
   const std::span<const std::byte> view = view_of(bytes);
   if (view.size() % sizeof(uint64_t) != 0) {
-    invalid(what + " have " + std::to_string(view.size()) +
-            " bytes, which is no multiple of 8: pack each as 8 little-endian bytes");
+    invalid(name + " has " + std::to_string(view.size()) +
+            " bytes, which is not a multiple of 8: pack each as 8 little-endian bytes");
   }
   const size_t before = words.size();
   words.resize(before + view.size() / sizeof(uint64_t));
@@ -43,18 +43,13 @@ uint64_t pull(Calls& calls, uint32_t instance,
     append_words(bytes, "keys", keys);
     heads.push_back({table, static_cast<uint32_t>(keys.size() - before)});
   }
-  wire::PullRequest request;
-  request.min_version = min_version;
-  request.instance = instance;
-  request.wait_ms = wait_ms;
-  request.sections = heads;
-  request.keys = keys;
   wire::Frame frame;
-  wire::encode_pull(0, request, frame);
+  wire::encode_pull(0, {min_version, instance, wait_ms, heads, keys}, frame);
   return unwrap(calls.submit(std::move(frame)));
 }
 
-// deleted: empty, or one bit per key.
+// Return the deletion bitmap of a push. deleted: empty, or a bit for each key. all: whether an
+// empty `deleted` deletes all keys.
 std::vector<uint64_t> deletions_of(const py::bytes& deleted, size_t keys, bool all) {
   std::vector<uint64_t> words;
   const std::span<const std::byte> view = view_of(deleted);
@@ -75,41 +70,34 @@ std::vector<uint64_t> deletions_of(const py::bytes& deleted, size_t keys, bool a
 
 uint64_t push(Calls& calls, const pool::TableRecord& table, const py::bytes& keys,
               const py::bytes& rows, const py::bytes& deleted, uint64_t stamp) {
-  std::vector<uint64_t> wanted;
-  append_words(keys, "keys", wanted);
+  std::vector<uint64_t> key_list;
+  append_words(keys, "keys", key_list);
   const std::span<const std::byte> stored = view_of(rows);
   const pool::TableSpec& spec = table.spec;
-  const bool erases = stored.empty();
-  if (!erases && stored.size() != wanted.size() * spec.row_bytes) {
-    invalid("table '" + spec.name + "': " + std::to_string(wanted.size()) + " rows of " +
+  const bool deletes_all = stored.empty();
+  if (!deletes_all && stored.size() != key_list.size() * spec.row_bytes) {
+    invalid("table '" + spec.name + "': " + std::to_string(key_list.size()) + " rows of " +
             std::to_string(spec.row_bytes) + " bytes are " +
-            std::to_string(wanted.size() * spec.row_bytes) + " bytes, got " +
+            std::to_string(key_list.size() * spec.row_bytes) + " bytes, got " +
             std::to_string(stored.size()));
   }
-  const std::vector<uint64_t> deletions = deletions_of(deleted, wanted.size(), erases);
-  wire::PushRequest request;
-  request.table = table.id;
-  request.instance = spec.instance;
-  request.dim = spec.dim;
-  request.dtype = spec.dtype;
-  request.row_bytes = erases ? 0 : spec.row_bytes;
-  request.stamp = static_cast<uint32_t>(stamp);
-  request.keys = wanted;
-  request.deletions = deletions;
-  request.rows = stored;
+  const std::vector<uint64_t> deletions = deletions_of(deleted, key_list.size(), deletes_all);
+  const uint32_t row_bytes = deletes_all ? 0 : spec.row_bytes;
+  const auto low_stamp = static_cast<uint32_t>(stamp);
+  const wire::PushOrder no_order;
   wire::Frame frame;
-  wire::encode_push(0, request, frame);
+  wire::encode_push(0,
+                    {table.id, spec.instance, spec.dim, spec.dtype, row_bytes, low_stamp, no_order,
+                     key_list, deletions, stored},
+                    frame);
   return unwrap(calls.submit(std::move(frame)));
 }
 
 uint64_t set_hot_keys(Calls& calls, uint32_t table, const py::bytes& keys) {
   std::vector<uint64_t> hot;
   append_words(keys, "keys", hot);
-  wire::HotKeysRequest request;
-  request.table = table;
-  request.keys = hot;
   wire::Frame frame;
-  wire::encode_hot_keys(0, request, frame);
+  wire::encode_hot_keys(0, {table, hot}, frame);
   return unwrap(calls.submit(std::move(frame)));
 }
 
@@ -125,7 +113,7 @@ py::bytes bytes_of(std::span<const std::byte> bytes) {
   return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
-py::tuple pulled(const CallReply& reply) {
+py::tuple decode_pulled(const CallReply& reply) {
   const wire::FrameHeader header = header_of(reply);
   const std::span<const std::byte> body = std::span(reply.frame).subspan(wire::kHeaderBytes);
   wire::PullReplyPrefix prefix;
@@ -147,7 +135,7 @@ py::tuple pulled(const CallReply& reply) {
   return py::make_tuple(out.applied_version, sections);
 }
 
-py::tuple pushed(const CallReply& reply) {
+py::tuple decode_pushed(const CallReply& reply) {
   const wire::FrameHeader header = header_of(reply);
   wire::PushReply out;
   check(wire::decode_push_reply(header, std::span(reply.frame).subspan(wire::kHeaderBytes), out));
@@ -158,11 +146,11 @@ py::tuple pushed(const CallReply& reply) {
 
 void bind_calls(py::module_& module) {
   py::class_<CallReply> reply(module, "CallReply",
-                              "The reply of a call; its methods raise what it refused.");
+                              "The reply of a call. Its methods raise the error of a refusal.");
   reply.def_readonly("ticket", &CallReply::ticket);
-  reply.def("check", [](const CallReply& each) { header_of(each); });
-  reply.def("pulled", pulled);
-  reply.def("pushed", pushed);
+  reply.def("check", [](const CallReply& refusal) { header_of(refusal); });
+  reply.def("pulled", decode_pulled);
+  reply.def("pushed", decode_pushed);
 
   py::class_<Calls> calls(module, "Calls", "Requests of this process to its own server.");
   calls.def_property_readonly("ready_descriptor", &Calls::ready_descriptor);

@@ -47,29 +47,29 @@ py::array_t<float> decode_rows(const std::string& dtype_text, uint32_t dim,
 }
 
 codec::Quantisation quantisation_of(const std::string& method, uint32_t bits) {
-  codec::Quantisation wanted;
-  wanted.method = unwrap(codec::parse_method(method));
-  wanted.bits = bits;
-  check(codec::check(wanted));
-  return wanted;
+  codec::Quantisation quantisation;
+  quantisation.method = unwrap(codec::parse_method(method));
+  quantisation.bits = bits;
+  check(codec::check(quantisation));
+  return quantisation;
 }
 
 py::array_t<uint8_t> quantise_rows(const std::string& method, uint32_t bits, const py::object& rows,
                                    uint32_t bins, double ratio, uint64_t seed) {
-  codec::Quantisation wanted = quantisation_of(method, bits);
-  wanted.bins = bins;
-  wanted.ratio = ratio;
-  wanted.seed = seed;
-  check(codec::check(wanted));
+  codec::Quantisation quantisation = quantisation_of(method, bits);
+  quantisation.bins = bins;
+  quantisation.ratio = ratio;
+  quantisation.seed = seed;
+  check(codec::check(quantisation));
   const Rows<const float> block = floats_of(rows, "rows");
   check_dim(block.width);
   const auto dim = static_cast<uint32_t>(block.width);
-  py::array_t<uint8_t> quantised({block.n, codec::quantised_row_bytes(wanted, dim)});
+  py::array_t<uint8_t> quantised({block.n, codec::quantised_row_bytes(quantisation, dim)});
   auto* out = reinterpret_cast<std::byte*>(quantised.mutable_data());
   size_t bad = 0;
   {
     const Released released_gil;
-    bad = codec::quantise(wanted, block.data, block.n, dim, out);
+    bad = codec::quantise(quantisation, block.data, block.n, dim, out);
   }
   if (bad < block.n) {
     invalid("rows: row " + std::to_string(bad) + " of " + std::to_string(block.n) +
@@ -109,15 +109,15 @@ size_t first_not_finite(const py::object& rows) {
 }
 
 py::array_t<uint32_t> partition_of(const py::object& keys, uint32_t partitions) {
-  const std::span<const uint64_t> wanted = keys_of(keys);
+  const std::span<const uint64_t> key_list = keys_of(keys);
   if (partitions == 0 || partitions > wire::kMaxPartitions) {
     invalid("partitions " + std::to_string(partitions) + " is outside 1.." +
             std::to_string(wire::kMaxPartitions));
   }
-  py::array_t<uint32_t> result(static_cast<py::ssize_t>(wanted.size()));
+  py::array_t<uint32_t> result(static_cast<py::ssize_t>(key_list.size()));
   uint32_t* out = result.mutable_data();
   const Released released_gil;
-  for (size_t i = 0; i < wanted.size(); ++i) out[i] = wire::partition_of(wanted[i], partitions);
+  for (size_t i = 0; i < key_list.size(); ++i) out[i] = wire::partition_of(key_list[i], partitions);
   return result;
 }
 
@@ -130,23 +130,25 @@ size_t row_bytes(const std::string& dtype, uint32_t dim) {
 
 void bind_codec(py::module_& module) {
   module.def("encode_rows", encode_rows, py::arg("dtype"), py::arg("rows"),
-             "rows: float32[n, dim] -> uint8[n, row_bytes(dtype, dim)].");
+             "Return the stored rows: float32[n, dim] -> uint8[n, row_bytes(dtype, dim)].");
   module.def("decode_rows", decode_rows, py::arg("dtype"), py::arg("dim"), py::arg("rows"),
-             "rows: uint8[n, row_bytes] -> float32[n, dim].");
-  module.def("row_bytes", row_bytes, py::arg("dtype"), py::arg("dim"), "Bytes of one stored row.");
+             "Decode stored rows: uint8[n, row_bytes] -> float32[n, dim].");
+  module.def("row_bytes", row_bytes, py::arg("dtype"), py::arg("dim"),
+             "Return the bytes of a stored row.");
   module.def("quantise_rows", quantise_rows, py::arg("method"), py::arg("bits"), py::arg("rows"),
              py::kw_only(), py::arg("bins") = codec::Quantisation{}.bins,
              py::arg("ratio") = codec::Quantisation{}.ratio,
              py::arg("seed") = codec::Quantisation{}.seed,
-             "rows: float32[n, dim] -> uint8[n, quantised_row_bytes(method, bits, dim)].");
+             "Quantise rows: float32[n, dim] -> uint8[n, quantised_row_bytes(method, bits, dim)].");
   module.def("dequantise_rows", dequantise_rows, py::arg("method"), py::arg("bits"), py::arg("dim"),
-             py::arg("rows"), "rows: uint8[n, quantised_row_bytes] -> float32[n, dim].");
+             py::arg("rows"),
+             "Decode quantised rows: uint8[n, quantised_row_bytes] -> float32[n, dim].");
   module.def("quantised_row_bytes", quantised_row_bytes, py::arg("method"), py::arg("bits"),
-             py::arg("dim"), "Bytes of one quantised row.");
+             py::arg("dim"), "Return the bytes of a quantised row.");
   module.def("first_not_finite", first_not_finite, py::arg("rows"),
-             "Index of the first row of float32[n, dim] with a NaN or infinity, or n.");
+             "Return the index of the first row of float32[n, dim] with a NaN or infinity, or n.");
   module.def("partition_of", partition_of, py::arg("keys"), py::arg("partitions"),
-             "keys: uint64[n] -> uint32[n], each below partitions: xxh3(key) mod partitions.");
+             "Return the partition of each key, XXH3-64 mod partitions: uint64[n] -> uint32[n].");
 }
 
 }  // namespace petps::bindings

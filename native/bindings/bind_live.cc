@@ -8,6 +8,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/pull_rows.h"
+#include "bindings/table_handle.h"
 #include "table/live.h"
 
 namespace petps::bindings {
@@ -80,7 +81,7 @@ class Live {
         throw StatusError(Status(Code::kResourceExhausted,
                                  "pool " + live.path_ + ": " +
                                      std::to_string(epoch::kMaxOutsideReaders) +
-                                     " calls of all processes read it at once; use fewer threads"));
+                                     " calls of all processes already read it; use fewer threads"));
       }
     }
     ~List() {
@@ -104,20 +105,6 @@ class Live {
   epoch::Pin held_;
 };
 
-pool::TableRecord find(table::Tables& tables, const pool::InstanceRecord& instance,
-                       const std::string& name) {
-  const table::TablePointer found = tables.find(instance.name, name);
-  if (found != nullptr) return found->record();
-  std::string known;
-  for (const table::TablePointer& table : tables.tables()) {
-    if (table->record().spec.instance != instance.id) continue;
-    known += (known.empty() ? "" : ", ") + table->record().spec.name;
-  }
-  throw StatusError(Status(Code::kNotFound, "instance '" + instance.name + "' has no table '" +
-                                                name + "'; it has " +
-                                                (known.empty() ? "none yet" : known)));
-}
-
 // Return the records of tables of one instance. The model is resolved once, so a caller that uses
 // the records cannot mix in another instance.
 std::vector<pool::TableRecord> find_all(Live& live, const std::string& model,
@@ -125,9 +112,13 @@ std::vector<pool::TableRecord> find_all(Live& live, const std::string& model,
   const Released released_gil;
   return live.with([&](table::Tables& tables) {
     const pool::InstanceRecord instance = unwrap(tables.resolve(model));
-    std::vector<pool::TableRecord> found;
-    for (const std::string& name : names) found.push_back(find(tables, instance, name));
-    return found;
+    std::vector<pool::TableRecord> records;
+    for (const std::string& name : names) {
+      const table::TablePointer table = tables.find(instance.name, name);
+      if (table == nullptr) table_not_found(tables, instance.name, name);
+      records.push_back(table->record());
+    }
+    return records;
   });
 }
 
@@ -136,28 +127,28 @@ std::vector<pool::TableRecord> find_all(Live& live, const std::string& model,
 std::optional<uint64_t> pull(Live& live, const pool::TableRecord& record, const py::object& keys,
                              const py::object& out, const py::object& mask) {
   const pool::TableSpec& spec = record.spec;
-  const std::span<const uint64_t> wanted = keys_of(keys);
-  const Out target = out_of(out, wanted.size(), spec.dim, spec.row_bytes);
-  const std::span<uint8_t> found_mask = writable_mask_of(mask, "mask", wanted.size());
+  const std::span<const uint64_t> key_list = keys_of(keys);
+  const Out target = out_of(out, key_list.size(), spec.dim, spec.row_bytes);
+  const std::span<uint8_t> found_mask = writable_mask_of(mask, "mask", key_list.size());
   const size_t out_bytes = target.stored ? spec.row_bytes : spec.dim * sizeof(float);
   const Released released_gil;
   uint64_t found = 0;
   // One pin per batch, so that no call delays the server's reclaim for long. Between two batches
   // the table may be dropped, so each batch finds its id again: ids are never reused.
-  for (size_t from = 0; from < wanted.size(); from += kPullBatch) {
-    const size_t n = std::min(kPullBatch, wanted.size() - from);
-    const bool is_there = live.with([&](table::Tables& tables) {
+  for (size_t from = 0; from < key_list.size(); from += kPullBatch) {
+    const size_t n = std::min(kPullBatch, key_list.size() - from);
+    const bool exists = live.with([&](table::Tables& tables) {
       const table::TablePointer table = tables.find(record.id);
       if (table == nullptr) return false;
       const pool::TableSpec& now = table->record().spec;
       if (now.dim != spec.dim || now.row_bytes != spec.row_bytes)
-        invalid("table '" + spec.name + "' is of another pool than " + live.path());
+        invalid("table '" + spec.name + "' does not belong to pool " + live.path());
       const PullTarget part{static_cast<std::byte*>(target.data) + from * out_bytes, target.stored,
                             found_mask.empty() ? found_mask : found_mask.subspan(from, n)};
-      found += pull_rows([] { return epoch::Pin(); }, *table, wanted.subspan(from, n), part);
+      found += pull_rows([] { return epoch::Pin(); }, *table, key_list.subspan(from, n), part);
       return true;
     });
-    if (!is_there) return std::nullopt;
+    if (!exists) return std::nullopt;
   }
   return found;
 }

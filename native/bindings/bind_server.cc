@@ -14,7 +14,7 @@ transport::GatherMode parse_gather(const std::string& name) {
   invalid("gather '" + name + "' is unknown; write 'auto', 'copy', 'sendmsg' or 'zerocopy'");
 }
 
-// Take a limit called `name` out of `limits` if it is present. What remains at the end is unknown.
+// Move the limit called `name` from `limits` to `value`, if it is present.
 template <typename T>
 void take(py::dict& limits, const char* name, T& value) {
   if (!limits.contains(name)) return;
@@ -39,7 +39,7 @@ void apply_limits(const py::dict& given, server::ServerOptions& options) {
   take(limits, "output_pause_bytes", options.transport.output_pause_bytes);
   take(limits, "output_close_bytes", options.transport.output_close_bytes);
   take(limits, "pin_ms", options.transport.pin_ms);
-  for (const auto& item : limits)
+  for (const auto& item : limits)  // no limit has this name
     invalid("server limit '" + item.first.cast<std::string>() + "' is unknown");
 }
 
@@ -86,43 +86,15 @@ py::dict histogram(const server::HistogramSnapshot& snapshot) {
   return result;
 }
 
-py::dict counters(const server::StatsSnapshot& stats) {
-  py::dict result;
-  result["pulls"] = stats.pulls;
-  result["keys"] = stats.keys;
-  result["rows_found"] = stats.rows_found;
-  result["misses"] = stats.misses;
-  result["pushes"] = stats.pushes;
-  result["rows_pushed"] = stats.rows_pushed;
-  result["rows_refused"] = stats.rows_refused;
-  result["hot_sets"] = stats.hot_sets;
-  result["errors"] = stats.errors;
-  result["stale"] = stats.stale;
-  result["wrong_shard"] = stats.wrong_shard;
-  result["waits_for_pin"] = stats.waits_for_pin;
-  result["waits_for_version"] = stats.waits_for_version;
-  result["bytes_received"] = stats.bytes_received;
-  result["bytes_sent"] = stats.bytes_sent;
-  result["connections"] = stats.connections;
-  result["connections_opened"] = stats.connections_opened;
-  result["connections_refused"] = stats.connections_refused;
-  result["connections_closed_for_cause"] = stats.connections_closed_for_cause;
-  result["connections_closed_idle"] = stats.connections_closed_idle;
-  result["connections_closed_for_room"] = stats.connections_closed_for_room;
-  result["refused_for_memory"] = stats.refused_for_memory;
-  result["memory_used_bytes"] = stats.memory_used_bytes;
-  result["memory_limit_bytes"] = stats.memory_limit_bytes;
-  result["pushes_waiting"] = stats.pushes_waiting;
-  return result;
-}
-
 py::dict stats(ServerHandle& handle) {
   server::StatsSnapshot snapshot;
   {
     const Released released_gil;
     snapshot = handle.with([](server::Server& server) { return server.stats(); });
   }
-  py::dict result = counters(snapshot);
+  py::dict result;
+  for (const server::StatField& field : server::kStatFields)
+    result[field.name] = snapshot.*field.value;
   py::dict latency;
   for (size_t opcode = 0; opcode < snapshot.latency.size(); ++opcode) {
     if (snapshot.latency[opcode].count == 0) continue;
@@ -155,9 +127,10 @@ void bind_server(py::module_& module) {
       },
       py::arg("map"), py::call_guard<Released>());
   server.def("stop", &ServerHandle::stop, py::call_guard<Released>());
-  server.def(
-      "stats", stats,
-      "Counters by name, and latency by operation: count, sum, quantiles and buckets in ns.");
+  server.def("stats", stats,
+             "Return the counters by name, and the latency by operation: count, sum, quantiles and "
+             "buckets "
+             "in ns.");
   server.def(
       "status_json",
       [](ServerHandle& handle) {

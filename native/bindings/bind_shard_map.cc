@@ -11,8 +11,8 @@ namespace {
 
 using Owner = std::pair<std::string, std::vector<uint32_t>>;  // address, partitions
 
-wire::ShardMap make(std::string model, uint64_t version, uint32_t partitions,
-                    const std::vector<Owner>& servers) {
+wire::ShardMap create(std::string model, uint64_t version, uint32_t partitions,
+                      const std::vector<Owner>& servers) {
   wire::ShardMap map{std::move(model), version, partitions, {}};
   for (const auto& [address, owned] : servers) {
     wire::ShardServer server{address, {}};
@@ -57,8 +57,9 @@ std::vector<uint32_t> owned_by(const wire::ShardMap& map, const std::string& add
 }  // namespace
 
 void bind_shard_map(py::module_& module) {
-  py::class_<wire::ShardMap>(module, "ShardMap", "Who owns which partitions of a model; checked.")
-      .def(py::init(&make), py::kw_only(), py::arg("model"), py::arg("version"),
+  py::class_<wire::ShardMap>(module, "ShardMap",
+                             "The servers and the partitions that each owns; always valid.")
+      .def(py::init(&create), py::kw_only(), py::arg("model"), py::arg("version"),
            py::arg("partitions"), py::arg("servers"))
       .def_readonly("model", &wire::ShardMap::model)
       .def_readonly("version", &wire::ShardMap::version)

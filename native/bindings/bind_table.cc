@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "bindings/arrays.h"
+#include "bindings/blocks.h"
 #include "bindings/pool_info.h"
 #include "bindings/pull_rows.h"
 #include "bindings/scan.h"
@@ -13,7 +14,7 @@ namespace petps::bindings {
 
 namespace {
 
-std::string named(const TableHandle& handle) { return "table '" + handle.record.spec.name + "'"; }
+std::string name_of(const TableHandle& handle) { return "table '" + handle.record.spec.name + "'"; }
 
 table::ApplyReport apply(const TableHandle& handle, const py::object& keys, const py::object& rows,
                          const py::object& deleted, uint64_t stamp, uint32_t threads) {
@@ -25,33 +26,33 @@ table::ApplyReport apply(const TableHandle& handle, const py::object& keys, cons
   std::vector<uint8_t> all;
   if (rows.is_none()) {
     for (const uint8_t flag : batch.deleted) {
-      if (flag == 0) invalid(named(handle) + ": rows is None, but deleted does not mark every key");
+      if (flag == 0)
+        invalid(name_of(handle) + ": rows is None, but deleted does not mark every key");
     }
     if (deleted.is_none()) all.assign(batch.keys.size(), 1);
     if (deleted.is_none()) batch.deleted = all;
   } else {
     const Rows<const std::byte> block = stored_rows_of(rows, "rows");
     if (block.n != batch.keys.size() || block.width != handle.record.spec.row_bytes) {
-      invalid(named(handle) + ": rows must be uint8[" + std::to_string(batch.keys.size()) + ", " +
+      invalid(name_of(handle) + ": rows must be uint8[" + std::to_string(batch.keys.size()) + ", " +
               std::to_string(handle.record.spec.row_bytes) +
               "], one stored row per key; got uint8[" + std::to_string(block.n) + ", " +
               std::to_string(block.width) + "]");
     }
     batch.rows = block.data;
   }
-  return released(handle.session,
-                  [&](table::Tables&) { return unwrap(handle.open()->apply(batch)); });
+  return with_table(handle, [&](table::Table& table) { return unwrap(table.apply(batch)); });
 }
 
 uint64_t pull(const TableHandle& handle, const py::object& keys, const py::object& out,
               const py::object& mask) {
-  const std::span<const uint64_t> wanted = keys_of(keys);
+  const std::span<const uint64_t> key_list = keys_of(keys);
   const Out target =
-      out_of(out, wanted.size(), handle.record.spec.dim, handle.record.spec.row_bytes);
+      out_of(out, key_list.size(), handle.record.spec.dim, handle.record.spec.row_bytes);
   const PullTarget pull_target{target.data, target.stored,
-                               writable_mask_of(mask, "mask", wanted.size())};
-  return released(handle.session, [&](table::Tables&) {
-    return pull_rows(*handle.session, *handle.open(), wanted, pull_target);
+                               writable_mask_of(mask, "mask", key_list.size())};
+  return with_table(handle, [&](const table::Table& table) {
+    return pull_rows(*handle.session, table, key_list, pull_target);
   });
 }
 
@@ -66,28 +67,27 @@ py::array_t<uint8_t> default_row(const TableHandle& handle) {
 py::array_t<uint64_t> keys_of_table(const TableHandle& handle) {
   constexpr uint64_t kBucketsAtOnce = 4096;  // bounds how long a pin is held
   std::vector<uint64_t> keys;
-  released(handle.session, [&](table::Tables&) {
-    const table::TablePointer table = handle.open();
-    const table::Table::ScanGuard guard(*table);
+  with_table(handle, [&](table::Table& table) {
+    const table::Table::ScanGuard guard(table);
     for (uint64_t bucket = 0; bucket < handle.record.bucket_count;) {
       Session::Lease lease(*handle.session);
       const epoch::Pin pin = lease.pin();
-      const table::ScanPage page = table->scan(bucket, kBucketsAtOnce);
+      const table::ScanPage page = table.scan(bucket, kBucketsAtOnce);
       keys.insert(keys.end(), page.keys.begin(), page.keys.end());
       bucket = page.next_bucket;
     }
   });
-  return py::array_t<uint64_t>(static_cast<py::ssize_t>(keys.size()), keys.data());
+  return array_of(std::move(keys));
 }
 
 void bind_data(py::class_<TableHandle>& table) {
   table.def("apply", apply, py::arg("keys"), py::arg("rows"), py::arg("deleted") = py::none(),
             py::arg("stamp") = 0, py::arg("threads") = 1,
-            "keys: uint64[n], rows: uint8[n, row_bytes] or None, deleted: bool[n] or None. Durable "
-            "when it returns. threads: how many may work on a large batch.");
+            "Write and delete rows; they are durable on return. keys: uint64[n], rows: uint8[n, "
+            "row_bytes] or None, deleted: bool[n] or None. threads: of a large batch, at most.");
   table.def("pull", pull, py::arg("keys"), py::arg("out"), py::arg("mask") = py::none(),
-            "Fills out (float32[n, dim], or uint8[n, row_bytes] as stored) and mask (bool[n]). "
-            "Returns keys found.");
+            "Fill out (float32[n, dim], or uint8[n, row_bytes] as stored) and mask (bool[n]). "
+            "Return the number of keys found.");
 }
 
 void bind_placement(py::class_<TableHandle>& table) {
@@ -96,28 +96,24 @@ void bind_placement(py::class_<TableHandle>& table) {
       [](const TableHandle& handle, const py::object& keys) {
         const auto hot = keys_of(keys);
         std::vector<uint64_t> copy(hot.begin(), hot.end());
-        released(handle.session,
-                 [&](table::Tables&) { handle.open()->set_hot_keys(std::move(copy)); });
+        with_table(handle, [&](table::Table& open) { open.set_hot_keys(std::move(copy)); });
       },
       py::arg("keys"));
   table.def(
       "migrate",
       [](const TableHandle& handle, const py::object& keys) {
         const auto hot = keys_of(keys, "hot_keys");
-        return released(handle.session,
-                        [&](table::Tables&) { return unwrap(handle.open()->migrate(hot)); });
+        return with_table(handle, [&](table::Table& open) { return unwrap(open.migrate(hot)); });
       },
       py::arg("hot_keys"));
   table.def("rehome", [](const TableHandle& handle) {
-    return released(handle.session,
-                    [&](table::Tables&) { return unwrap(handle.open()->rehome()); });
+    return with_table(handle, [](table::Table& open) { return unwrap(open.rehome()); });
   });
   table.def(
       "bucket_reads",
       [](const TableHandle& handle, const py::object& keys) {
-        const auto wanted = keys_of(keys);
-        return released(handle.session,
-                        [&](table::Tables&) { return handle.open()->bucket_reads(wanted); });
+        const auto key_list = keys_of(keys);
+        return with_table(handle, [&](table::Table& open) { return open.bucket_reads(key_list); });
       },
       py::arg("keys"));
 }
@@ -138,9 +134,9 @@ void bind_table(py::module_& module) {
     return codec::dtype_name(static_cast<codec::Dtype>(handle.record.spec.dtype));
   });
   table.def("default_row", default_row,
-            "uint8[row_bytes]: the stored row shown for a missing key.");
+            "Return uint8[row_bytes], the stored row that a missing key gets.");
   table.def("status", [](const TableHandle& handle) {
-    return released(handle.session, [&](table::Tables&) { return handle.open()->status(); });
+    return with_table(handle, [](table::Table& open) { return open.status(); });
   });
   table.def(
       "scan",
@@ -148,8 +144,9 @@ void bind_table(py::module_& module) {
         const Released released;  // the Scan waits for a move in progress
         return std::make_unique<Scan>(handle, buckets);
       },
-      py::arg("buckets_per_page") = 4096, "Pages (keys, rows) of the whole table.");
-  table.def("keys", keys_of_table, "uint64[n]: every key, in no order.");
+      py::arg("buckets_per_page") = 4096,
+      "Return an iterator over pages (keys, rows) of the whole table.");
+  table.def("keys", keys_of_table, "Return uint64[n], all keys in any order.");
   bind_data(table);
   bind_placement(table);
 }

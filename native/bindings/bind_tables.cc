@@ -49,44 +49,29 @@ struct NewTable {
   py::object default_row;
 };
 
-pool::TableSpec spec_of(const NewTable& wanted) {
+pool::TableSpec spec_of(const NewTable& settings) {
   pool::TableSpec spec;
-  const codec::Dtype dtype = unwrap(codec::parse_dtype(wanted.dtype));
-  spec.name = wanted.name;
-  spec.instance = wanted.instance;
+  const codec::Dtype dtype = unwrap(codec::parse_dtype(settings.dtype));
+  spec.name = settings.name;
+  spec.instance = settings.instance;
   spec.dtype = static_cast<uint8_t>(dtype);
-  spec.feed = parse_feed(wanted.feed);
-  spec.dim = wanted.dim;
-  spec.row_bytes = static_cast<uint32_t>(codec::row_bytes(dtype, wanted.dim));
-  spec.capacity = wanted.capacity;
-  if (!wanted.default_row.is_none()) {
+  spec.feed = parse_feed(settings.feed);
+  spec.dim = settings.dim;
+  spec.row_bytes = static_cast<uint32_t>(codec::row_bytes(dtype, settings.dim));
+  spec.capacity = settings.capacity;
+  if (!settings.default_row.is_none()) {
     const Rows<const std::byte> row =
-        stored_rows_of(wanted.default_row[py::make_tuple(py::none())], "default_row");
+        stored_rows_of(settings.default_row[py::make_tuple(py::none())], "default_row");
     spec.default_row.assign(row.data, row.data + row.width);
   }
   return spec;
 }
 
-TableHandle create_table(const SessionPointer& session, const NewTable& wanted) {
-  const pool::TableSpec spec = spec_of(wanted);
+TableHandle create_table(const SessionPointer& session, const NewTable& settings) {
+  const pool::TableSpec spec = spec_of(settings);
   return released(session, [&](table::Tables& tables) {
     return handle_of(session, unwrap(tables.create_table(spec)));
   });
-}
-
-[[noreturn]] void table_not_found(table::Tables& tables, const std::string& instance,
-                                  const std::string& name) {
-  std::string known;
-  for (const table::TablePointer& table : tables.tables()) {
-    const pool::TableSpec& spec = table->record().spec;
-    for (const pool::InstanceRecord& record : tables.pool().instances()) {
-      if (record.id != spec.instance || record.name != instance) continue;
-      known += (known.empty() ? "" : ", ") + spec.name;
-    }
-  }
-  throw StatusError(
-      base::Status(base::Code::kNotFound, "instance '" + instance + "' has no table '" + name +
-                                              "'; it has " + (known.empty() ? "none yet" : known)));
 }
 
 TableHandle find(const SessionPointer& session, const std::string& instance,
@@ -118,6 +103,28 @@ std::vector<TableHandle> all_tables(const SessionPointer& session) {
   });
 }
 
+// Turn f(Tables&, arguments...) into a method that drops the GIL and keeps the pool open.
+template <typename F, typename Result, typename... Arguments>
+auto method(F f, Result (F::*)(table::Tables&, Arguments...) const) {
+  return [f](const SessionPointer& session, Arguments... arguments) {
+    return released(session, [&](table::Tables& open) { return f(open, arguments...); });
+  };
+}
+template <typename F>
+auto method(F f) {
+  return method(f, &F::operator());
+}
+
+// Return the instance that each alias names (or named before), by the alias's name.
+py::dict aliases_of(const SessionPointer& session, uint32_t pool::AliasRecord::*instance) {
+  py::dict result;
+  for (const pool::AliasRecord& alias :
+       released(session, [](table::Tables& open) { return open.pool().aliases(); })) {
+    if (alias.*instance != 0) result[py::str(alias.name)] = alias.*instance;
+  }
+  return result;
+}
+
 using TablesClass = py::class_<Session, SessionPointer>;
 
 void bind_lifetime(TablesClass& tables) {
@@ -133,74 +140,44 @@ void bind_lifetime(TablesClass& tables) {
                     py::arg("background") = true);
   tables.def("close", &Session::close, py::call_guard<Released>());
   tables.def_property_readonly("closed", &Session::closed);
-  tables.def("info", [](const SessionPointer& session) { return released(session, pool_info); });
-  tables.def(
-      "set_durability",
-      [](const SessionPointer& session, const std::string& name) {
-        const media::Durability durability = parse_durability(name);
-        released(session,
-                 [&](table::Tables& open) { check(open.pool().set_durability(durability)); });
-      },
-      py::arg("durability"));
+  tables.def("info", method([](table::Tables& open) { return pool_info(open); }));
+  tables.def("set_durability", method([](table::Tables& open, const std::string& name) {
+               check(open.pool().set_durability(parse_durability(name)));
+             }),
+             py::arg("durability"));
 }
 
 void bind_catalogue(TablesClass& tables) {
-  tables.def(
-      "create_instance",
-      [](const SessionPointer& session, const std::string& model, const std::string& name,
-         uint32_t partitions) {
-        return released(session, [&](table::Tables& open) {
-          return unwrap(open.pool().create_instance(model, name, partitions));
-        });
-      },
-      py::arg("model"), py::arg("name"), py::arg("partitions"));
-  tables.def("instances", [](const SessionPointer& session) {
-    return released(session, [](table::Tables& open) { return open.pool().instances(); });
-  });
+  tables.def("create_instance",
+             method([](table::Tables& open, const std::string& model, const std::string& name,
+                       uint32_t partitions) {
+               return unwrap(open.pool().create_instance(model, name, partitions));
+             }),
+             py::arg("model"), py::arg("name"), py::arg("partitions"));
+  tables.def("instances", method([](table::Tables& open) { return open.pool().instances(); }));
   tables.def(
       "set_alias",
-      [](const SessionPointer& session, const std::string& alias, uint32_t instance,
-         bool unless_frozen) {
-        released(session, [&](table::Tables& open) {
-          check(open.switch_alias(alias, instance, unless_frozen));
-        });
-      },
+      method([](table::Tables& open, const std::string& alias, uint32_t instance,
+                bool unless_frozen) { check(open.switch_alias(alias, instance, unless_frozen)); }),
       py::arg("alias"), py::arg("instance"), py::kw_only(), py::arg("unless_frozen") = false);
   tables.def("aliases", [](const SessionPointer& session) {
-    py::dict result;
-    for (const pool::AliasRecord& alias :
-         released(session, [](table::Tables& open) { return open.pool().aliases(); })) {
-      result[py::str(alias.name)] = alias.instance;
-    }
-    return result;
+    return aliases_of(session, &pool::AliasRecord::instance);
   });
   tables.def("previous_of_aliases", [](const SessionPointer& session) {
-    py::dict result;
-    for (const pool::AliasRecord& alias :
-         released(session, [](table::Tables& open) { return open.pool().aliases(); })) {
-      if (alias.previous != 0) result[py::str(alias.name)] = alias.previous;
-    }
-    return result;
+    return aliases_of(session, &pool::AliasRecord::previous);
   });
-  tables.def(
-      "drop_instance",
-      [](const SessionPointer& session, uint32_t instance) {
-        released(session, [&](table::Tables& open) { check(open.drop_instance(instance)); });
-      },
-      py::arg("instance"));
-  tables.def(
-      "resolve",
-      [](const SessionPointer& session, const std::string& model) {
-        return released(session, [&](table::Tables& open) { return unwrap(open.resolve(model)); });
-      },
-      py::arg("model"));
-  tables.def(
-      "set_feed",
-      [](const SessionPointer& session, uint32_t table, const std::string& name) {
-        const pool::Feed feed = parse_feed(name);
-        released(session, [&](table::Tables& open) { check(open.pool().set_feed(table, feed)); });
-      },
-      py::arg("table"), py::arg("feed"));
+  tables.def("drop_instance", method([](table::Tables& open, uint32_t instance) {
+               check(open.drop_instance(instance));
+             }),
+             py::arg("instance"));
+  tables.def("resolve", method([](table::Tables& open, const std::string& model) {
+               return unwrap(open.resolve(model));
+             }),
+             py::arg("model"));
+  tables.def("set_feed", method([](table::Tables& open, uint32_t table, const std::string& name) {
+               check(open.pool().set_feed(table, parse_feed(name)));
+             }),
+             py::arg("table"), py::arg("feed"));
 }
 
 void bind_tables_of_pool(TablesClass& tables) {
@@ -219,51 +196,48 @@ void bind_tables_of_pool(TablesClass& tables) {
 }
 
 void bind_progress_and_upkeep(TablesClass& tables) {
-  tables.def(
-      "record_progress",
-      [](const SessionPointer& session, const pool::Progress& progress) {
-        released(session, [&](table::Tables& open) { check(open.record_progress(progress)); });
-      },
-      py::arg("progress"));
-  tables.def(
-      "record_all_progress",
-      [](const SessionPointer& session, const std::vector<pool::Progress>& all) {
-        released(session, [&](table::Tables& open) { check(open.record_progress(all)); });
-      },
-      py::arg("all"), "Progress of several partitions, each at most once; one drain for all.");
-  tables.def(
-      "progress",
-      [](const SessionPointer& session, uint32_t instance, uint32_t partition) {
-        return released(session, [&](table::Tables& open) {
-          return open.pool().read_progress(instance, partition);
-        });
-      },
-      py::arg("instance"), py::arg("partition"));
-  tables.def("all_progress", [](const SessionPointer& session) {
-    return released(session, [](table::Tables& open) { return open.pool().all_progress(); });
-  });
-  tables.def(
-      "applied_version",
-      [](const SessionPointer& session, uint32_t instance) {
-        return released(session,
-                        [&](table::Tables& open) { return open.applied_version(instance); });
-      },
-      py::arg("instance"));
-  tables.def("walk", [](const SessionPointer& session) {
-    released(session, [](table::Tables& open) { open.walk(); });
-  });
-  tables.def("walked", [](const SessionPointer& session) {
-    return released(session, [](table::Tables& open) { return open.walked(); });
-  });
-  tables.def("reclaim", [](const SessionPointer& session) {
-    return released(session, [](table::Tables& open) { return open.reclaim(); });
-  });
-  tables.def("verify", [](const SessionPointer& session) {
-    return released(session, [](table::Tables& open) { return open.verify(); });
-  });
+  tables.def("record_progress", method([](table::Tables& open, const pool::Progress& progress) {
+               check(open.record_progress(progress));
+             }),
+             py::arg("progress"));
+  tables.def("record_all_progress",
+             method([](table::Tables& open, const std::vector<pool::Progress>& all) {
+               check(open.record_progress(all));
+             }),
+             py::arg("all"),
+             "Record the progress of several partitions, each at most once, with one drain.");
+  tables.def("progress", method([](table::Tables& open, uint32_t instance, uint32_t partition) {
+               return open.pool().read_progress(instance, partition);
+             }),
+             py::arg("instance"), py::arg("partition"));
+  tables.def("all_progress",
+             method([](table::Tables& open) { return open.pool().all_progress(); }));
+  tables.def("applied_version", method([](table::Tables& open, uint32_t instance) {
+               return open.applied_version(instance);
+             }),
+             py::arg("instance"));
+  tables.def("walk", method([](table::Tables& open) { open.walk(); }));
+  tables.def("walked", method([](table::Tables& open) { return open.walked(); }));
+  tables.def("reclaim", method([](table::Tables& open) { return open.reclaim(); }));
+  tables.def("verify", method([](table::Tables& open) { return open.verify(); }));
 }
 
 }  // namespace
+
+[[noreturn]] void table_not_found(table::Tables& tables, const std::string& instance,
+                                  const std::string& name) {
+  std::string known;
+  for (const table::TablePointer& table : tables.tables()) {
+    const pool::TableSpec& spec = table->record().spec;
+    for (const pool::InstanceRecord& record : tables.pool().instances()) {
+      if (record.id != spec.instance || record.name != instance) continue;
+      known += (known.empty() ? "" : ", ") + spec.name;
+    }
+  }
+  throw StatusError(
+      base::Status(base::Code::kNotFound, "instance '" + instance + "' has no table '" + name +
+                                              "'; it has " + (known.empty() ? "none yet" : known)));
+}
 
 void bind_tables(py::module_& module) {
   TablesClass tables(module, "Tables",

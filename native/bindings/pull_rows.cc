@@ -25,7 +25,7 @@ class Gather {
   size_t out_bytes() const { return out_bytes_; }
 
   // Copy `row` (null: the default row) to `out`. Return whether `row` was found.
-  bool one(const std::byte* row, std::byte* out) const {
+  bool copy(const std::byte* row, std::byte* out) const {
     if (row == nullptr) {
       std::memcpy(out, missing_.data(), out_bytes_);
       return false;
@@ -70,12 +70,13 @@ uint64_t pull_rows(const std::function<epoch::Pin()>& take_pin, const table::Tab
     const epoch::Pin pin = take_pin();
     uint8_t* mask = target.mask.empty() ? nullptr : target.mask.data() + from;
     std::byte* first = out + from * gather.out_bytes();
-    const auto step = [&](size_t asked, size_t ready) {
-      if (asked != table::kNoKey && rows[asked] != nullptr) base::prefetch(rows[asked], row_bytes);
+    const auto step = [&](size_t located, size_t ready) {
+      if (located != table::kNoKey && rows[located] != nullptr)
+        base::prefetch(rows[located], row_bytes);
       if (ready == table::kNoKey) return;
-      const bool there = gather.one(rows[ready], first + ready * gather.out_bytes());
-      if (mask != nullptr) mask[ready] = there ? 1 : 0;
-      found += there ? 1 : 0;
+      const bool is_found = gather.copy(rows[ready], first + ready * gather.out_bytes());
+      if (mask != nullptr) mask[ready] = is_found ? 1 : 0;
+      found += is_found ? 1 : 0;
     };
     table.lookup(keys.subspan(from, n), rows.data(), step);
   }

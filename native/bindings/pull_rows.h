@@ -1,4 +1,5 @@
-// The in-process pull: pin, lookup in batches, gather with prefetch, drop the pin.
+// The pull inside one process. For each batch: take a pin, look up, copy with prefetch, drop the
+// pin.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +12,9 @@
 
 namespace petps::bindings {
 
-// Keys whose rows are pinned and gathered together: enough for the prefetching of a lookup to pay
-// off, few enough for the row addresses to fit the first-level cache. A longer pull takes a pin
-// per batch, so that no call delays reclaim.
+// Keys of a batch under one pin: enough for prefetching to pay off, and few enough for the row
+// addresses to fit the first-level cache. A longer pull takes a pin per batch, so that no call
+// delays reclaim.
 inline constexpr size_t kPullBatch = 4096;
 
 struct PullTarget {
@@ -23,8 +24,7 @@ struct PullTarget {
 };
 
 // Fill the target for every key; a missing key gets the table's default row. Return the number of
-// rows found. `pin` is called once per batch; it returns an empty Pin if the caller already holds
-// one.
+// rows found. Call `pin` once per batch; it returns an empty Pin if the caller holds one already.
 uint64_t pull_rows(const std::function<epoch::Pin()>& pin, const table::Table& table,
                    std::span<const uint64_t> keys, const PullTarget& target);
 uint64_t pull_rows(Session& session, const table::Table& table, std::span<const uint64_t> keys,

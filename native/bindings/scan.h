@@ -13,7 +13,7 @@
 
 namespace petps::bindings {
 
-// The keys and rows of one page; numpy arrays that show them own the page.
+// The keys and rows of one page. They become numpy arrays without a copy.
 struct Page {
   std::vector<uint64_t> keys;
   std::vector<uint8_t> rows;
@@ -31,37 +31,37 @@ class Scan {
 
   void close() {
     const std::lock_guard lock(mutex_);
-    let_go();
+    release();
   }
 
   size_t row_bytes() const { return handle_.record.spec.row_bytes; }
   uint64_t buckets_done() const { return next_.load(std::memory_order_relaxed); }
   uint64_t buckets() const { return handle_.record.bucket_count; }
 
-  // Return the next page. Return nothing after the last page, which also closes the scan, and
-  // after close().
+  // Return the next page, or nothing after close(). After the last page, close the scan and return
+  // nothing.
   std::optional<Page> page() {
     const std::lock_guard lock(mutex_);
     const uint64_t from = buckets_done();
     if (!hold_.has_value() || from >= buckets()) {
-      let_go();
+      release();
       return std::nullopt;
     }
     Session::Lease lease(*handle_.session);
     const epoch::Pin pin = lease.pin();
-    table::ScanPage found = table_->scan(from, buckets_per_page_);
+    table::ScanPage scanned = table_->scan(from, buckets_per_page_);
     Page page;
-    page.rows.resize(found.rows.size() * row_bytes());
-    for (size_t i = 0; i < found.rows.size(); ++i) {
-      std::memcpy(page.rows.data() + i * row_bytes(), found.rows[i], row_bytes());
+    page.rows.resize(scanned.rows.size() * row_bytes());
+    for (size_t i = 0; i < scanned.rows.size(); ++i) {
+      std::memcpy(page.rows.data() + i * row_bytes(), scanned.rows[i], row_bytes());
     }
-    page.keys = std::move(found.keys);
-    next_.store(found.next_bucket, std::memory_order_relaxed);
+    page.keys = std::move(scanned.keys);
+    next_.store(scanned.next_bucket, std::memory_order_relaxed);
     return page;
   }
 
  private:
-  void let_go() {
+  void release() {
     guard_.reset();
     table_.reset();
     hold_.reset();

@@ -50,7 +50,7 @@ Session::Lease::Lease(Session& session) : session_(session), reader_(nullptr) {
   if (reader_ == nullptr) {
     throw StatusError(Status(Code::kResourceExhausted,
                              "pool " + session_.path_ + ": " + std::to_string(epoch::kMaxReaders) +
-                                 " calls read it at once; use fewer threads"));
+                                 " calls already read it; use fewer threads"));
   }
 }
 
@@ -68,17 +68,17 @@ epoch::Pin Session::Lease::pin() {
   return pin;
 }
 
-Session::Hold::Hold(std::shared_ptr<Session> session, std::string what)
-    : session_(std::move(session)), what_(std::move(what)) {
+Session::Hold::Hold(std::shared_ptr<Session> session, std::string holder)
+    : session_(std::move(session)), holder_(std::move(holder)) {
   std::lock_guard guard(session_->readers_mutex_);
   session_->check_open();
-  session_->holds_.push_back(what_);
+  session_->holds_.push_back(holder_);
 }
 
 Session::Hold::~Hold() {
   std::lock_guard guard(session_->readers_mutex_);
   auto& holds = session_->holds_;
-  holds.erase(std::find(holds.begin(), holds.end(), what_));
+  holds.erase(std::find(holds.begin(), holds.end(), holder_));
 }
 
 }  // namespace petps::bindings

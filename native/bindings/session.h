@@ -1,5 +1,4 @@
-// The guard that keeps an open pool open while a call uses it, and raises a clear error once it
-// is closed.
+// Keeps a pool open while a call uses it, and raises an error after the pool is closed.
 //
 // ASSUMPTIONS: with() and close() are called with the GIL dropped (see bindings.h).
 #pragma once
@@ -20,7 +19,7 @@ namespace petps::bindings {
 class Session {
  public:
   explicit Session(std::unique_ptr<table::Tables> tables);
-  ~Session();  // an open pool is left as after a crash: it recovers at its next open
+  ~Session();  // does not close an open pool, which then recovers at its next open
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
@@ -46,8 +45,7 @@ class Session {
     ~Lease();
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
-    // Return a pin, never an empty one. Wait while the list is full; the work of the other
-    // callers bounds the wait.
+    // Return a pin, never an empty one. If the list is full, wait until other callers drop theirs.
     epoch::Pin pin();
 
    private:
@@ -55,11 +53,11 @@ class Session {
     epoch::Reader* reader_;
   };
 
-  // A guard that keeps the pool from being closed until its destructor runs. `what` names the
-  // holder in errors: "a running server".
+  // A guard that prevents closing the pool. `holder` names the user of the pool in errors, such as
+  // "a running server".
   class Hold {
    public:
-    Hold(std::shared_ptr<Session> session, std::string what);
+    Hold(std::shared_ptr<Session> session, std::string holder);
     ~Hold();
     Hold(const Hold&) = delete;
     Hold& operator=(const Hold&) = delete;
@@ -67,7 +65,7 @@ class Session {
 
    private:
     std::shared_ptr<Session> session_;
-    std::string what_;
+    std::string holder_;
   };
 
  private:
