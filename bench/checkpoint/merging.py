@@ -54,7 +54,7 @@ class _Grown:
     def living(self) -> tuple[int, int]:
         """Return the number of deltas that the newest version needs, and their rows."""
         newest = self.store.state.versions()[-1].version
-        chunks = [delta for delta in self.store.state.line.deltas() if delta.holds(newest)]
+        chunks = [delta for delta in self.store.state.lineage.deltas() if delta.holds(newest)]
         return len(chunks), sum(chunk.rows for chunk in chunks)
 
 

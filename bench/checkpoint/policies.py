@@ -178,7 +178,7 @@ def _measure(
         "recovery_highest_ms": max(recovery) * 1e3,
         "rows_loaded": statistics.fmean(loaded),
         "arrange_ms": statistics.fmean(arrange) * 1e3,
-        "bases": len(store.state.lines),
+        "bases": len(store.state.lineages),
         "storage_with_bases_mb": store.stored_bytes() / 1e6,
     }
 

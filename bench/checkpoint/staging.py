@@ -113,7 +113,7 @@ def _resident(folder: Path, work: dict[str, Any], megabytes: int) -> dict[str, A
         "ratio_to": "four chunks",
         "ratio": resident / FOUR,
         "rows_mb": megabytes,
-        "chunks": len(store.state.line.chunks),
+        "chunks": len(store.state.lineage.chunks),
         "process_peak_chunks": (_memory("VmHWM") - before) / chunk,
         "pause_s": pause,
         "seconds": time.perf_counter() - began,

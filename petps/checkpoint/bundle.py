@@ -101,7 +101,7 @@ def _check_shape(table: Table, rows: Rows) -> None:
         if stored is None or stored.shape != (len(rows), column.width):
             shape = None if stored is None else stored.shape
             raise InvalidArgument(
-                f"table {table.name}: column {column.name} has {shape}, the line's has "
+                f"table {table.name}: column {column.name} has {shape}, the lineage's has "
                 f"({len(rows)}, {column.width}): make rows by Rows.of"
             )
 

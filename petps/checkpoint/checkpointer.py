@@ -63,8 +63,8 @@ class Next:
 def next_version(store: Store, policy: Policy, sample: Sample) -> Next:
     """Return how to write the next version.
 
-    The policy decides, except that a base is due when the line has too few bits for the number of
-    times that the training has resumed.
+    The policy decides, except that a base is due when the lineage has too few bits for the number
+    of times that the training has resumed.
     """
     state = store.state
     quantising = state.quantising
@@ -72,7 +72,7 @@ def next_version(store: Store, policy: Policy, sample: Sample) -> Next:
     if (
         kind != BASE
         and quantising is not None
-        and has_too_few_bits(state.line.tables, state.tables, quantising, state.restores)
+        and has_too_few_bits(state.lineage.tables, state.tables, quantising, state.restores)
     ):
         kind = BASE
     if kind == BASE:
@@ -80,8 +80,8 @@ def next_version(store: Store, policy: Policy, sample: Sample) -> Next:
         if quantising is not None:
             _log.info("[checkpoint] %s", "; ".join(describe(stored)))
         return Next(kind, None, stored)
-    since = state.newest_version if kind == DELTA else state.line.began
-    return Next(kind, since, state.line.tables)
+    since = state.newest_version if kind == DELTA else state.lineage.began
+    return Next(kind, since, state.lineage.tables)
 
 
 class Checkpointer:

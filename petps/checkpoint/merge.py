@@ -4,7 +4,7 @@ Owns:        MergePlan, plan_merges(), merges_due(), execute(), apply(); Executo
 Never does:  decide how many chunks become one, or when (policy.py); know Ray (on_ray.py).
 Called by:   policy.py; on_ray.py, and its workers.
 Invariants:  execute() reads chunks and writes a bundle, and touches no state; apply() changes
-             nothing unless the newest line still has every chunk of the plan. A merge that is
+             nothing unless the newest lineage still has every chunk of the plan. A merge that is
              given up leaves its chunks as they are, and at most files that no state names.
 Threads:     only the store's one writer calls plan_merges() and apply(); any thread may call
              execute().
@@ -21,7 +21,7 @@ from petps.checkpoint.bundle import Edit, write_bundle
 from petps.checkpoint.chunk import Table, lay_over
 from petps.checkpoint.files import Files
 from petps.checkpoint.reader import Reader
-from petps.checkpoint.state import OPEN, Chunk, Line
+from petps.checkpoint.state import OPEN, Chunk, Lineage
 from petps.errors import DataLoss, FailedPrecondition, NotFound, PetpsError
 
 if TYPE_CHECKING:
@@ -92,21 +92,21 @@ class InPlace:
 
 
 def plan_merges(store: Store, stride: int) -> list[MergePlan]:
-    """Return the merges due in the newest line, oldest first; no two of them share a chunk."""
-    line = store.state.line
-    deltas = _list_living(line)
+    """Return the merges due in the newest lineage, oldest first; no two of them share a chunk."""
+    lineage = store.state.lineage
+    deltas = _list_living(lineage)
     layers = [layer for layer, _ in deltas]
     plans = []
     for run in _runs(layers, stride):
         chunks = tuple(chunk for _, delta in deltas[run] for chunk in delta)
         layer = layers[run.start] + 1
-        plans.append(MergePlan(store.files, line.tables, chunks, chunks[-1].first, layer))
+        plans.append(MergePlan(store.files, lineage.tables, chunks, chunks[-1].first, layer))
     return plans
 
 
-def merges_due(line: Line, stride: int) -> int:
+def merges_due(lineage: Lineage, stride: int) -> int:
     """Return the number of merges until no merge is due."""
-    layers = [layer for layer, _ in _list_living(line)]
+    layers = [layer for layer, _ in _list_living(lineage)]
     count = 0
     while runs := list(_runs(layers, stride)):
         count += len(runs)
@@ -115,13 +115,13 @@ def merges_due(line: Line, stride: int) -> int:
     return count
 
 
-def _list_living(line: Line) -> list[tuple[int, list[Chunk]]]:
+def _list_living(lineage: Lineage) -> list[tuple[int, list[Chunk]]]:
     """Return the living deltas in order: the layer and the chunks of each.
 
     A delta whose chunks have several layers gets a layer that no other delta has.
     """
     chunks_by_first: dict[int, list[Chunk]] = {}
-    for chunk in line.deltas():
+    for chunk in lineage.deltas():
         chunks_by_first.setdefault(chunk.first, []).append(chunk)
     return [
         (chunks[0].layer if len({chunk.layer for chunk in chunks}) == 1 else -first, chunks)
@@ -183,7 +183,7 @@ def apply(store: Store, done: Executed) -> None:
     plan = done.plan
     for tries in range(1, APPLY_TRIES + 1):
         state = store.state
-        missing = set(plan.chunks) - set(state.line.chunks)
+        missing = set(plan.chunks) - set(state.lineage.chunks)
         if missing:
             oldest = min(missing, key=lambda chunk: chunk.first)
             raise FailedPrecondition(

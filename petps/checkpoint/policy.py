@@ -21,7 +21,7 @@ import numpy as np
 
 from petps.checkpoint.chunk import Hashes, Keys, hash_keys
 from petps.checkpoint.merge import Executed, Executor, InPlace, apply, plan_merges
-from petps.checkpoint.state import OPEN, Chunk, Line
+from petps.checkpoint.state import OPEN, Chunk, Lineage
 from petps.checkpoint.store import BASE, DELTA, DIFFERENCE, Edit, Store
 from petps.errors import InvalidArgument, PetpsError
 
@@ -54,14 +54,14 @@ class Policy(ABC):
 
     def kind(self, store: Store) -> str:
         """Return BASE, DELTA or DIFFERENCE: how to write the next version."""
-        return BASE if not store.state.lines else self.next_kind(store, store.state.line)
+        return BASE if not store.state.lineages else self.next_kind(store, store.state.lineage)
 
     @abstractmethod
-    def next_kind(self, store: Store, line: Line) -> str:
-        """Return how to write the next version above a line; kind() handles an empty store."""
+    def next_kind(self, store: Store, lineage: Lineage) -> str:
+        """Return how to write the next version above a lineage; kind() handles an empty store."""
 
     def arrange(self, store: Store) -> None:
-        """Move spans of the newest line and rewrite its chunks, after a version was committed."""
+        """Move spans of the newest lineage and rewrite its chunks, after a commit of a version."""
         del store
 
 
@@ -70,7 +70,7 @@ class Full(Policy):
 
     name = "full"
 
-    def next_kind(self, store: Store, line: Line) -> str:
+    def next_kind(self, store: Store, lineage: Lineage) -> str:
         """See Policy."""
         return BASE
 
@@ -80,7 +80,7 @@ class OneShot(Policy):
 
     name = "oneshot"
 
-    def next_kind(self, store: Store, line: Line) -> str:
+    def next_kind(self, store: Store, lineage: Lineage) -> str:
         """See Policy."""
         return DIFFERENCE
 
@@ -90,7 +90,7 @@ class Consecutive(Policy):
 
     name = "consecutive"
 
-    def next_kind(self, store: Store, line: Line) -> str:
+    def next_kind(self, store: Store, lineage: Lineage) -> str:
         """See Policy."""
         return DELTA
 
@@ -100,10 +100,10 @@ class Intermittent(Policy):
 
     name = "intermittent"
 
-    def next_kind(self, store: Store, line: Line) -> str:
+    def next_kind(self, store: Store, lineage: Lineage) -> str:
         """Return BASE if F_c <= I_c, with sizes as shares of the base; else DIFFERENCE."""
-        base = line.base_bytes
-        sizes = [size / base for _, kind, size, _ in line.written if kind == DIFFERENCE and base]
+        base = lineage.base_bytes
+        sizes = [size / base for _, kind, size, _ in lineage.written if kind == DIFFERENCE and base]
         if not sizes:
             return DIFFERENCE
         return BASE if 1 + sum(sizes) <= (len(sizes) + 1) * sizes[-1] else DIFFERENCE
@@ -125,7 +125,7 @@ class TwoD(Policy):
 
     ratio: R of the filters. ``by_range``, ``by_bloom``, ``by_count``: use each filter. ``bundles``:
     write the split chunks of a version into two files, instead of two files for each split chunk.
-    ``resets``: begin a new line once T_base < T_incre.
+    ``resets``: begin a new lineage once T_base < T_incre.
     """
 
     ratio: float = 0.02
@@ -137,28 +137,28 @@ class TwoD(Policy):
     filters: Filters = field(default_factory=Filters)
     name = "2d"
 
-    def next_kind(self, store: Store, line: Line) -> str:
+    def next_kind(self, store: Store, lineage: Lineage) -> str:
         """Return BASE if resets are on and pay off, else DELTA."""
-        return BASE if self.resets and self._reset_pays(store, line) else DELTA
+        return BASE if self.resets and self._reset_pays(store, lineage) else DELTA
 
-    def _reset_pays(self, store: Store, line: Line) -> bool:
+    def _reset_pays(self, store: Store, lineage: Lineage) -> bool:
         """Return whether T_base = C_base + R_base < T_incre = C_incre + R_base + R_v."""
-        bases = [seconds for _, kind, _, seconds in line.written if kind == BASE]
-        deltas = [seconds for _, kind, _, seconds in line.written if kind == DELTA]
+        bases = [seconds for _, kind, _, seconds in lineage.written if kind == BASE]
+        deltas = [seconds for _, kind, _, seconds in lineage.written if kind == DELTA]
         if not bases or not deltas or store.reader.read_bytes == 0:
             return False
-        above = sum(chunk.length for chunk in line.deltas())
+        above = sum(chunk.length for chunk in lineage.deltas())
         recovery = above * store.reader.read_seconds / store.reader.read_bytes
         return bases[-1] < deltas[-1] + recovery
 
     def arrange(self, store: Store) -> None:
         """Split the older chunks by the newest delta. See Policy."""
-        line = store.state.line
-        version = line.versions[-1].version
-        if line.versions[-1].kind != DELTA:
+        lineage = store.state.lineage
+        version = lineage.versions[-1].version
+        if lineage.versions[-1].kind != DELTA:
             return
-        new = [chunk for chunk in line.deltas() if chunk.first == version]
-        old = [chunk for chunk in line.deltas() if chunk.first < version]
+        new = [chunk for chunk in lineage.deltas() if chunk.first == version]
+        old = [chunk for chunk in lineage.deltas() if chunk.first < version]
         splits: list[tuple[Chunk, Edit, Edit | None]] = []
         for table in {chunk.table for chunk in new}:
             ours = [chunk for chunk in new if chunk.table == table]
@@ -232,9 +232,9 @@ class Merged(Policy):
     """Where chunks are merged: in this process, or in the workers of on_ray.OnRay."""
     name = "merged"
 
-    def next_kind(self, store: Store, line: Line) -> str:
-        """Return BASE once ``every`` deltas of the line were written, else DELTA."""
-        written = sum(1 for _, kind, _, _ in line.written if kind == DELTA)
+    def next_kind(self, store: Store, lineage: Lineage) -> str:
+        """Return BASE once ``every`` deltas of the lineage were written, else DELTA."""
+        written = sum(1 for _, kind, _, _ in lineage.written if kind == DELTA)
         d = round(self.duplication, 2)
         every = self.every or full_every(self._stride_now(), d, self.volume)
         return BASE if written >= every else DELTA
@@ -257,7 +257,7 @@ class Merged(Policy):
         """Measure d and v if they are needed. It reads two versions: call it behind the trainer."""
         if self.stride and self.every:
             return
-        deltas = [chunk for chunk in store.state.line.deltas() if chunk.layer == 1]
+        deltas = [chunk for chunk in store.state.lineage.deltas() if chunk.layer == 1]
         versions = sorted({chunk.first for chunk in deltas})[-2:]
         if len(versions) < 2:
             return
@@ -276,7 +276,7 @@ class Merged(Policy):
         )
         same = np.isin(first, second, assume_unique=True).sum()
         self.duplication = 2 * float(same) / (len(first) + len(second))
-        times = [version.created_ns for version in store.state.line.versions[-2:]]
+        times = [version.created_ns for version in store.state.lineage.versions[-2:]]
         if self._merge_seconds and len(times) == 2:
             self.velocity = (times[1] - times[0]) / 1e9 / self._merge_seconds
 
@@ -295,7 +295,9 @@ class Merged(Policy):
                 self._apply(store, done)
 
     def arrange_all(self, store: Store, merged: Callable[[], None] = lambda: None) -> None:
-        """Merge everything that is due, also in a line of another policy; call ``merged`` for each.
+        """Merge everything that is due, also in a lineage of another policy.
+
+        Call ``merged`` after each merge.
 
         A merge that fails leaves its own chunks unmerged and stops no other merge. Raise the first
         error at the end.

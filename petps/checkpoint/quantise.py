@@ -1,4 +1,4 @@
-"""Quantisation of a line: bits by restores, parameters by sampled rows (Check-N-Run 5.2).
+"""Quantisation of a lineage: bits by restores, parameters by sampled rows (Check-N-Run 5.2).
 
 Owns:        Quantising (the request), stored_tables() (the resulting tables), unquantised().
 Never does:  quantise rows (petps.codec does); count restores (the store's state does).
@@ -48,10 +48,10 @@ Sample = Callable[[str, int], tuple[Keys, Mapping[str, Floats | Bytes]]]
 
 @dataclass(frozen=True, slots=True)
 class Quantising:
-    """The number of restores that a store's lines are quantised for.
+    """The number of restores that a store's lineages are quantised for.
 
     expected_restores: how often the training will resume from a checkpoint: up to 1, 3 and 20 allow
-    2, 3 and 4 bits, more needs 8. Once it has resumed more often than that, new lines have 8 bits.
+    2, 3 and 4 bits, more needs 8. Once it has resumed more often, new lineages have 8 bits.
     seed: selects the sampled rows. state_bits: bits of optimizer state; None: 8, or the bits of the
     rows if they are more.
     """
@@ -78,7 +78,7 @@ class Quantising:
 def stored_tables(
     tables: Mapping[str, Table], quantising: Quantising | None, restores: int, sample: Sample
 ) -> dict[str, Table]:
-    """Return the tables as a new line stores them; ``tables`` are the trainer's own.
+    """Return the tables as a new lineage stores them; ``tables`` are the trainer's own.
 
     Raise InvalidArgument with table, column and key if a sampled row is not finite.
     """
@@ -125,7 +125,7 @@ def _choose_column(
 def has_too_few_bits(
     stored: Mapping[str, Table], tables: Mapping[str, Table], quantising: Quantising, restores: int
 ) -> bool:
-    """Return whether a line, quantised from the trainer's ``tables``, now needs more bits."""
+    """Return whether a lineage, quantised from the trainer's ``tables``, now needs more bits."""
     return any(
         stored_column.name == ROW
         and stored_column.dtype != column.dtype

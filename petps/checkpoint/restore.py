@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from petps.checkpoint.chunk import Rows, lay_over
-from petps.checkpoint.state import Chunk, Line
+from petps.checkpoint.state import Chunk, Lineage
 from petps.checkpoint.verify import offer
 from petps.errors import DataLoss, NotFound
 
@@ -33,16 +33,16 @@ def read_layers(
     while True:
         state = store.state
         chosen = state.newest_version if version is None else version
-        line = state.line_of(chosen)
+        lineage = state.lineage_of(chosen)
         names = list(state.tables) if tables is None else list(tables)
         _check_tables(store, names)
         chunks = [
             chunk
-            for chunk in line.of(chosen)
+            for chunk in lineage.of(chosen)
             if chunk.table in names and not (above_base and chunk.layer == 0)
         ]
         try:
-            rows = store.read(chunks, line.tables)
+            rows = store.read(chunks, lineage.tables)
         except DataLoss as error:
             if store.refresh().number != state.number:
                 continue  # the chunks were split or merged since
@@ -63,7 +63,7 @@ def read_pieces(store: Store, table: str, version: int | None) -> Iterator[Rows]
         state = store.state
         if store.state.version(chosen).created_ns != created:
             raise NotFound(f"{store.name} was rolled back, and another version is {chosen} now")
-        windows = _read_windows(store, state.line_of(chosen), chosen, table, start)
+        windows = _read_windows(store, state.lineage_of(chosen), chosen, table, start)
         try:
             for rows, next_start in windows:
                 yield rows
@@ -71,20 +71,20 @@ def read_pieces(store: Store, table: str, version: int | None) -> Iterator[Rows]
                 del rows  # free it before the next piece is built
         except DataLoss as error:
             if store.refresh().number == state.number:
-                needed = state.line_of(chosen).of(chosen)
+                needed = state.lineage_of(chosen).of(chosen)
                 raise DataLoss(f"version {chosen}: {error}; {offer(store, needed)}") from error
             # The chunks were split or merged since: continue at ``start`` with the new state.
 
 
 def _read_windows(
-    store: Store, line: Line, version: int, table: str, start: int
+    store: Store, lineage: Lineage, version: int, table: str, start: int
 ) -> Iterator[tuple[Rows, int | None]]:
     """Yield pieces of the keys from ``start`` on, each with the start of the next (None: last).
 
     A piece ends where the next chunk of the base begins.
     """
-    chunks = [chunk for chunk in line.of(version) if chunk.table == table]
-    above = store.read([chunk for chunk in chunks if chunk.layer > 0], line.tables)
+    chunks = [chunk for chunk in lineage.of(version) if chunk.table == table]
+    above = store.read([chunk for chunk in chunks if chunk.layer > 0], lineage.tables)
     base = sorted((chunk for chunk in chunks if chunk.layer == 0), key=lambda chunk: chunk.min_key)
     stops = sorted({chunk.min_key for chunk in base[1:]})
     windows: list[tuple[int | None, list[Chunk]]] = []
@@ -97,14 +97,14 @@ def _read_windows(
         )
         window_chunks, base = base[:count], base[count:]
         windows.append((stop, [chunk for chunk in window_chunks if chunk.max_key >= start]))
-    reads = store.reader.read_ahead([window_chunks for _, window_chunks in windows], line.tables)
+    reads = store.reader.read_ahead([window_chunks for _, window_chunks in windows], lineage.tables)
     base_rows: list[tuple[Chunk, Rows]] = []  # chunks of several ranks may overlap
     for (stop, window_chunks), chunk_rows in zip(windows, reads, strict=True):
         base_rows = [pair for pair in base_rows if pair[0].max_key >= start]
         base_rows += zip(window_chunks, chunk_rows, strict=True)
         layers = [*(rows for _, rows in base_rows), *above]
         parts = [rows.between(start, stop) for rows in layers]
-        yield lay_over(line.tables[table], parts, keep_deleted=False), stop
+        yield lay_over(lineage.tables[table], parts, keep_deleted=False), stop
         del chunk_rows, layers, parts  # free them before the wait for the next chunks
         start = stop or 0
 

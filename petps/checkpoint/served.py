@@ -64,7 +64,7 @@ class ServedVersion:
         self._behind = published.behind()
         state = store.state
         self._mark = _mark(state.version(version))
-        self._rows = state.line_of(version).of(version)
+        self._rows = state.lineage_of(version).of(version)
         self._columns = {}
         for name, table in state.tables.items():
             dtype = tables[name].dtype if name in tables else None

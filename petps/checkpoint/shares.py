@@ -22,13 +22,13 @@ from petps.checkpoint.bundle import Given
 from petps.checkpoint.chunk import Table
 from petps.checkpoint.state import (
     Chunk,
-    Line,
+    Lineage,
     Part,
     Version,
-    read_line,
+    read_lineage,
     read_signed,
     signed,
-    write_line,
+    write_lineage,
 )
 from petps.checkpoint.store import Store
 from petps.errors import (
@@ -54,7 +54,7 @@ class _Share:
     above: int
     # The store's rollbacks at that time: a share from before a rollback must not be committed.
     rollbacks: int
-    line: Line  # of this version alone
+    lineage: Lineage  # of this version alone
 
 
 def write_share(
@@ -83,7 +83,7 @@ def write_share(
     if not replace_own and rank in _ranks(store, version):
         raise _written_error(store, version, rank)
     newest = store.state.versions()
-    line = write_line(
+    lineage = write_lineage(
         store.files,
         store.write_data(version, rows, kind=kind, tables=tables, parts=parts, goes_on=goes_on),
     )
@@ -93,7 +93,7 @@ def write_share(
             "ranks": ranks,
             "above": newest[-1].version if newest else 0,
             "rollbacks": store.state.rollbacks,
-            "line": line.file,
+            "line": lineage.file,
         }
     )
     if replace_own:
@@ -106,7 +106,7 @@ def write_share(
         store.files.create(path, body)
     except AlreadyExists:
         raise _written_error(store, version, rank) from None
-    return line.versions[0]
+    return lineage.versions[0]
 
 
 def commit_shares(store: Store, version: int) -> Version:
@@ -140,9 +140,9 @@ def commit_shares(store: Store, version: int) -> Version:
                 f"version {version}: rank {share.rank} wrote its share above version "
                 f"{share.above}, the newest is {above}: write it again"
             )
-        first_entry, entry = first.line.versions[0], share.line.versions[0]
+        first_entry, entry = first.lineage.versions[0], share.lineage.versions[0]
         if (share.ranks, entry.kind) != (first.ranks, first_entry.kind) or (
-            share.line.tables != first.line.tables
+            share.lineage.tables != first.lineage.tables
         ):
             raise FailedPrecondition(
                 f"version {version}: rank {share.rank} wrote a {entry.kind} of {share.ranks} "
@@ -152,19 +152,19 @@ def commit_shares(store: Store, version: int) -> Version:
     _check_files(store, version, shares)
     _check_keys(store, version, shares)
     committed = _join_entries(version, shares)
-    chunks = tuple(chunk for share in shares for chunk in share.line.chunks)
-    line = replace(
-        first.line,
+    chunks = tuple(chunk for share in shares for chunk in share.lineage.chunks)
+    lineage = replace(
+        first.lineage,
         file="",
         versions=(committed,),
         chunks=chunks,
         written=((version, committed.kind, committed.bytes, committed.seconds),),
     )
-    store.add(line, before)
+    store.add(lineage, before)
     for share in shares:  # no state names the files of a share any more
         with contextlib.suppress(PetpsError):
             store.files.remove(_path(version, share.rank))
-            store.files.remove(share.line.file)
+            store.files.remove(share.lineage.file)
     return committed
 
 
@@ -216,12 +216,12 @@ def _read_header(store: Store, version: int, rank: int) -> _Header:
 def _read(store: Store, version: int, rank: int) -> _Share:
     header = _read_header(store, version, rank)
     try:
-        line = read_line(store.files, header.line)
+        lineage = read_lineage(store.files, header.line)
     except NotFound as error:
         raise DataLoss(f"version {version}, rank {rank}: {error}: write its share again") from error
-    if [entry.version for entry in line.versions] != [version]:
+    if [entry.version for entry in lineage.versions] != [version]:
         raise DataLoss(f"{store.name}/{_path(version, rank)} is of another version")
-    return _Share(rank, header.ranks, header.above, header.rollbacks, line)
+    return _Share(rank, header.ranks, header.above, header.rollbacks, lineage)
 
 
 def _written_error(store: Store, version: int, rank: int) -> AlreadyExists:
@@ -240,10 +240,10 @@ def _check_files(store: Store, version: int, shares: Iterable[_Share]) -> None:
     """Raise DataLoss if purge removed a file of a share, which no state has named for an hour."""
     for share in shares:
         sizes: dict[str, int] = {}
-        for chunk in share.line.chunks:
+        for chunk in share.lineage.chunks:
             stop = chunk.bloom_offset + chunk.bloom_length
             sizes[chunk.file] = max(stop, sizes.get(chunk.file, 0))
-        sizes |= {part.file: part.bytes for part in share.line.versions[0].parts.values()}
+        sizes |= {part.file: part.bytes for part in share.lineage.versions[0].parts.values()}
         for path, size in sizes.items():
             try:
                 is_whole = store.files.size(path) >= size
@@ -263,7 +263,7 @@ def _check_keys(store: Store, version: int, shares: Iterable[_Share]) -> None:
     """
     by_table: dict[str, list[tuple[Chunk, int]]] = {}
     for share in shares:
-        for chunk in share.line.chunks:
+        for chunk in share.lineage.chunks:
             by_table.setdefault(chunk.table, []).append((chunk, share.rank))
     for table, chunks in by_table.items():
         chunks.sort(key=lambda pair: pair[0].min_key)
@@ -298,14 +298,14 @@ def _check_group(
 def _join_entries(version: int, shares: Sequence[_Share]) -> Version:
     parts: dict[str, Part] = {}
     for share in shares:
-        for name, part in share.line.versions[0].parts.items():
+        for name, part in share.lineage.versions[0].parts.items():
             if name in parts:
                 raise FailedPrecondition(
                     f"version {version}: two ranks wrote a part {name!r}, one of them is rank "
                     f"{share.rank}: put the rank into the name"
                 )
             parts[name] = part
-    entries = [share.line.versions[0] for share in shares]
+    entries = [share.lineage.versions[0] for share in shares]
     return Version(
         version,
         entries[0].kind,

@@ -1,6 +1,6 @@
 """The contents of a store at one moment, and the change from one state to the next. STORE.md.
 
-Owns:        Chunk, Version, Sealed, Line, State; load(), commit(), obsolete().
+Owns:        Chunk, Version, Sealed, Lineage, State; load(), commit(), obsolete().
 Never does:  read or write rows.
 Called by:   store.py, policies, the CLI's lists.
 Invariants:  a State and all objects in it are immutable; a change makes a new State, wholly or not
@@ -37,7 +37,7 @@ from petps.errors import (
 __all__ = [
     "OPEN",
     "Chunk",
-    "Line",
+    "Lineage",
     "Part",
     "Sealed",
     "State",
@@ -46,10 +46,10 @@ __all__ = [
     "load",
     "new_name",
     "obsolete",
-    "read_line",
+    "read_lineage",
     "read_signed",
     "signed",
-    "write_line",
+    "write_lineage",
 ]
 
 FORMAT_NAME: Final = "petps-store"
@@ -125,7 +125,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """Chunks of a line that have ended, in a file of their own, which future states refer to."""
+    """Chunks of a lineage that have ended, in a file of their own, which future states refer to."""
 
     file: str
     checksum: str  # xxh3-64 of the file, 16 hex digits
@@ -133,7 +133,7 @@ class Sealed:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Lineage:
     """A base and what was written after it."""
 
     file: str
@@ -143,7 +143,7 @@ class Line:
     tables: Mapping[str, Table]  # as stored in its chunks
     # version, kind, bytes, seconds of every version written, also of those that were purged
     written: tuple[tuple[int, str, int, float], ...]
-    sealed: tuple[Sealed, ...] = ()  # chunks that the line's own file does not list
+    sealed: tuple[Sealed, ...] = ()  # chunks that the lineage's own file does not list
 
     @property
     def base_bytes(self) -> int:
@@ -162,8 +162,8 @@ class Line:
             key=lambda chunk: chunk.first,
         )
 
-    def add_version(self, new: Line, *, repeats: bool) -> Line:
-        """Return this line with the one version of ``new`` added.
+    def add_version(self, new: Lineage, *, repeats: bool) -> Lineage:
+        """Return this lineage with the one version of ``new`` added.
 
         repeats: the version has all rows changed since the base, so the open chunks above the base
         end with it.
@@ -182,8 +182,8 @@ class Line:
             written=(*self.written, *new.written),
         )
 
-    def keep_only(self, remaining: Collection[int], *, is_newest: bool) -> Line:
-        """Return this line with only these versions, and the chunks that they need."""
+    def keep_only(self, remaining: Collection[int], *, is_newest: bool) -> Lineage:
+        """Return this lineage with only these versions, and the chunks that they need."""
         versions = tuple(entry for entry in self.versions if entry.version in remaining)
         if len(versions) == len(self.versions):
             return self
@@ -194,8 +194,8 @@ class Line:
         )
         return replace(self, versions=versions, chunks=chunks)
 
-    def roll_back(self, version: int) -> Line:
-        """Return this line as it was when ``version`` was its newest."""
+    def roll_back(self, version: int) -> Lineage:
+        """Return this lineage as it was when ``version`` was its newest."""
         return replace(
             self,
             versions=tuple(entry for entry in self.versions if entry.version <= version),
@@ -215,77 +215,82 @@ class State:
     number: int
     model: str
     tables: Mapping[str, Table]  # the trainer's own
-    lines: tuple[Line, ...] = ()
+    lineages: tuple[Lineage, ...] = ()
     trash: tuple[str, ...] = ()  # files of earlier states that may be removed
     quantising: Quantising | None = None
     restores: int = 0  # how often a training has resumed from a version
     rollbacks: int = 0  # how often versions were dropped to continue from an older one
 
     @property
-    def line(self) -> Line:
-        """Return the newest line. Raise NotFound."""
-        if not self.lines:
+    def lineage(self) -> Lineage:
+        """Return the newest lineage. Raise NotFound."""
+        if not self.lineages:
             raise NotFound("the store has no version yet: write one")
-        return self.lines[-1]
+        return self.lineages[-1]
 
     @property
     def newest_version(self) -> int:
         """Return the number of the newest version. Raise NotFound."""
-        return self.line.versions[-1].version
+        return self.lineage.versions[-1].version
 
     def versions(self) -> list[Version]:
         """Return all versions, oldest first."""
-        return [version for line in self.lines for version in line.versions]
+        return [version for lineage in self.lineages for version in lineage.versions]
 
     def version(self, version: int) -> Version:
         """Return one version. Raise NotFound."""
-        return next(entry for entry in self.line_of(version).versions if entry.version == version)
+        return next(
+            entry for entry in self.lineage_of(version).versions if entry.version == version
+        )
 
-    def line_of(self, version: int) -> Line:
-        """Return the line of a version. Raise NotFound with the versions that exist."""
-        for line in self.lines:
-            if any(entry.version == version for entry in line.versions):
-                return line
+    def lineage_of(self, version: int) -> Lineage:
+        """Return the lineage of a version. Raise NotFound with the versions that exist."""
+        for lineage in self.lineages:
+            if any(entry.version == version for entry in lineage.versions):
+                return lineage
         numbers = [entry.version for entry in self.versions()]
         text = "none" if not numbers else f"{len(numbers)}, {numbers[0]} to {numbers[-1]}"
         raise NotFound(f"there is no version {version} in the store; it has {text}")
 
     def files(self) -> set[str]:
-        """Return all files that the state names, those of lines among them."""
-        paths = {line.file for line in self.lines}
-        for line in self.lines:
-            paths |= {sealed.file for sealed in line.sealed}
-            paths |= {chunk.file for chunk in line.chunks}
-            paths |= {part.file for version in line.versions for part in version.parts.values()}
+        """Return all files that the state names, those of lineages among them."""
+        paths = {lineage.file for lineage in self.lineages}
+        for lineage in self.lineages:
+            paths |= {sealed.file for sealed in lineage.sealed}
+            paths |= {chunk.file for chunk in lineage.chunks}
+            paths |= {part.file for version in lineage.versions for part in version.parts.values()}
         return paths
 
-    def with_line(self, line: Line) -> State:
-        """Return a state in which ``line`` replaces the newest line."""
-        return replace(self, lines=(*self.lines[:-1], line))
+    def with_lineage(self, lineage: Lineage) -> State:
+        """Return a state in which ``lineage`` replaces the newest lineage."""
+        return replace(self, lineages=(*self.lineages[:-1], lineage))
 
     def mark_kept(self, version: int, kept: bool) -> State:
         """Return a state in which purge leaves the version, or no longer does."""
-        line = self.line_of(version)
+        lineage = self.lineage_of(version)
         versions = tuple(
             replace(entry, kept=kept) if entry.version == version else entry
-            for entry in line.versions
+            for entry in lineage.versions
         )
-        marked = replace(line, versions=versions)
+        marked = replace(lineage, versions=versions)
         return replace(
-            self, lines=tuple(marked if other is line else other for other in self.lines)
+            self, lineages=tuple(marked if other is lineage else other for other in self.lineages)
         )
 
     def keep_only(self, remaining: Collection[int]) -> State:
         """Return a state with only these versions, and the chunks that they need."""
-        lines = (line.keep_only(remaining, is_newest=line is self.lines[-1]) for line in self.lines)
-        return replace(self, lines=tuple(line for line in lines if line.versions))
+        lineages = (
+            lineage.keep_only(remaining, is_newest=lineage is self.lineages[-1])
+            for lineage in self.lineages
+        )
+        return replace(self, lineages=tuple(lineage for lineage in lineages if lineage.versions))
 
     def roll_back(self, version: int) -> State:
         """Return a state without the versions above ``version``. Raise NotFound."""
-        line = self.line_of(version)
-        older = self.lines[: self.lines.index(line)]
-        lines = (*older, line.roll_back(version))
-        return replace(self, lines=lines, rollbacks=self.rollbacks + 1)
+        lineage = self.lineage_of(version)
+        older = self.lineages[: self.lineages.index(lineage)]
+        lineages = (*older, lineage.roll_back(version))
+        return replace(self, lineages=lineages, rollbacks=self.rollbacks + 1)
 
 
 def new_name() -> str:
@@ -335,31 +340,30 @@ _fields_of: Final = attrgetter(*_CHUNK_FIELDS)
 
 
 def _chunks_values(chunks: Iterable[Chunk]) -> dict[str, Any]:
-    return {
-        "fields": _CHUNK_FIELDS,
-        "chunks": [_fields_of(chunk) for chunk in chunks],
-    }
+    return {"fields": _CHUNK_FIELDS, "chunks": [_fields_of(chunk) for chunk in chunks]}
 
 
-def _seal(files: Files, line: Line) -> Line:
+def _seal(files: Files, lineage: Lineage) -> Lineage:
     """Write the ended chunks to a sealed file of their own, once there are enough of them.
 
     They change no more, except that purge, rollback or compaction may remove one. Then its file is
-    not named any more, and the line's own file lists the remaining chunks again.
+    not named any more, and the lineage's own file lists the remaining chunks again.
     """
-    present = {id(chunk) for chunk in line.chunks}
+    present = {id(chunk) for chunk in lineage.chunks}
     sealed = [
         sealed_file
-        for sealed_file in line.sealed
+        for sealed_file in lineage.sealed
         if present.issuperset(map(id, sealed_file.chunks))
     ]
     sealed_ids = {id(chunk) for sealed_file in sealed for chunk in sealed_file.chunks}
-    ended = tuple(chunk for chunk in line.chunks if not chunk.open and id(chunk) not in sealed_ids)
+    ended = tuple(
+        chunk for chunk in lineage.chunks if not chunk.open and id(chunk) not in sealed_ids
+    )
     if len(ended) >= SEALED_CHUNKS:
         path, body = f"lines/{new_name()}.json", signed(_chunks_values(ended))
         files.write(path, [body])
         sealed.append(Sealed(path, xxhash.xxh3_64_hexdigest(body), ended))
-    return replace(line, sealed=tuple(sealed))
+    return replace(lineage, sealed=tuple(sealed))
 
 
 def _tables_values(tables: Mapping[str, Table]) -> dict[str, Any]:
@@ -396,15 +400,15 @@ def _read_tables(values: Mapping[str, Any]) -> dict[str, Table]:
     }
 
 
-def _line_bytes(line: Line) -> bytes:
-    sealed_ids = {id(chunk) for sealed in line.sealed for chunk in sealed.chunks}
+def _lineage_bytes(lineage: Lineage) -> bytes:
+    sealed_ids = {id(chunk) for sealed in lineage.sealed for chunk in sealed.chunks}
     return signed(
         {
-            **_chunks_values(chunk for chunk in line.chunks if id(chunk) not in sealed_ids),
-            "began": line.began,
-            "sealed": [[sealed.file, sealed.checksum] for sealed in line.sealed],
-            "tables": _tables_values(line.tables),
-            "written": line.written,
+            **_chunks_values(chunk for chunk in lineage.chunks if id(chunk) not in sealed_ids),
+            "began": lineage.began,
+            "sealed": [[sealed.file, sealed.checksum] for sealed in lineage.sealed],
+            "tables": _tables_values(lineage.tables),
+            "written": lineage.written,
             "versions": [
                 {
                     "version": entry.version,
@@ -419,21 +423,21 @@ def _line_bytes(line: Line) -> bytes:
                         for name, part in entry.parts.items()
                     },
                 }
-                for entry in line.versions
+                for entry in lineage.versions
             ],
         }
     )
 
 
-def write_line(files: Files, line: Line) -> Line:
-    """Write a line, and return it with the name of its file."""
-    line = replace(_seal(files, line), file=f"lines/{new_name()}.json")
-    files.write(line.file, [_line_bytes(line)])
-    return line
+def write_lineage(files: Files, lineage: Lineage) -> Lineage:
+    """Write a lineage, and return it with the name of its file."""
+    lineage = replace(_seal(files, lineage), file=f"lines/{new_name()}.json")
+    files.write(lineage.file, [_lineage_bytes(lineage)])
+    return lineage
 
 
-def read_line(files: Files, path: str) -> Line:
-    """Read a line that write_line() wrote. Raise DataLoss, NotFound."""
+def read_lineage(files: Files, path: str) -> Lineage:
+    """Read a lineage that write_lineage() wrote. Raise DataLoss, NotFound."""
     values = read_signed(files, path)
     try:
         versions = tuple(
@@ -450,7 +454,7 @@ def read_line(files: Files, path: str) -> Line:
             for name, checksum in values["sealed"]
         )
         ended = (chunk for sealed_file in sealed for chunk in sealed_file.chunks)
-        return Line(
+        return Lineage(
             path,
             values["began"],
             versions,
@@ -499,13 +503,13 @@ def load(files: Files) -> State:
 def _read_state(files: Files, number: int) -> State:
     values = read_signed(files, _state_path(number))
     try:
-        lines = tuple(read_line(files, path) for path in values["lines"])
+        lineages = tuple(read_lineage(files, path) for path in values["lines"])
         quantising = values["quantising"]
         return State(
             number,
             values["model"],
             _read_tables(values["tables"]),
-            lines,
+            lineages,
             tuple(values["trash"]),
             None if quantising is None else Quantising(**quantising),
             values["restores"],
@@ -526,13 +530,13 @@ def commit(files: Files, before: State | None, after: State) -> State:
     the newest state, and no state names the files written for ``after``.
     """
     number = 1 if before is None else before.number + 1
-    lines_before = {line.file: line for line in before.lines} if before else {}
-    lines = []
-    for line in after.lines:
-        if lines_before.get(line.file) is not line:
-            line = write_line(files, line)
-        lines.append(line)
-    after = replace(after, number=number, lines=tuple(lines), trash=())
+    lineages_before = {lineage.file: lineage for lineage in before.lineages} if before else {}
+    lineages = []
+    for lineage in after.lineages:
+        if lineages_before.get(lineage.file) is not lineage:
+            lineage = write_lineage(files, lineage)
+        lineages.append(lineage)
+    after = replace(after, number=number, lineages=tuple(lineages), trash=())
     if before is not None:
         after = replace(after, trash=tuple(sorted(before.files() - after.files())))
     body = signed(
@@ -542,7 +546,7 @@ def commit(files: Files, before: State | None, after: State) -> State:
             "quantising": None if after.quantising is None else asdict(after.quantising),
             "restores": after.restores,
             "rollbacks": after.rollbacks,
-            "lines": [line.file for line in after.lines],
+            "lines": [lineage.file for lineage in after.lineages],
             "trash": after.trash,
         }
     )

@@ -29,7 +29,7 @@ from petps.checkpoint.restore import read_layers, read_pieces
 from petps.checkpoint.state import (
     OPEN,
     Chunk,
-    Line,
+    Lineage,
     Part,
     State,
     Version,
@@ -83,7 +83,7 @@ class Store:
     ) -> Store:
         """Create a store. Raise AlreadyExists if one exists here; raise InvalidArgument.
 
-        tables: as the trainer has them. ``quantising``: what a Checkpointer quantises lines for
+        tables: as the trainer has them. ``quantising``: what a Checkpointer quantises lineages for
         (None: store rows as they are).
         """
         files = open_files(url) if isinstance(url, str | Path) else url
@@ -139,12 +139,16 @@ class Store:
     ) -> Version:
         """Write a version and commit it.
 
-        rows: by table, all at once or in pieces whose keys ascend from piece to piece, so that only
-        one piece is in memory. kind: BASE has every row; DELTA has the rows changed or deleted
-        since the newest version; DIFFERENCE has those since the line's base. tables: how the rows
-        of a BASE are stored (None: as the trainer has them); a DELTA or DIFFERENCE is stored as its
-        line is. parts: opaque bytes, by name. goes_on: called before each piece; an error that it
-        raises cancels the version.
+        Args:
+            version: Its number, above all versions of the store.
+            rows: By table, all at once or in pieces, so that only one piece is in memory. The keys
+                ascend from piece to piece.
+            kind: BASE has every row. DELTA has the rows changed or deleted since the newest
+                version. DIFFERENCE has those since the base of the lineage.
+            tables: How the rows of a BASE are stored; None: as the trainer has them. A DELTA or
+                DIFFERENCE is stored like its lineage.
+            parts: Opaque bytes, by name.
+            goes_on: Called before each piece. An error that it raises cancels the version.
 
         Raise InvalidArgument, FailedPrecondition (another writer), IoError. Then the version does
         not exist, and the store is as it was.
@@ -165,12 +169,12 @@ class Store:
         tables: Mapping[str, Table] | None = None,
         parts: Mapping[str, bytes] | None = None,
         goes_on: Callable[[], None] = lambda: None,
-    ) -> Line:
-        """Write a version without a commit. Return a line of this version alone, for add()."""
+    ) -> Lineage:
+        """Write a version without a commit. Return a lineage of this version alone, for add()."""
         start = time.monotonic()
         self._check_new(version, rows, kind)
         if kind != BASE:
-            tables = self._state.line.tables
+            tables = self._state.lineage.tables
         elif tables is None:
             tables = self._state.tables
         chunks = self._write_bundle(
@@ -193,16 +197,16 @@ class Store:
             parts=stored,
         )
         written = (version, kind, entry.bytes, entry.seconds)
-        return Line("", version, (entry,), tuple(chunks), tables, (written,))
+        return Lineage("", version, (entry,), tuple(chunks), tables, (written,))
 
-    def add(self, new: Line, before: State) -> None:
+    def add(self, new: Lineage, before: State) -> None:
         """Commit a version that write_data() wrote above the newest version of ``before``."""
         (entry,) = new.versions
         if entry.kind == BASE:
-            self._commit(before, replace(before, lines=(*before.lines, new)))
+            self._commit(before, replace(before, lineages=(*before.lineages, new)))
         else:
-            line = before.line.add_version(new, repeats=entry.kind == DIFFERENCE)
-            self._commit(before, before.with_line(line))
+            lineage = before.lineage.add_version(new, repeats=entry.kind == DIFFERENCE)
+            self._commit(before, before.with_lineage(lineage))
 
     def _check_new(self, version: int, rows: Given, kind: str) -> None:
         if kind not in KINDS:
@@ -240,7 +244,7 @@ class Store:
             self._state = state
         self.tidy()
         self._obsolete = obsolete(before)
-        files = {chunk.file for line in self._state.lines for chunk in line.chunks}
+        files = {chunk.file for lineage in self._state.lineages for chunk in lineage.chunks}
         self.reader.forget_all_but(files)
         self._sizes = {path: size for path, size in self._sizes.items() if path in files}
 
@@ -260,7 +264,7 @@ class Store:
         ended: Sequence[Chunk] = (),
         end: int = OPEN,
     ) -> None:
-        """Replace chunks of the newest line by other chunks, in one state.
+        """Replace chunks of the newest lineage by other chunks, in one state.
 
         Remove the chunks ``gone``. Write ``bundles`` and add their chunks. Add ``written``: chunks
         of bundles that are in the store already. End the chunks ``ended`` at version ``end``.
@@ -272,12 +276,12 @@ class Store:
         gone_chunks, ended_chunks = set(gone), set(ended)
         chunks = [
             replace(chunk, end=end) if chunk in ended_chunks else chunk
-            for chunk in before.line.chunks
+            for chunk in before.lineage.chunks
             if chunk not in gone_chunks
         ]
         chunks += [*new, *written]
-        line = replace(before.line, chunks=tuple(self._compact(chunks)))
-        self._commit(before, before.with_line(line))
+        lineage = replace(before.lineage, chunks=tuple(self._compact(chunks)))
+        self._commit(before, before.with_lineage(lineage))
 
     def _compact(self, chunks: list[Chunk]) -> list[Chunk]:
         """Copy the named chunks of sparse bundles into one bundle, and return all chunks."""
@@ -335,14 +339,17 @@ class Store:
         self._commit(before, replace(before, restores=before.restores + 1))
 
     def expect(self, quantising: Quantising | None) -> None:
-        """Set what lines are quantised for, from the next base on; None: not quantised."""
+        """Set what lineages are quantised for, from the next base on; None: not quantised."""
         before = self._state
         self._commit(before, replace(before, quantising=quantising))
 
     def tables_of(self, version: int | None = None) -> Mapping[str, Table]:
-        """Return the tables of a version (None: the newest line); Column.values() decodes rows."""
-        line = self._state.line if version is None else self._state.line_of(version)
-        return line.tables
+        """Return the tables of a version, as its chunks store them; None: of the newest lineage.
+
+        Column.values() decodes their rows.
+        """
+        lineage = self._state.lineage if version is None else self._state.lineage_of(version)
+        return lineage.tables
 
     def pieces(self, table: str, version: int | None = None) -> Iterator[Rows]:
         """Yield the rows of restore() for one table, in pieces in the order of keys.
@@ -367,12 +374,12 @@ class Store:
     def read(
         self, chunks: Sequence[Chunk], tables: Mapping[str, Table] | None = None
     ) -> list[Rows]:
-        """Return the rows of chunks that are stored as ``tables`` (None: as the newest line's).
+        """Return the rows of chunks that are stored as ``tables`` (None: as the newest lineage's).
 
         Raise DataLoss that names file and offset.
         """
         if tables is None:
-            tables = self._state.line.tables
+            tables = self._state.lineage.tables
         return self.reader.read(chunks, tables)
 
     def part(self, version: int, name: str) -> bytes:
@@ -439,8 +446,8 @@ class Store:
     def stored_bytes(self, *, base: bool = True) -> int:
         """Return the bytes of data files on disk; base: include files that hold base chunks."""
         files: dict[str, bool] = {}
-        for line in self._state.lines:
-            for chunk in line.chunks:
+        for lineage in self._state.lineages:
+            for chunk in lineage.chunks:
                 files[chunk.file] = files.get(chunk.file, False) or chunk.layer == 0
         return sum(self._files.size(path) for path, is_base in files.items() if base or not is_base)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from petps.checkpoint.chunk import decode
-from petps.checkpoint.state import Chunk, Line
+from petps.checkpoint.state import Chunk, Lineage
 from petps.errors import DataLoss
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ def verify(store: Store) -> list[str]:
     problems: list[str] = []
     damaged: set[Chunk] = set()
     parts: set[int] = set()
-    for line in store.state.lines:
-        for chunk in line.chunks:
-            chunk_problems = _check_chunk(store, line, chunk)
+    for lineage in store.state.lineages:
+        for chunk in lineage.chunks:
+            chunk_problems = _check_chunk(store, lineage, chunk)
             problems += chunk_problems
             if chunk_problems:
                 damaged.add(chunk)
-        for version in line.versions:
+        for version in lineage.versions:
             for name in version.parts:
                 try:
                     store.part(version.version, name)
@@ -42,18 +42,18 @@ def verify(store: Store) -> list[str]:
     return [*problems, *_describe_loss(store, damaged, parts)] if problems else []
 
 
-def _check_chunk(store: Store, line: Line, chunk: Chunk) -> list[str]:
+def _check_chunk(store: Store, lineage: Lineage, chunk: Chunk) -> list[str]:
     where = f"{chunk.file} at {chunk.offset}"
     try:
-        rows = store.read([chunk], line.tables)[0]
+        rows = store.read([chunk], lineage.tables)[0]
         body = store.reader.bytes(chunk.file, chunk.offset, chunk.length)
         first_key = None if chunk.keyed else chunk.min_key
-        stream = decode(line.tables[chunk.table], body, chunk.file, first_key)
+        stream = decode(lineage.tables[chunk.table], body, chunk.file, first_key)
     except DataLoss as error:
         return [str(error)]
     problems = []
     if not rows.same(stream):
-        problems.append(f"{where}: the line has wrong offsets of the columns")
+        problems.append(f"{where}: the lineage has wrong offsets of the columns")
     if (
         len(rows) == 0
         or (int(rows.keys[0]), int(rows.keys[-1])) != (chunk.min_key, chunk.max_key)
@@ -69,9 +69,9 @@ def _describe_loss(store: Store, damaged: Iterable[Chunk], parts: set[int]) -> l
     damaged_chunks = set(damaged)
     lost = {
         entry.version
-        for line in store.state.lines
-        for entry in line.versions
-        if any(chunk in damaged_chunks for chunk in line.of(entry.version))
+        for lineage in store.state.lineages
+        for entry in lineage.versions
+        if any(chunk in damaged_chunks for chunk in lineage.of(entry.version))
     }
     losses = []
     if lost:
@@ -103,8 +103,8 @@ def _list_versions(versions: Sequence[int], chosen: set[int]) -> str:
 def offer(store: Store, needed: Sequence[Chunk]) -> str:
     """Return the newest version that needs none of the damaged files, as text for an error."""
     damaged_files = {chunk.file for chunk in needed if not store.reader.is_whole(chunk)}
-    for line in reversed(store.state.lines):
-        for version in reversed(line.versions):
-            if not any(chunk.file in damaged_files for chunk in line.of(version.version)):
+    for lineage in reversed(store.state.lineages):
+        for version in reversed(lineage.versions):
+            if not any(chunk.file in damaged_files for chunk in lineage.of(version.version)):
                 return f"version {version.version} does without it"
     return "no version does without it"

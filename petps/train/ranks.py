@@ -293,7 +293,7 @@ class RankedOutput:
         if failed is not None:
             self._source.abandon()
             return Unavailable(f"step {step}: no checkpoint was written: {failed}")
-        versions = self._store.refresh().line_of(step).versions
+        versions = self._store.refresh().lineage_of(step).versions
         self._source.acknowledge(next(entry for entry in versions if entry.version == step))
         if self._link.rank == 0:
             self._arranging = self._background.submit(self._checkpointer.arrange)

@@ -61,7 +61,7 @@ class TrackedSource:
 
         Raises FailedPrecondition if the store has newer versions, NotFound if it lacks this one.
         """
-        line = store.state.line_of(version)
+        lineage = store.state.lineage_of(version)
         newest = store.state.versions()[-1].version
         if newest != version:
             raise FailedPrecondition(
@@ -72,17 +72,17 @@ class TrackedSource:
         if self.tenant in self._tracker.tenants:
             self._tracker.remove_tenant(self.tenant)
         self._tracker.add_tenant(self.tenant)
-        if line.versions[-1].kind != DIFFERENCE:
+        if lineage.versions[-1].kind != DIFFERENCE:
             self._since = version
             return
         # The next difference must contain the keys of this one.
-        for chunk in line.deltas():
+        for chunk in lineage.deltas():
             if chunk.holds(version):
                 keys = store.read([chunk])[0].keys
                 if self._owns is not None:
                     keys = keys[self._owns(chunk.table, keys)]
                 self._tracker.track(chunk.table, self._table(chunk.table).ids_of(keys))
-        self._since = line.began
+        self._since = lineage.began
 
     def begin(self) -> None:
         """Begin a version: ids touched from here on belong to the next one."""

@@ -83,9 +83,9 @@ def test_quantised_restores_change_the_loss_little(
 def test_a_version_restored_more_often_than_expected_has_8_bits(task: Task, tmp_path: Path) -> None:
     _, store = resumed(task, SEED, 3, tmp_path / "store", Quantising(1))
     kinds = {
-        version.version: (version.kind, next(iter(line.tables.values())).columns[0].dtype)
-        for line in store.state.lines
-        for version in line.versions
+        version.version: (version.kind, next(iter(lineage.tables.values())).columns[0].dtype)
+        for lineage in store.state.lineages
+        for version in lineage.versions
     }
     assert kinds[1] == ("base", "adaptive2")
     assert kinds[2][1] == "adaptive2"

@@ -146,11 +146,11 @@ def test_merging_on_ray_gives_the_versions_of_merging_in_place(
         Merged(stride=STRIDE, executor=executor).arrange_all(by_ray, lambda: merges.append(1))
     assert len(merges) == 22  # 24 deltas: 12 + 6 + 3 + 1
     spans = [
-        {(c.table, c.first, c.end, c.layer, c.rows, c.checksum) for c in store.state.line.chunks}
+        {(c.table, c.first, c.end, c.layer, c.rows, c.checksum) for c in store.state.lineage.chunks}
         for store in (by_ray, in_place)
     ]
     assert spans[0] == spans[1]
-    assert {c.layer for c in by_ray.state.line.deltas()} == {4, 5}
+    assert {c.layer for c in by_ray.state.lineage.deltas()} == {4, 5}
     check(by_ray, replay)
     check(Store.open(tmp_path / "LocalFiles"), replay)
 
@@ -167,7 +167,7 @@ def test_groups_merge_in_parallel_and_a_killed_worker_is_replaced(
     until(lambda: len(files.waiting()) == 3)  # another worker has begun the merge again
     files.gate.unlink()
     assert merging.wait() is None
-    assert {c.layer for c in store.state.line.deltas()} == {4, 5}
+    assert {c.layer for c in store.state.lineage.deltas()} == {4, 5}
     check(store, replay)
 
 
@@ -218,7 +218,7 @@ def test_a_merge_of_chunks_that_are_purged_meanwhile_changes_nothing(
 
 def test_a_damaged_chunk_is_refused_by_the_worker(store_of: CopyStore, replay: Replay) -> None:
     store = store_of(LocalFiles)
-    chunk = next(c for c in store.state.line.deltas() if c.first == 8)
+    chunk = next(c for c in store.state.lineage.deltas() if c.first == 8)
     path = Path(store.name) / chunk.file
     body = bytearray(path.read_bytes())
     body[chunk.offset + chunk.length // 2] ^= 0x10
@@ -230,7 +230,7 @@ def test_a_damaged_chunk_is_refused_by_the_worker(store_of: CopyStore, replay: R
     assert str(error) == str(in_place.error)
     assert "does not fit its checksum" in str(error)
     # The other groups were merged, and no merge covers the one that failed.
-    layers = {c.first: c.layer for c in store.state.line.deltas()}
+    layers = {c.first: c.layer for c in store.state.lineage.deltas()}
     assert layers == {5: 3, 7: 2, 8: 1, 9: 1, 25: 5}
     body[chunk.offset + chunk.length // 2] ^= 0x10
     path.write_bytes(body)
@@ -250,7 +250,7 @@ def test_the_command_merges_on_a_cluster_of_its_own(store_of: CopyStore, replay:
     assert process.returncode == 0
     assert '"merges": 22' in output
     store.refresh()
-    assert {c.layer for c in store.state.line.deltas()} == {4, 5}
+    assert {c.layer for c in store.state.lineage.deltas()} == {4, 5}
     check(store, replay)
     refused = subprocess.run(
         [*petps, "--on", "moon"], capture_output=True, text=True, env=environment, check=False
@@ -319,7 +319,7 @@ def test_partial_bundles_of_a_dead_worker_are_ignored(store_of: CopyStore, repla
     assert isinstance(store.files, DeadlyFiles)
     store.files.own()
     Merging(store, retries=0).wait()
-    named = {chunk.file for chunk in store.state.line.chunks}
+    named = {chunk.file for chunk in store.state.lineage.chunks}
     pieces = {f"data/{path.name}" for path in (Path(store.name) / "data").iterdir()} - named
     assert pieces
     assert Store.open(Path(store.name)).verify() == []

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from petps.checkpoint import Rows, Store
     from petps.checkpoint.chunk import Bytes, Keys
     from petps.checkpoint.merge import Executor
-    from petps.checkpoint.state import Line
+    from petps.checkpoint.state import Lineage
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -59,15 +59,15 @@ def list_(store: _STORE, json_: _JSON = False) -> None:
         {
             "version": record.version,
             "kind": record.kind,
-            "line": line.began,
+            "line": lineage.began,
             "created": _time_text(record.created_ns),
             "rows": record.rows,
             "bytes": record.bytes,
             "kept": record.kept,
             "parts": sorted(record.parts),
         }
-        for line in checkpoint_store.state.lines
-        for record in line.versions
+        for lineage in checkpoint_store.state.lineages
+        for record in lineage.versions
     ]
     pending = pending_shares(checkpoint_store)
     if json_:
@@ -140,14 +140,14 @@ def show(
         return
     facts([(name, value) for name, value in report.items() if not isinstance(value, dict)])
     if graph:
-        lines = (
-            checkpoint_store.state.lines
+        lineages = (
+            checkpoint_store.state.lineages
             if version is None
-            else [checkpoint_store.state.line_of(version)]
+            else [checkpoint_store.state.lineage_of(version)]
         )
-        for line in lines:
+        for lineage in lineages:
             typer.echo("")
-            for text in _graph(line, active=line is checkpoint_store.state.line):
+            for text in _graph(lineage, active=lineage is checkpoint_store.state.lineage):
                 typer.echo(text)
 
 
@@ -160,9 +160,9 @@ def _facts(store: Store, version: int | None) -> dict[str, Any]:
             "model": state.model,
             "tables": ", ".join(state.tables),
             "state": state.number,
-            "lines": len(state.lines),
+            "lines": len(state.lineages),
             "versions": len(state.versions()),
-            "chunks": sum(len(line.chunks) for line in state.lines),
+            "chunks": sum(len(lineage.chunks) for lineage in state.lineages),
             "bytes": bytes_text(store.stored_bytes()),
             "expected restores": (
                 "rows are kept whole"
@@ -170,33 +170,33 @@ def _facts(store: Store, version: int | None) -> dict[str, Any]:
                 else f"{state.quantising.expected_restores:g}, seed {state.quantising.seed}"
             ),
             "restores": state.restores,
-            "quantised": "; ".join(describe(state.line.tables)) if state.lines else "",
+            "quantised": "; ".join(describe(state.lineage.tables)) if state.lineages else "",
         }
-    line = state.line_of(version)
-    chunks = line.of(version)
+    lineage = state.lineage_of(version)
+    chunks = lineage.of(version)
     delta_chunks = [chunk for chunk in chunks if chunk.layer > 0]
     return {
         "version": version,
-        "base": line.began,
+        "base": lineage.began,
         "chunks": len(chunks),
         "files": len({chunk.file for chunk in chunks}),
         "bytes": bytes_text(sum(chunk.length for chunk in chunks)),
         "rows above the base": sum(chunk.rows for chunk in delta_chunks),
         "bytes above the base": bytes_text(sum(chunk.length for chunk in delta_chunks)),
-        "quantised": "; ".join(describe(line.tables)),
+        "quantised": "; ".join(describe(lineage.tables)),
     }
 
 
-def _graph(line: Line, *, active: bool) -> list[str]:
+def _graph(lineage: Lineage, *, active: bool) -> list[str]:
     """Draw one row for each chunk: # under the versions of its span; kept versions have a k."""
-    versions = [record.version for record in line.versions]
-    heading = f"lineage of base {line.began}, versions {versions[0]} to {versions[-1]}"
+    versions = [record.version for record in lineage.versions]
+    heading = f"lineage of base {lineage.began}, versions {versions[0]} to {versions[-1]}"
     drawing = [f"{heading}: active, the next version continues it" if active else heading]
-    if any(record.kept for record in line.versions):
-        marks = "".join("k" if record.kept else " " for record in line.versions)
+    if any(record.kept for record in lineage.versions):
+        marks = "".join("k" if record.kept else " " for record in lineage.versions)
         drawing.append(f"{marks}  kept: purge does not delete them")
     for chunk in sorted(
-        line.chunks, key=lambda chunk: (chunk.table, chunk.layer > 0, chunk.first, chunk.end)
+        lineage.chunks, key=lambda chunk: (chunk.table, chunk.layer > 0, chunk.first, chunk.end)
     ):
         bar = "".join("#" if chunk.holds(version) else "." for version in versions)
         kind = "base" if chunk.layer == 0 else f"layer {chunk.layer}"
@@ -257,7 +257,7 @@ def restore(
 
     checkpoint_store = _open(store)
     chosen_version = (
-        checkpoint_store.state.line.versions[-1].version if version is None else version
+        checkpoint_store.state.lineage.versions[-1].version if version is None else version
     )
     checkpoint_store.tables_of(chosen_version)
     writer = BaseWriter(
@@ -422,11 +422,11 @@ def merge(
     if stride < 2:
         raise InvalidArgument(f"--stride must be at least 2, got {stride}")
     checkpoint_store = _open(store)
-    deltas_before = len(checkpoint_store.state.line.deltas())
-    merge_count = merges_due(checkpoint_store.state.line, stride)
+    deltas_before = len(checkpoint_store.state.lineage.deltas())
+    merge_count = merges_due(checkpoint_store.state.lineage, stride)
     with _executor(on) as executor, progress("merging", merge_count, quiet=json_) as advance:
         Merged(stride=stride, executor=executor).arrange_all(checkpoint_store, lambda: advance(1))
-    deltas_after = len(checkpoint_store.state.line.deltas())
+    deltas_after = len(checkpoint_store.state.lineage.deltas())
     if json_:
         json_out(
             {"deltas_before": deltas_before, "deltas_after": deltas_after, "merges": merge_count}
@@ -506,7 +506,7 @@ def rollback(
         petps checkpoint rollback checkpoints 120 --yes
     """
     checkpoint_store = _open(store)
-    checkpoint_store.state.line_of(version)
+    checkpoint_store.state.lineage_of(version)
     newer_versions = [
         record.version for record in checkpoint_store.state.versions() if record.version > version
     ]

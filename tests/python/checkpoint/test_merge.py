@@ -76,7 +76,7 @@ def test_a_plan_is_executed_by_another_process(
     order.shuffle(outcomes)
     for outcome in outcomes:
         apply(relative, outcome)
-    assert sorted({c.layer for c in relative.state.line.deltas()}) == [1, 2]
+    assert sorted({c.layer for c in relative.state.lineage.deltas()}) == [1, 2]
     check(Store.open("store"), replay, ALL)
 
 
@@ -89,11 +89,11 @@ def test_files_are_pickled_as_their_address(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stride", [2, 3, 5])
 def test_how_many_are_due_is_known_before(store: Store, replay: Replay, stride: int) -> None:
-    due = merges_due(store.state.line, stride)
+    due = merges_due(store.state.lineage, stride)
     told: list[int] = []
     Merged(stride=stride).arrange_all(store, lambda: told.append(1))
     assert len(told) == due > 0
-    assert merges_due(store.state.line, stride) == 0
+    assert merges_due(store.state.lineage, stride) == 0
     check(store, replay, ALL)
 
 
@@ -119,7 +119,7 @@ def test_a_merge_that_is_given_up_is_in_nobodys_way(
     """The other merges are done, then the error is raised; none jumps over what stayed."""
     with pytest.raises(IoError, match=f"no luck with {first}"):
         Merged(stride=3, executor=Failing(first)).arrange_all(store)
-    layers = {c.first: c.layer for c in store.state.line.deltas()}
+    layers = {c.first: c.layer for c in store.state.lineage.deltas()}
     assert layers[first] == layers[first + 1] == layers[first + 2] == 1
     assert max(layers.values()) > 1
     check(store, replay, ALL)
@@ -155,7 +155,7 @@ def test_what_is_gone_meanwhile_is_refused(store: Store, replay: Replay) -> None
         apply(store, second)
     assert store.state.number == before
     files = LocalFiles(store.name)
-    named = {chunk.file for line in store.state.lines for chunk in line.chunks}
+    named = {chunk.file for lineage in store.state.lineages for chunk in lineage.chunks}
     orphans = {each.merged[0].file for each in (second, last)}
     assert not orphans & named
     assert orphans <= {f"data/{name}" for name in files.list("data")}

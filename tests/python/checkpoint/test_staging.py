@@ -193,7 +193,7 @@ def test_a_trainer_goes_on_while_the_store_stalls(tmp_path: Path) -> None:
         files.go_on.set()
         made = writer.wait()
         assert made is not None
-        assert len(store.state.line.chunks) > 4, "or it says nothing about four"
+        assert len(store.state.lineage.chunks) > 4, "or it says nothing about four"
         assert writer.resident_chunks_max <= 4
     check(store, replay, [1])
 
@@ -340,7 +340,7 @@ def test_a_table_of_many_columns(tmp_path: Path, columns: int, chunk_bytes: int)
             replay.now = version
             writer.write(version, {"dense": b"%d" % version})
             writer.wait()
-    assert len(store.state.line.chunks) > 2, "or no buffer was full"
+    assert len(store.state.lineage.chunks) > 2, "or no buffer was full"
     check(Store.open(tmp_path / "store"), replay, [1, 2])
 
 
@@ -355,7 +355,7 @@ def test_the_least_buffer_of_many_columns_is_told(tmp_path: Path) -> None:
     least = int(str(told.value).split()[-2])
     with staged(store, replay, tmp_path / "ssd", chunk_bytes=least) as writer:
         writer.write(1, {"dense": b"1"})
-    assert len(store.state.line.chunks) > 1
+    assert len(store.state.lineage.chunks) > 1
     check(Store.open(tmp_path / "store"), replay, [1])
 
 

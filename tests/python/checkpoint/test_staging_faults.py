@@ -115,7 +115,7 @@ def test_a_full_disk_below_the_folder(tmp_path: Path, monkeypatch: pytest.Monkey
         writer.write(1, {"dense": b"1"})
     check(store, replay, [1])
     assert list((tmp_path / "store" / "data").iterdir()) == [
-        tmp_path / "store" / store.state.line.chunks[0].file
+        tmp_path / "store" / store.state.lineage.chunks[0].file
     ]
 
 

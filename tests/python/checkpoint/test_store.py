@@ -92,22 +92,22 @@ def test_policies_do_what_they_say(tmp_path: Path) -> None:
     store = written(tmp_path / "2d", two_d, replay)
     assert two_d.filters.split > VERSIONS
     assert two_d.filters.by_bloom < two_d.filters.in_range
-    assert any(chunk.end for chunk in store.state.line.chunks)
-    newest = store.state.line.of(VERSIONS)
+    assert any(chunk.end for chunk in store.state.lineage.chunks)
+    newest = store.state.lineage.of(VERSIONS)
     loaded = sum(chunk.rows for chunk in newest if chunk.table == "items")
     deltas = sum(each.rows for each in store.state.versions())
     assert loaded < deltas / 2, "or nothing was gained"
     store = written(tmp_path / "merged", Merged(stride=2, every=1000), replay)
     # The base is version 1: 29 deltas are 16 + 8 + 4 + 1.
-    assert sorted({c.layer for c in store.state.line.deltas()}) == [1, 3, 4, 5]
+    assert sorted({c.layer for c in store.state.lineage.deltas()}) == [1, 3, 4, 5]
     store = written(tmp_path / "every", Merged(stride=2, every=9), replay)
-    assert [line.began for line in store.state.lines] == [1, 11, 21]
+    assert [lineage.began for lineage in store.state.lineages] == [1, 11, 21]
     store = written(tmp_path / "intermittent", POLICIES["intermittent"](), replay)
-    assert len(store.state.lines) > 1
+    assert len(store.state.lineages) > 1
     store = written(tmp_path / "oneshot", POLICIES["oneshot"](), replay)
-    assert len({chunk.first for chunk in store.state.line.of(VERSIONS)}) == 2
+    assert len({chunk.first for chunk in store.state.lineage.of(VERSIONS)}) == 2
     store = written(tmp_path / "full", POLICIES["full"](), replay)
-    assert len(store.state.lines) == VERSIONS
+    assert len(store.state.lineages) == VERSIONS
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
@@ -158,7 +158,9 @@ def test_purge_breaks_no_version_that_stays(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("policy", [POLICIES["intermittent"](), Merged(stride=2, every=9)])
 def test_bases_come_when_they_are_due_whatever_was_purged(policy: Policy, tmp_path: Path) -> None:
     replay = Replay(TABLES, steps(12), deletes=0.1)
-    expected = [line.began for line in written(tmp_path / "whole", policy, replay).state.lines]
+    expected = [
+        lineage.began for lineage in written(tmp_path / "whole", policy, replay).state.lineages
+    ]
     assert len(expected) > 2
     store = Store.create(tmp_path / "store", "m", list(TABLES.values()))
     writer = Checkpointer(store, policy, replay, chunk_bytes=1 << 8)
@@ -206,7 +208,7 @@ def test_pieces_are_what_restore_gives(tmp_path: Path, number: int) -> None:
             np.testing.assert_array_equal(keys, expected.keys)
             base = [
                 c
-                for c in store.state.line_of(version).of(version)
+                for c in store.state.lineage_of(version).of(version)
                 if c.layer == 0 and c.table == table
             ]
             assert len(pieces) == max(1, len(base))
@@ -246,8 +248,8 @@ def test_ended_chunks_are_said_once(tmp_path: Path) -> None:
         replay.now = version
         writer.write(version, {"dense": b"%d" % version})
         writer.arrange()
-        sealed = {id(chunk) for each in store.state.line.sealed for chunk in each.chunks}
-        ended = [chunk for chunk in store.state.line.chunks if not chunk.open]
+        sealed = {id(chunk) for each in store.state.lineage.sealed for chunk in each.chunks}
+        ended = [chunk for chunk in store.state.lineage.chunks if not chunk.open]
         said.append(sum(1 for chunk in ended if id(chunk) not in sealed))
     assert len(ended) > 10 * SEALED_CHUNKS
     assert max(said) < SEALED_CHUNKS
@@ -262,7 +264,7 @@ def test_ended_chunks_are_said_once(tmp_path: Path) -> None:
         gone = change()
         kept = [version for version in kept if version not in gone]
         again = Store.open(tmp_path / "s")
-        assert set(again.state.line.chunks) == set(store.state.line.chunks)
+        assert set(again.state.lineage.chunks) == set(store.state.lineage.chunks)
         assert again.state.files() == store.state.files()
         check(again, replay, kept)
     store.tidy()  # removes the files that are not named any more

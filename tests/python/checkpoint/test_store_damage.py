@@ -40,8 +40,8 @@ def filled(files: MemoryFiles | str, replay: Replay, policy: Policy | None = Non
 def test_no_damage_is_given_out(replay: Replay, policy: Policy) -> None:
     """Damage every file: remove it, cut it, or flip a bit. Expect an error, or the right rows."""
     files = MemoryFiles()
-    line = filled(files, replay, policy).state.line
-    assert bool(line.sealed) == isinstance(policy, TwoD)
+    lineage = filled(files, replay, policy).state.lineage
+    assert bool(lineage.sealed) == isinstance(policy, TwoD)
     whole = dict(files.held)
     said = set()
     for path, body in whole.items():
@@ -71,7 +71,7 @@ def _turned(body: bytes) -> bytes:
 def test_the_last_whole_version_is_offered(replay: Replay) -> None:
     files = MemoryFiles()
     store = filled(files, replay)
-    fourth = next(c for c in store.state.line.chunks if c.first == 4)
+    fourth = next(c for c in store.state.lineage.chunks if c.first == 4)
     del files.held[fourth.file]
     with pytest.raises(DataLoss, match=r"version 6: .*is not there.*version 3 does without it"):
         store.restore()
@@ -81,13 +81,13 @@ def test_the_last_whole_version_is_offered(replay: Replay) -> None:
     assert lost == "lost: versions 4 to 6, 3 of 6; version 3 is the newest that is whole"
     with pytest.raises(DataLoss, match=r"version 6: .*is not there.*version 3 does without it"):
         list(store.pieces("items"))
-    second = next(c for c in store.state.line.chunks if c.first == 2)
+    second = next(c for c in store.state.lineage.chunks if c.first == 2)
     part = next(each.parts["dense"] for each in store.state.versions() if each.version == 1)
     for file in (second.file, part.file):
         del files.held[file]
     said = "lost: versions 2 to 6, 5 of 6; lost except for the rows: version 1; no version is whole"
     assert store.verify()[-1] == said
-    base = next(c for c in store.state.line.chunks if c.first == 1)
+    base = next(c for c in store.state.lineage.chunks if c.first == 1)
     del files.held[base.file]
     with pytest.raises(DataLoss, match="no version does without it"):
         store.restore(1)
@@ -96,7 +96,7 @@ def test_the_last_whole_version_is_offered(replay: Replay) -> None:
 def test_swapped_files_are_seen(replay: Replay) -> None:
     files = MemoryFiles()
     store = filled(files, replay)
-    first, second = (c.file for c in store.state.line.deltas()[:2])
+    first, second = (c.file for c in store.state.lineage.deltas()[:2])
     files.held[first], files.held[second] = files.held[second], files.held[first]
     with pytest.raises(DataLoss, match="does not fit its checksum"):
         store.restore()

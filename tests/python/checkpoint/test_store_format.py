@@ -48,7 +48,7 @@ def test_a_store_of_format_1_is_read_and_gone_on_from(tmp_path: Path) -> None:
     order = np.argsort(keys)
     assert store.restore(2)["items"].same(Rows(keys, expected, None).at(order))
     assert store.part(1, "dense") == b"one"
-    assert all(chunk.keyed for chunk in store.state.line.chunks)  # even if they ascend by one
+    assert all(chunk.keyed for chunk in store.state.lineage.chunks)  # even if they ascend by one
     store.write(3, {"items": make_rows(table, list(range(100, 110)), 7)}, kind=DELTA)
     TwoD(resets=False).arrange(store)
     again = Store.open(tmp_path / "store")
@@ -74,7 +74,7 @@ def test_keys_that_ascend_by_one_are_left_out(tmp_path: Path, first: int) -> Non
     apart = np.arange(500) != 250
     store.write(2, {"items": Rows.of(table, keys, {"row": values}, deleted)}, kind=DELTA)
     store.write(3, {"items": Rows.of(table, keys[apart], {"row": values[apart]})}, kind=DELTA)
-    whole, deletions, keyed = Store.open(tmp_path / "store").state.line.chunks
+    whole, deletions, keyed = Store.open(tmp_path / "store").state.lineage.chunks
     assert (whole.keyed, deletions.keyed, keyed.keyed) == (False, False, True)
     assert whole.bloom_length == 0 < keyed.bloom_length
     assert keyed.length - whole.length >= 8 * 499 - 16 - 64  # one row less, and padding

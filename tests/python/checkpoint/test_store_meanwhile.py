@@ -129,7 +129,7 @@ def test_versions_without_rows_give_no_read_rate(tmp_path: Path) -> None:
     store.write(1, {"items": []}, kind=BASE)
     store.write(2, {}, kind=DELTA)
     store.restore()
-    assert (store.state.line.chunks, store.reader.read_bytes) == ((), 0)
+    assert (store.state.lineage.chunks, store.reader.read_bytes) == ((), 0)
     assert store.reader.read_seconds > 0
     assert TwoD().kind(store) == DELTA
 
@@ -139,7 +139,7 @@ def test_parallel_reads_count_their_time_once(
 ) -> None:
     store = Store.create(tmp_path, "m", [Table.of("items", 2)])
     store.write(1, {"items": [_one(1, key)["items"] for key in range(READ_THREADS)]}, kind=BASE)
-    chunks = store.state.line.chunks
+    chunks = store.state.lineage.chunks
     read_into = store.files.read_into
     together = threading.Barrier(READ_THREADS)
     least = 0.05
@@ -247,7 +247,7 @@ def test_policies_see_all_chunks_of_a_version(tmp_path: Path) -> None:
         merged._measure(store)
         measured.append(merged.duplication)
         TwoD(resets=False).arrange(store)
-        ended.append(sum(c.rows for c in store.state.line.chunks if not c.open))
+        ended.append(sum(c.rows for c in store.state.lineage.chunks if not c.open))
     assert ended == [150, 150]
     assert measured == [1.0, 1.0]
 
@@ -262,7 +262,7 @@ def test_a_version_written_anew_under_a_reader_is_not_mixed_with_the_one_before(
         return {"items": [_one(value, key, key + 1)["items"] for key in range(0, 60, 2)]}
 
     old = store.write(2, chunks(1), kind=BASE)
-    files = {chunk.file for chunk in store.state.line_of(2).of(2)}
+    files = {chunk.file for chunk in store.state.lineage_of(2).of(2)}
     reader = Store.open(tmp_path)
     pieces = reader.pieces("items", 2)
     next(pieces)

@@ -203,7 +203,7 @@ def test_a_missing_file_is_reported_with_the_lost_versions(
     run: Command, store: Path, tmp_path: Path
 ) -> None:
     """Remove a delta: the errors name the lost versions and one that can be restored."""
-    tenth = next(chunk for chunk in Store.open(store).state.line.chunks if chunk.first == 10)
+    tenth = next(chunk for chunk in Store.open(store).state.lineage.chunks if chunk.first == 10)
     (store / tenth.file).unlink()
     lost = f"lost: versions 10 to {VERSIONS}, {VERSIONS - 9} of {VERSIONS}; version 9 is the newest"
     message = run.fails(9, "checkpoint", "verify", store)

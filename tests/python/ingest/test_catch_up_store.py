@@ -358,7 +358,7 @@ def test_a_damaged_version_is_passed_over_for_an_older_one(
     for _ in range(3):
         trainer.checkpoint()
     trainer.lose_the_log()
-    newest = trainer.store.state.lines[-1].chunks[0]
+    newest = trainer.store.state.lineages[-1].chunks[0]
     path = tmp_path / "store" / newest.file
     body = bytearray(path.read_bytes())
     body[newest.offset + newest.length // 2] ^= 1

@@ -80,7 +80,7 @@ def expected() -> tuple[np.ndarray, np.ndarray]:
 def test_a_restore_fills_the_trainers_arrays_in_bounded_memory(written: Path) -> None:
     trainer = Trainer(Store.open(written), None)
     output = trainer.output()
-    above = sum(chunk.length for chunk in trainer.store.state.line.deltas())
+    above = sum(chunk.length for chunk in trainer.store.state.lineage.deltas())
     tracemalloc.start()
     output.restore(3)
     peak = tracemalloc.get_traced_memory()[1]
@@ -123,7 +123,7 @@ def test_chunks_are_read_in_parallel(
     monkeypatch.setattr(reader_module, "PARALLEL_BYTES", CHUNK_BYTES)
     files = Together(written)
     store = Store.open(files)
-    assert len({chunk.file for chunk in store.state.line.chunks if chunk.layer == 0}) == 1
+    assert len({chunk.file for chunk in store.state.lineage.chunks if chunk.layer == 0}) == 1
     rows, _ = expected()
     if whole:
         actual = store.restore()["items"].columns["row"].view(np.float32)
@@ -137,7 +137,7 @@ def test_chunks_are_read_in_parallel(
 def test_a_damaged_chunk_is_not_loaded_and_not_counted(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store", "m", TABLES)
     Trainer(store, 3).write()
-    last = max(store.state.line.chunks, key=lambda chunk: (chunk.layer == 0, chunk.offset))
+    last = max(store.state.lineage.chunks, key=lambda chunk: (chunk.layer == 0, chunk.offset))
     path = tmp_path / "store" / last.file
     body = bytearray(path.read_bytes())
     body[last.offset + last.length // 2] ^= 0x10
