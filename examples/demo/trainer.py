@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from examples.demo.model import Settings, SkipGram
 from examples.demo.trace import Trace, load_trace
-from petps.checkpoint.base import BaseWriter
+from petps.checkpoint import BaseInfo, split_by_partition, write_base
 from petps.delta import TableSchema, open_log
 from petps.errors import InvalidArgument, PetpsError
 from petps.publish import Publisher
@@ -98,19 +98,13 @@ class Trainer:
         begin = time.monotonic()
         self._model.take_changed()
         version = self._publisher.version + 1
-        writer = BaseWriter(
-            folder,
-            model=MODEL,
-            instance=MODEL,
-            partitions=self._log.partitions,
-            positions={},
-            version=version,
-        )
-        present = np.flatnonzero(self._model.present)
-        rows = writer.add_table(self._schema, self._trace.keys[present], self._rows_of)
-        writer.commit()
+        keys = self._trace.keys[np.flatnonzero(self._model.present)]
+        partitions = self._log.partitions
+        info = BaseInfo(instance=MODEL, version=version, partitions=partitions)
+        rows = split_by_partition(self._schema, keys, self._rows_of, partitions)
+        write_base(folder, MODEL, info, {self._schema: rows})
         self._publisher.begin_base(folder, version=version, step=self._step)
-        return {"version": version, "rows": rows, "begin": begin, "end": time.monotonic()}
+        return {"version": version, "rows": len(keys), "begin": begin, "end": time.monotonic()}
 
     def _rows_of(self, keys: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint8], None]:
         rows = self._model.rows[np.searchsorted(self._trace.keys, keys)]

@@ -1,16 +1,16 @@
 """Room checkpoint: the files that keep a model's rows.
 
-base.py holds one version of an instance in a folder, for bulk load and catch-up (FORMAT.md). The
-other modules form a store of many versions that share rows (STORE.md). A policy decides what is
-written to it, this process or Ray merges its chunks (on_ray.py), and servers catch up to its
-versions (served.py).
+A store holds many versions of a model that share rows (STORE.md). A policy decides what is written
+to it, this process or Ray merges its chunks (on_ray.py), and servers catch up to its versions
+(served.py). A base is a store with one version, for bulk load and catch-up (base.py, FORMAT.md).
 """
 
-from petps.checkpoint.base import Base, BaseFolder, BaseWriter
+from petps.checkpoint.base import Base, BaseFolder, split_by_partition, write_base
 from petps.checkpoint.checkpointer import Checkpointer, Source
 from petps.checkpoint.chunk import Column, Rows, Table
 from petps.checkpoint.on_ray import OnRay
 from petps.checkpoint.policy import POLICIES, Policy
+from petps.checkpoint.published import BaseInfo, PositionEntry
 from petps.checkpoint.quantise import Quantising
 from petps.checkpoint.staging import Bandwidth, Device, SourceDevice, StagedCheckpointer
 from petps.checkpoint.store import Store
@@ -20,12 +20,13 @@ __all__ = [
     "Bandwidth",
     "Base",
     "BaseFolder",
-    "BaseWriter",
+    "BaseInfo",
     "Checkpointer",
     "Column",
     "Device",
     "OnRay",
     "Policy",
+    "PositionEntry",
     "Quantising",
     "Rows",
     "Source",
@@ -33,4 +34,6 @@ __all__ = [
     "StagedCheckpointer",
     "Store",
     "Table",
+    "split_by_partition",
+    "write_base",
 ]

@@ -1,395 +1,334 @@
-"""A base: every row of an instance, in a folder of sorted chunk files with a manifest. FORMAT.md.
+"""A base: a version of a store that holds every row of an instance. FORMAT.md.
 
-Owns:        BaseWriter, Base (reading), BaseFolder (finding bases), manifest.json.
+Owns:        write_base(), Base (reading), BaseFolder (finding bases).
 Never does:  apply rows; decide when a base is due.
-Called by:   cli export and load, callers of publish, the catch-up of ingest (through its own
-             Protocols).
-Invariants:  a base exists when its manifest exists, and the manifest is written last, atomically;
-             a chunk holds rows of one partition, sorted by key, each key once; data that does not
-             match its checksum is never returned to a caller.
-Threads:     a BaseWriter belongs to one thread; several threads may read one Base.
+Called by:   cli, export of a pool, trainers, the catch-up of ingest (through its own Protocols).
+Invariants:  a base exists when its state exists, which is written last; a chunk of a base that
+             write_base() wrote holds rows of one partition; data that does not match its checksum
+             is never returned.
+Threads:     any; a Base belongs to one of them.
 """
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import contextlib
+import errno
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
-import xxhash
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from petps.delta.arrow import decode_rows, encode_rows
-from petps.delta.errors import DeltaError
-from petps.delta.files import publish_file
-from petps.delta.schema import MAX_PARTITIONS, TableSchema, check_name, partition_of
+from petps.checkpoint.chunk import ROW, Bytes, Column, Keys, Mask, Rows, Table
+from petps.checkpoint.files import LocalFiles
+from petps.checkpoint.old_base import MANIFEST, OldBase
+from petps.checkpoint.published import BASE_PART, BaseInfo
+from petps.checkpoint.state import Chunk
+from petps.checkpoint.store import BASE, Store
+from petps.delta import TableSchema
+from petps.delta.schema import DTYPES, partition_of
 from petps.errors import (
     AlreadyExists,
-    DataLoss,
     InvalidArgument,
     IoError,
     NotFound,
     PetpsError,
-    Unimplemented,
+    ResourceExhausted,
 )
 
-__all__ = ["MANIFEST", "Base", "BaseFolder", "BaseWriter", "Manifest"]
+__all__ = [
+    "Base",
+    "BaseFolder",
+    "check_is_new",
+    "convert",
+    "open_store",
+    "served_column",
+    "split_by_partition",
+    "write_base",
+]
 
-Keys = npt.NDArray[np.uint64]
-Rows = npt.NDArray[np.uint8]
-Mask = npt.NDArray[np.bool_]
-
-MANIFEST: Final = "manifest.json"
-FORMAT_NAME: Final = "petps-base"
-FORMAT: Final = 1
-# Bytes of rows in a chunk file; a reader or writer holds this much at a time.
+# Bytes of rows in a chunk of a base. A writer holds one chunk in memory, a reader five.
 CHUNK_BYTES: Final = 32 << 20
-MAX_MANIFEST_BYTES: Final = 256 << 20
-_U64 = Annotated[int, Field(ge=0, lt=1 << 64)]
+STATES: Final = "states"
 
 
-class _Model(BaseModel):
-    # Ignore unknown fields: a later release may add some without a new format number.
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+# ---- writing ----
 
 
-class ChunkFile(_Model):
-    """One chunk file: rows of one partition, sorted by key."""
+def write_base(
+    folder: str | Path,
+    model: str,
+    info: BaseInfo,
+    tables: Mapping[TableSchema, Generator[Rows]],
+) -> dict[str, int]:
+    """Write a base, which exists once this returns. Return the number of rows by table.
 
-    file: str
-    partition: Annotated[int, Field(ge=0, lt=MAX_PARTITIONS)]
-    rows: Annotated[int, Field(ge=1)]
-    bytes: Annotated[int, Field(ge=1)]
-    min_key: _U64
-    max_key: _U64
-    checksum: str  # xxh3-64 of the file, 16 hex digits
+    Args:
+        folder: A new folder, or one that holds no base.
+        model: The model.
+        info: The instance and its positions. Read the positions **before** the first row: the
+            deltas after them then correct every row that changes while the base is written.
+        tables: For each table its rows, as split_by_partition() yields them.
 
+    Raises:
+        AlreadyExists: The folder holds a base or a store.
+        InvalidArgument: A key appears twice, or the rows do not fit the table.
+        ResourceExhausted: The disk is full.
+        IoError: The disk failed.
 
-class TableEntry(_Model):
-    """One table: its schema, and its chunk files in the order of partition and then key."""
-
-    name: str
-    dtype: str
-    dim: int
-    rows: Annotated[int, Field(ge=0)]
-    files: list[ChunkFile]
-
-
-class PositionEntry(_Model):
-    """A partition's position: the base holds at least every delta up to {run, seq}."""
-
-    partition: Annotated[int, Field(ge=0, lt=MAX_PARTITIONS)]
-    run: _U64
-    seq: _U64
-
-
-class Manifest(_Model):
-    """The contents of manifest.json, validated."""
-
-    format: str
-    model: str
-    instance: str
-    version: _U64
-    created_ns: _U64
-    partitions: Annotated[int, Field(ge=1, le=MAX_PARTITIONS)]
-    positions: list[PositionEntry]
-    tables: list[TableEntry]
-    dense: str | None = None
-
-
-class BaseWriter:
-    """Writer of a base into a new folder.
-
-    Call add_table() for each table, then commit(), or discard() to remove what was written.
-
-    ``positions``: (run, seq) by partition. Read them **before** the first row, so that
-    replaying the deltas after them corrects every row that changed during the export. A partition
-    that is left out is at (0, 0).
+    After an error all written files are removed; the error names those that could not be removed.
     """
+    path = Path(folder)
+    check_is_new(path)
+    files = _NewFiles(path)
+    try:
+        with contextlib.ExitStack() as stack:
+            for rows in tables.values():
+                stack.enter_context(contextlib.closing(rows))
+            described = [Table.of(schema.name, schema.dim, schema.dtype) for schema in tables]
+            store = Store.begin(files, model, described)
+            store.write(
+                max(1, info.version),  # a store has no version 0
+                {schema.name: rows for schema, rows in tables.items()},
+                kind=BASE,
+                parts={BASE_PART: info.model_dump_json().encode()},
+                partitions=info.partitions,
+            )
+    except BaseException as error:
+        remaining = ", ".join(str(file) for file in files.discard())
+        rest = f"remove what is left of it: {remaining}" if remaining else "nothing is left of it"
+        cause = error.__cause__ if isinstance(error, IoError) else error
+        if isinstance(cause, OSError):
+            kind = ResourceExhausted if cause.errno in (errno.ENOSPC, errno.EDQUOT) else IoError
+            reason = cause.strerror or str(error)
+            raise kind(f"base {path} was not written: {reason}; {rest}") from error
+        if isinstance(error, PetpsError):
+            error.args = (f"{error}; {rest}",)  # a new error would lose attributes such as report
+        raise
+    chunks = store.state.lineage.chunks
+    return {
+        schema.name: sum(chunk.rows for chunk in chunks if chunk.table == schema.name)
+        for schema in tables
+    }
 
-    def __init__(
-        self,
-        folder: str | Path,
-        *,
-        model: str,
-        instance: str,
-        partitions: int,
-        positions: Mapping[int, tuple[int, int]],
-        version: int,
-        dense: str | None = None,
-        chunk_bytes: int = CHUNK_BYTES,
-    ) -> None:
-        check_name("model", model)
-        if not 1 <= partitions <= MAX_PARTITIONS:
-            raise InvalidArgument(f"{partitions} partitions are outside 1..{MAX_PARTITIONS}")
-        self._folder = Path(folder)
-        if (self._folder / MANIFEST).exists():
-            raise AlreadyExists(f"{self._folder} holds a base already: name a new folder")
-        self._is_new_folder = not self._folder.exists()
-        self._folder.mkdir(parents=True, exist_ok=True)
+
+def check_is_new(folder: Path) -> None:
+    """Raise AlreadyExists if the folder holds a base or a store."""
+    if (folder / MANIFEST).exists() or any(folder.glob(f"{STATES}/*.json")):
+        raise AlreadyExists(f"{folder} holds a base already: name a new folder")
+
+
+def split_by_partition(
+    schema: TableSchema,
+    keys: Keys,
+    rows_of: Callable[[Keys], tuple[Bytes, Mask | None]],
+    partitions: int,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+    progress: Callable[[int], None] = lambda count: None,
+) -> Generator[Rows]:
+    """Yield the rows of a table for write_base(): partition by partition, in the order of keys.
+
+    Args:
+        schema: The table.
+        keys: uint64[n] in any order, each once.
+        rows_of: Takes m of them and returns uint8[m, row_bytes], and bool[m]: which of the keys
+            exist (None: all). A key may be deleted while the base is written.
+        partitions: P of the model.
+        chunk_bytes: The size of a piece.
+        progress: Called with the number of keys of each piece that was written.
+
+    Raises:
+        InvalidArgument: A key appears twice.
+    """
+    table = Table.of(schema.name, schema.dim, schema.dtype)
+    partition_by_key = partition_of(keys, partitions)
+    order = np.lexsort((keys, partition_by_key))
+    keys = keys[order]
+    if (keys[1:] == keys[:-1]).any():
+        raise InvalidArgument(f"table {schema.name}: a key appears twice in the rows of a base")
+    bounds = np.searchsorted(partition_by_key[order], np.arange(partitions + 1))
+    step = max(1, chunk_bytes // (8 + schema.row_bytes))
+    for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        for start in range(begin, end, step):
+            piece = keys[start : min(start + step, end)]
+            rows, present = rows_of(piece)
+            chosen = slice(None) if present is None else present
+            yield Rows.of(table, piece[chosen], {ROW: rows[chosen]})
+            progress(len(piece))
+
+
+class _NewFiles(LocalFiles):
+    """The files of a base that is being written: discard() removes them."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._is_new = not root.exists()
         self._written: list[Path] = []
-        self._partitions = partitions
-        self._chunk_bytes = chunk_bytes
-        self._tables: list[dict[str, Any]] = []
-        self._manifest: dict[str, Any] = {
-            "format": f"{FORMAT_NAME}-{FORMAT}",
-            "model": model,
-            "instance": instance,
-            "version": version,
-            "partitions": partitions,
-            "positions": [
-                {"partition": partition, "run": run, "seq": seq}
-                for partition, (run, seq) in sorted(positions.items())
-            ],
-            "dense": dense,
-        }
 
-    @property
-    def folder(self) -> Path:
-        """Return the folder that the base is written to."""
-        return self._folder
+    def _folder_of(self, path: str) -> Path:
+        self._written.append(self._root / path)
+        return super()._folder_of(path)
 
-    def add_table(
-        self,
-        schema: TableSchema,
-        keys: Keys,
-        rows_of: Callable[[Keys], tuple[Rows, Mask | None]],
-        *,
-        progress: Callable[[int], None] | None = None,
-    ) -> int:
-        """Write one table and return its number of rows.
-
-        keys: uint64[n] in any order, each once. ``rows_of`` takes m of them and returns
-        (uint8[m, row_bytes], bool[m] or None): the rows, and which of the keys still exist (a key
-        may be deleted during the export). ``progress`` is called with each m that is done.
-        """
-        if any(table["name"] == schema.name for table in self._tables):
-            raise AlreadyExists(f"table {schema.name} is in the base already")
-        partitions = partition_of(keys, self._partitions)
-        order = np.lexsort((keys, partitions))
-        keys = keys[order]
-        bounds = np.searchsorted(partitions[order], np.arange(self._partitions + 1))
-        step = max(1, self._chunk_bytes // (8 + schema.row_bytes))
-        files: list[dict[str, Any]] = []
-        for partition in range(self._partitions):
-            for start in range(int(bounds[partition]), int(bounds[partition + 1]), step):
-                part = keys[start : min(start + step, int(bounds[partition + 1]))]
-                files += self._write_chunk(schema, partition, len(files), part, rows_of)
-                if progress is not None:
-                    progress(len(part))
-        total: int = sum(file["rows"] for file in files)
-        self._tables.append(
-            {
-                "name": schema.name,
-                "dtype": schema.dtype,
-                "dim": schema.dim,
-                "rows": total,
-                "files": files,
-            }
-        )
-        return total
-
-    def _write_chunk(
-        self,
-        schema: TableSchema,
-        partition: int,
-        number: int,
-        keys: Keys,
-        rows_of: Callable[[Keys], tuple[Rows, Mask | None]],
-    ) -> list[dict[str, Any]]:
-        rows, present = rows_of(keys)
-        if present is not None and not present.all():
-            keys, rows = keys[present], rows[present]
-        if len(keys) == 0:
-            return []
-        if len(keys) > 1 and not (keys[1:] > keys[:-1]).all():
-            raise InvalidArgument(f"table {schema.name}: a key appears twice in the rows of a base")
-        body = encode_rows(keys, rows)
-        name = f"{schema.name}-p{partition:04d}-{number:06d}.arrow"
-
-        def write(file: BinaryIO) -> None:
-            file.write(body)
-
-        self._written.append(self._folder / name)
-        publish_file(self._folder / name, write)
-        return [
-            {
-                "file": name,
-                "partition": partition,
-                "rows": len(keys),
-                "bytes": len(body),
-                "min_key": int(keys[0]),
-                "max_key": int(keys[-1]),
-                "checksum": xxhash.xxh3_64_hexdigest(body),
-            }
-        ]
+    def create(self, path: str, content: bytes) -> None:
+        """See Files."""
+        try:
+            super().create(path, content)
+        except AlreadyExists:
+            self._written.remove(self._root / path)  # it is another writer's
+            raise
 
     def discard(self) -> list[Path]:
-        """Remove the files written, and the folder if it is new. Return the paths that remain."""
+        """Remove the files, and the folders that are new and empty. Return what remains."""
         remaining: list[Path] = []
-        for path in self._written:
+        for path in reversed(self._written):  # the state first: without it there is no base
             try:
                 path.unlink(missing_ok=True)
             except OSError:
                 remaining.append(path)
-        if self._is_new_folder and not remaining:
-            try:
-                self._folder.rmdir()
-            except OSError:  # another program put a file there
-                remaining.append(self._folder)
+        folders = {path.parent for path in self._written}
+        for folder in [*folders, self._root] if self._is_new else folders:
+            with contextlib.suppress(OSError):  # it has a file that remains, or another program's
+                folder.rmdir()
+        if self._is_new and self._root.exists() and not remaining:
+            remaining.append(self._root)
         return remaining
 
-    def commit(self) -> Path:
-        """Write the manifest, with which the base begins to exist. Return its folder."""
-        values = {**self._manifest, "created_ns": time.time_ns(), "tables": self._tables}
-        values["checksum"] = _manifest_checksum(values)
-        text = json.dumps(values, indent=1, sort_keys=True)
-        publish_file(self._folder / MANIFEST, text.encode() + b"\n", exclusive=True)
-        return self._folder
+
+# ---- reading ----
 
 
-def _manifest_checksum(values: Mapping[str, Any]) -> str:
-    plain = {name: value for name, value in values.items() if name != "checksum"}
-    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
-    return xxhash.xxh3_64_hexdigest(text.encode())
+def open_store(folder: str | Path) -> Store:
+    """Open a store. A base of an older release reads as a store with one version.
+
+    Raise NotFound, DataLoss, IoError, Unimplemented (newer format).
+    """
+    path = Path(folder)
+    if (path / STATES).is_dir():
+        return Store.open(path)
+    if (path / MANIFEST).exists():
+        return OldBase(path)
+    raise NotFound(
+        f"{path} holds no base: there is neither {STATES}/ nor {MANIFEST} (a base that was not "
+        "finished?)"
+    )
+
+
+def served_column(own: Column, dtype: str | None = None) -> Column:
+    """Return the served form of a trainer's row column: ``dtype``, else its own, else float32.
+
+    A quantised column is served as float32.
+    """
+    return Column(own.name, dtype or (own.dtype if own.dtype in DTYPES else "f32"), own.dim)
+
+
+def convert(stored: Column, rows: Bytes, column: Column) -> Bytes:
+    """Convert stored rows to the served column, or return them unchanged if it is the same."""
+    return rows if stored == column else column.stored(stored.values(rows))
 
 
 class Base:
-    """A base on disk. Opening it checks the manifest; each read of a chunk checks the chunk."""
+    """A version of a store, read as a base: see petps.server.ingest.BaseReader."""
 
-    def __init__(self, folder: str | Path) -> None:
-        self._folder = Path(folder)
-        self._manifest = _read_manifest(self._folder / MANIFEST)
-        self._tables = {
-            table.name: (TableSchema(table.name, table.dtype, table.dim), table)
-            for table in self._manifest.tables
-        }
-        self._positions = {
-            entry.partition: (entry.run, entry.seq) for entry in self._manifest.positions
-        }
+    def __init__(
+        self,
+        store: Store,
+        version: int,
+        info: BaseInfo,
+        tables: Mapping[str, TableSchema] | None = None,
+    ) -> None:
+        """Find the version's chunks. tables: the server's; a new table gets the trainer's dtype."""
+        self._store = store
+        self._entry = store.state.version(version)
+        self._info = info
+        self._positions = {entry.partition: (entry.run, entry.seq) for entry in info.positions}
+        lineage = store.state.lineage_of(version)
+        self._chunks = lineage.of(version)
+        self._stored = {name: table.columns[0] for name, table in lineage.tables.items()}
+        self._columns: dict[str, Column] = {}
+        for name, table in store.state.tables.items():
+            served = (tables or {}).get(name)
+            self._columns[name] = served_column(table.columns[0], served and served.dtype)
+        is_alone = BASE_PART in self._entry.parts
+        self.name = f"base {store.name}" if is_alone else f"version {version} of store {store.name}"
+        self.model = store.state.model
+        self.instance = info.instance
+        self.version = info.version
+        self.dense = info.dense
+        self.partitions = info.partitions
+        self.created_ns = self._entry.created_ns
 
-    @property
-    def name(self) -> str:
-        """Return the name for messages."""
-        return f"base {self._folder}"
+    @classmethod
+    def open(cls, folder: str | Path, version: int | None = None) -> Base:
+        """Open a version of the store in a folder; None: the newest that has a position in a log.
 
-    @property
-    def manifest(self) -> Manifest:
-        """Return the contents of manifest.json."""
-        return self._manifest
-
-    @property
-    def model(self) -> str:
-        """Return the model whose rows the base holds."""
-        return self._manifest.model
-
-    @property
-    def instance(self) -> str:
-        """Return the instance of the rows, or the model's plain name for any instance."""
-        return self._manifest.instance
-
-    @property
-    def version(self) -> int:
-        """Return the version that the base holds."""
-        return self._manifest.version
-
-    @property
-    def dense(self) -> str | None:
-        """Return where the dense weights of that version are."""
-        return self._manifest.dense
-
-    @property
-    def partitions(self) -> int:
-        """Return P, the number of partitions of the model."""
-        return self._manifest.partitions
+        Raise NotFound, DataLoss, IoError, Unimplemented (newer format).
+        """
+        store = open_store(folder)
+        entries = store.state.versions() if version is None else [store.state.version(version)]
+        for entry in reversed(entries):
+            info = BaseInfo.of(store, entry.version)
+            if info is not None:
+                return cls(store, entry.version, info)
+        chosen = "no version" if version is None else f"not version {version}"
+        raise NotFound(f"{folder}: {chosen} has a position in a log, as a base needs")
 
     def position(self, partition: int) -> tuple[int, int]:
-        """Return (run, seq): the base holds the partition's deltas up to it."""
+        """Return (run, seq) up to which the rows hold the partition's deltas.
+
+        (0, 0): none, or it is not known, or the rows are newer than the log.
+        """
         return self._positions.get(partition, (0, 0))
 
     def schemas(self) -> dict[str, TableSchema]:
-        """Return the schemas of the tables, by name."""
-        return {name: schema for name, (schema, _) in self._tables.items()}
+        """Return the schemas of the tables as served, by name."""
+        return {
+            name: TableSchema(name, column.dtype, column.dim)
+            for name, column in self._columns.items()
+        }
 
     def rows(self, table: str) -> int:
-        """Return the number of rows of a table."""
-        return self._entry(table)[1].rows
+        """Return an upper bound of a table's rows: a key counts again in each chunk that has it."""
+        return sum(chunk.rows for chunk in self._chunks if chunk.table == table)
 
     def chunks(
         self, table: str, partitions: Collection[int] | None = None
-    ) -> Iterator[tuple[Keys, Rows]]:
-        """Yield keys uint64[m] and rows uint8[m, row_bytes] of the given partitions (None: all).
+    ) -> Iterator[tuple[Keys, Bytes]]:
+        """Yield keys uint64[m] and rows uint8[m, row_bytes] of all or some partitions.
 
-        They are sorted by key within each partition. Raise DataLoss when a file is missing, cut or
-        altered.
+        Keys ascend within a partition. Of a base that write_base() wrote, read only the chunks of
+        these partitions; otherwise read the whole table. Raise DataLoss. Raise NotFound if there is
+        no such table, or if the version was purged or rolled back, even if another version has its
+        number now.
         """
-        schema, entry = self._entry(table)
-        for file in entry.files:
-            if partitions is None or file.partition in partitions:
-                yield self._read_chunk(schema, file)
+        self._check_number()
+        version = self._entry.version
+        chosen = range(self.partitions) if partitions is None else list(partitions)
 
-    def _entry(self, table: str) -> tuple[TableSchema, TableEntry]:
-        if table not in self._tables:
-            raise NotFound(f"{self.name} has no table {table!r}; it has: {', '.join(self._tables)}")
-        return self._tables[table]
+        def is_wanted(chunk: Chunk) -> bool:
+            partition = partition_of(np.array([chunk.min_key], np.uint64), self.partitions)[0]
+            return not self._info.by_partition or partition in chosen
 
-    def _read_chunk(self, schema: TableSchema, file: ChunkFile) -> tuple[Keys, Rows]:
-        path = self._folder / file.file
-        if path.parent != self._folder:
-            raise DataLoss(f"{self.name}: file name {file.file!r} leaves the folder")
-        try:
-            # Read, do not map: a lost mount is an error here, but SIGBUS in mapped memory.
-            body = path.read_bytes()
-        except OSError as error:
-            raise DataLoss(
-                f"{path} can't be read ({error}): restore it or take another base"
-            ) from error
-        if len(body) != file.bytes or xxhash.xxh3_64_hexdigest(body) != file.checksum:
-            raise DataLoss(f"{path} does not fit its checksum: restore it or take another base")
-        try:
-            keys, rows, deleted = decode_rows(body, schema.row_bytes)
-        except DeltaError as error:
-            raise DataLoss(f"{path}: {error}") from error
-        if len(keys) != file.rows or deleted is not None:
-            raise DataLoss(f"{path} holds {len(keys)} rows, its manifest says {file.rows}")
-        return keys, rows
+        for rows in self._store.pieces(table, version, in_key_order=False, is_wanted=is_wanted):
+            self._check_number()  # the store may have been refreshed since
+            if partitions is not None and not self._info.by_partition:
+                rows = rows.at(np.isin(partition_of(rows.keys, self.partitions), chosen))
+            stored = self._stored[table]
+            yield rows.keys, convert(stored, rows.columns[stored.name], self._columns[table])
+        self._check_number()
 
+    def _check_number(self) -> None:
+        """Raise NotFound if another version has this number.
 
-def _read_manifest(path: Path) -> Manifest:
-    try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise DataLoss(f"{path} is larger than {MAX_MANIFEST_BYTES} bytes: no manifest")
-        text = path.read_bytes()
-    except FileNotFoundError:
-        raise NotFound(
-            f"{path.parent} holds no base: there is no {MANIFEST} (an export that did not finish?)"
-        ) from None
-    except OSError as error:
-        raise IoError(f"{path}: {error.strerror}") from error
-    try:
-        values = json.loads(text)
-        name, _, number = str(values["format"]).rpartition("-")
-        if name == FORMAT_NAME and number.isdigit() and int(number) > FORMAT:
-            raise Unimplemented(f"{path} has format {number}, this release reads {FORMAT}: upgrade")
-        if values["format"] != f"{FORMAT_NAME}-{FORMAT}":
-            raise DataLoss(f"{path} is not the manifest of a petps base")
-        if values.get("checksum") != _manifest_checksum(values):
-            raise DataLoss(f"{path} does not fit its checksum: restore it or take another base")
-        return Manifest.model_validate(values)
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise DataLoss(f"{path} is not the manifest of a petps base") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise DataLoss(f"{path}: {where}: {first['msg']}") from None
+        A version that is gone may be read to its end; the rows of two versions must not be mixed.
+        """
+        for entry in self._store.state.versions():
+            if entry.version == self._entry.version and entry.created_ns != self._entry.created_ns:
+                raise NotFound(f"{self.name} was rolled back, and another has its number")
 
 
 class BaseFolder:
-    """The bases in a folder: each is a folder with a manifest directly below ``root``."""
+    """The bases in a folder: each is a folder directly below ``root``."""
 
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root)
@@ -397,19 +336,23 @@ class BaseFolder:
     def open(self, location: str) -> Base:
         """Open the base at an absolute path, a file:// URL, or a path below the root.
 
-        Raise the errors of Base(): NotFound, DataLoss, IoError, Unimplemented.
+        FOLDER#N is version N of the store in FOLDER. Raise the errors of Base.open().
         """
-        return Base(self._root / location.removeprefix("file://"))
+        path = self._root / location.removeprefix("file://")
+        folder, _, version = str(path).rpartition("#")
+        if folder and version.isdecimal() and not path.exists():
+            return Base.open(folder, int(version))
+        return Base.open(path)
 
     def of_model(self, model: str) -> Sequence[Base]:
         """Return the readable bases of a model, newest first: by version, then by time."""
         bases = []
-        for path in self._root.glob(f"*/{MANIFEST}"):
+        for path in [*self._root.glob(f"*/{STATES}"), *self._root.glob(f"*/{MANIFEST}")]:
             try:
-                base = Base(path.parent)
+                base = Base.open(path.parent)
             except PetpsError:
                 continue  # a base that is damaged or being removed must not hide the others
             if base.model == model:
                 bases.append(base)
-        bases.sort(key=lambda base: (base.version, base.manifest.created_ns), reverse=True)
+        bases.sort(key=lambda base: (base.version, base.created_ns), reverse=True)
         return bases

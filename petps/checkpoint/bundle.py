@@ -17,6 +17,7 @@ import xxhash
 from petps.checkpoint.chunk import Bloom, Rows, Table, ascend_by_one, encode, layout_of
 from petps.checkpoint.files import Files
 from petps.checkpoint.state import OPEN, Chunk, new_name
+from petps.delta.schema import partition_of
 from petps.errors import InvalidArgument
 
 __all__ = ["Edit", "Encoded", "Given", "checked_edits", "write_bundle"]
@@ -73,26 +74,41 @@ def checked_edits(
     goes_on: Callable[[], None],
     *,
     base: bool,
+    partitions: int = 1,
 ) -> Iterator[Edit]:
     """Yield the edits that write a version's rows.
 
     Call goes_on() before each piece. Raise InvalidArgument for rows that the version cannot hold.
+    partitions: see Store.write.
     """
     for name, pieces in given.items():
-        last = -1
+        last = (0, -1)  # partition and key
         for piece in [pieces] if isinstance(pieces, Rows) else pieces:
             goes_on()
             if isinstance(piece, Rows):
                 if len(piece) == 0:
                     continue
                 _check_shape(tables[name], piece)
+                partition = _partition_of(name, piece, partitions)
                 piece = Encoded.of(tables[name], piece)
-            if piece.min_key <= last:
+            else:
+                partition = 0
+            if (partition, piece.min_key) <= last:
                 raise InvalidArgument(f"table {name}: the pieces' keys do not ascend")
-            last = piece.max_key
+            last = (partition, piece.max_key)
             if base and piece.deletes:
                 raise InvalidArgument(f"table {name}: a base deletes nothing")
             yield name, piece, version, OPEN, 0 if base else 1
+
+
+def _partition_of(table: str, rows: Rows, partitions: int) -> int:
+    """Return the partition of all keys. Raise InvalidArgument if they have several."""
+    if partitions == 1:
+        return 0
+    own = partition_of(rows.keys, partitions)
+    if (own != own[0]).any():
+        raise InvalidArgument(f"table {table}: a piece has keys of several partitions")
+    return int(own[0])
 
 
 def _check_shape(table: Table, rows: Rows) -> None:

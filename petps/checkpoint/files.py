@@ -20,7 +20,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from petps.delta.files import publish_file, sync_folder
-from petps.errors import AlreadyExists, DataLoss, InvalidArgument, IoError, NotFound
+from petps.errors import (
+    AlreadyExists,
+    DataLoss,
+    InvalidArgument,
+    IoError,
+    NotFound,
+    PetpsError,
+)
 
 __all__ = ["Files", "FsspecFiles", "LocalFiles", "open_files"]
 
@@ -84,13 +91,12 @@ class LocalFiles:
                 file.flush()
                 os.fsync(file.fileno())
             sync_folder(target.parent)
-        except OSError as error:
+        except BaseException as error:
             if is_created:
-                target.unlink(missing_ok=True)
-            raise IoError(f"{target}: {error.strerror}") from error
-        except BaseException:
-            if is_created:
-                target.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # the first error counts
+                    target.unlink(missing_ok=True)
+            if isinstance(error, OSError) and not isinstance(error, PetpsError):
+                raise IoError(f"{target}: {error.strerror}") from error
             raise
 
     def create(self, path: str, content: bytes) -> None:

@@ -1,8 +1,9 @@
-"""The position of a version's rows in a delta log: two parts stored with the version. STORE.md.
+"""The place of a version's rows in a delta log: parts stored with it. FORMAT.md, STORE.md.
 
-Owns:        Published: the names and bytes of its parts.
+Owns:        BaseInfo and Published: the names and bytes of their parts.
 Never does:  publish.
-Called by:   a trainer's output, which writes the parts; served.py, which reads them.
+Called by:   base.py and a trainer's output, which write the parts; base.py and served.py, which
+             read them.
 """
 
 from __future__ import annotations
@@ -10,23 +11,109 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Annotated, Final, Self
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from petps.checkpoint.chunk import Keys
 from petps.checkpoint.state import Version
 from petps.checkpoint.store import Store
 from petps.delta import Position
-from petps.delta.schema import partition_of
+from petps.delta.schema import MAX_PARTITIONS, partition_of
 from petps.errors import DataLoss
 
-__all__ = ["POSITION", "UNPUBLISHED", "Published"]
+__all__ = [
+    "BASE_PART",
+    "POSITION",
+    "UNPUBLISHED",
+    "BaseInfo",
+    "JsonModel",
+    "PositionEntry",
+    "Published",
+    "Unsigned",
+]
 
+BASE_PART: Final = "petps.base"  # the part that write_base() stores
 # Names of the parts, beside the trainer's own. If several workers publish one run, each worker
 # writes both parts, with its rank appended (".0").
 POSITION: Final = "petps.position"
 UNPUBLISHED: Final = "petps.unpublished"
+Unsigned = Annotated[int, Field(ge=0, lt=1 << 64)]
+
+
+class JsonModel(BaseModel):
+    """An object of a JSON file."""
+
+    # Ignore unknown fields: a later release may add some without a new format number.
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
+class PositionEntry(JsonModel):
+    """A partition's position: the rows hold at least every delta up to {run, seq}."""
+
+    partition: Annotated[int, Field(ge=0, lt=MAX_PARTITIONS)]
+    run: Unsigned
+    seq: Unsigned
+
+
+class BaseInfo(JsonModel):
+    """Say whose rows a version has, and how much of the log they hold.
+
+    version: The log's version that the rows hold at least.
+    positions: A partition that is left out is at (0, 0).
+    dense: The location of that version's dense weights.
+    behind: The number of partitions that are left out because their rows are newer than the log.
+    by_partition: Whether each chunk holds keys of one partition.
+    """
+
+    instance: str
+    version: Unsigned
+    partitions: Annotated[int, Field(ge=1, le=MAX_PARTITIONS)]
+    positions: list[PositionEntry] = []
+    dense: str | None = None
+    behind: Annotated[int, Field(exclude=True)] = 0
+    by_partition: bool = True
+
+    @staticmethod
+    def has_parts(entry: Version) -> bool:
+        """Return whether of() returns something for this version."""
+        return BASE_PART in entry.parts or bool(Published.positions(entry))
+
+    @classmethod
+    def of(cls, store: Store, version: int) -> BaseInfo | None:
+        """Read the parts of a version; None if it has none. Raise NotFound, DataLoss, IoError."""
+        if BASE_PART in store.state.version(version).parts:
+            return cls.parse(store.part(version, BASE_PART), f"{store.name}: part {BASE_PART}")
+        published = Published.of(store, version)
+        if published is None:
+            return None
+        position, behind = published.position, published.behind()
+        # A server must not catch up to rows that are newer than the log: if the trainer continues
+        # from an older version, the server could not notice that it has them. Seq 0: not known.
+        positions = [
+            PositionEntry(partition=partition, run=position.run, seq=seq)
+            for partition, seq in enumerate(position.seqs)
+            if seq > 0 and partition not in behind
+        ]
+        return cls(
+            instance=position.instance or store.state.model,
+            version=position.version,
+            partitions=len(position.seqs),
+            positions=positions,
+            behind=len(behind),
+            by_partition=False,
+        )
+
+    @classmethod
+    def parse(cls, text: bytes, where: str) -> Self:
+        """Parse JSON. Raise DataLoss that names ``where`` and the wrong field."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            field = ".".join(str(part) for part in first["loc"])
+            raise DataLoss(f"{where}: {field}: {first['msg']}") from None
 
 
 @dataclass(frozen=True, slots=True)

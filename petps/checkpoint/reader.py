@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 import xxhash
 
-from petps.checkpoint.chunk import Bloom, Keys, Rows, Table, view
+from petps.checkpoint.chunk import Bloom, Keys, Rows, Table, decode, view
 from petps.checkpoint.files import Files
 from petps.checkpoint.state import Chunk
 from petps.errors import DataLoss, NotFound, PetpsError
@@ -143,6 +143,8 @@ class Reader:
             raise DataLoss(
                 f"{where} does not fit its checksum: restore the file from a copy of the store"
             )
+        if not chunk.layout:
+            return decode(table, body, where)
         return view(table, body, chunk.rows, chunk.layout, chunk.min_key)
 
     def keys(self, chunk: Chunk) -> Keys:

@@ -78,6 +78,7 @@ class Chunk:
     max_key: int
     checksum: str  # xxh3-64 of the Arrow stream, 16 hex digits
     # Offsets in the stream of the keys, each column and the null mask; -1: no keys, no mask.
+    # Empty: unknown, so the stream is parsed (old_base.py).
     layout: tuple[int, ...]
 
     def holds(self, version: int) -> bool:
@@ -92,7 +93,7 @@ class Chunk:
     @property
     def keyed(self) -> bool:
         """Return whether the chunk stores its keys; else they are min_key and the keys after it."""
-        return self.layout[0] >= 0
+        return not self.layout or self.layout[0] >= 0
 
     @property
     def open(self) -> bool:
@@ -523,22 +524,23 @@ def _state_path(number: int) -> str:
     return f"states/{number:020d}.json"
 
 
-def commit(files: Files, before: State | None, after: State) -> State:
+def commit(files: Files, before: State, after: State) -> State:
     """Make ``after`` the state that follows ``before``, and return it as written.
+
+    The first state of a store follows state 0, which has no file.
 
     Raise FailedPrecondition when another writer was faster; raise IoError. Then ``before`` is still
     the newest state, and no state names the files written for ``after``.
     """
-    number = 1 if before is None else before.number + 1
-    lineages_before = {lineage.file: lineage for lineage in before.lineages} if before else {}
+    number = before.number + 1
+    lineages_before = {lineage.file: lineage for lineage in before.lineages}
     lineages = []
     for lineage in after.lineages:
         if lineages_before.get(lineage.file) is not lineage:
             lineage = write_lineage(files, lineage)
         lineages.append(lineage)
-    after = replace(after, number=number, lineages=tuple(lineages), trash=())
-    if before is not None:
-        after = replace(after, trash=tuple(sorted(before.files() - after.files())))
+    after = replace(after, number=number, lineages=tuple(lineages))
+    after = replace(after, trash=tuple(sorted(before.files() - after.files())))
     body = signed(
         {
             "model": after.model,

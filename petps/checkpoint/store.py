@@ -81,10 +81,26 @@ class Store:
         tables: Sequence[Table],
         quantising: Quantising | None = None,
     ) -> Store:
-        """Create a store. Raise AlreadyExists if one exists here; raise InvalidArgument.
+        """Create a store without versions. Raise the errors of begin(); raise IoError.
 
         tables: as the trainer has them. ``quantising``: what a Checkpointer quantises lineages for
         (None: store rows as they are).
+        """
+        store = cls.begin(url, model, tables, quantising)
+        store._commit(store._state, store._state)
+        return store
+
+    @classmethod
+    def begin(
+        cls,
+        url: str | Path | Files,
+        model: str,
+        tables: Sequence[Table],
+        quantising: Quantising | None = None,
+    ) -> Store:
+        """Return a store that exists only once its first change is committed.
+
+        Raise AlreadyExists if a store exists here; raise InvalidArgument.
         """
         files = open_files(url) if isinstance(url, str | Path) else url
         check_name("model", model)
@@ -93,8 +109,7 @@ class Store:
         if files.list("states"):
             raise AlreadyExists(f"{files.name} holds a checkpoint store already")
         tables_by_name = {table.name: table for table in tables}
-        state = State(1, model, tables_by_name, quantising=quantising)
-        return cls(files, commit(files, None, state))
+        return cls(files, State(0, model, tables_by_name, quantising=quantising))
 
     @classmethod
     def open(cls, url: str | Path | Files) -> Store:
@@ -136,6 +151,7 @@ class Store:
         tables: Mapping[str, Table] | None = None,
         parts: Mapping[str, bytes] | None = None,
         goes_on: Callable[[], None] = lambda: None,
+        partitions: int = 1,
     ) -> Version:
         """Write a version and commit it.
 
@@ -149,13 +165,21 @@ class Store:
                 DIFFERENCE is stored like its lineage.
             parts: Opaque bytes, by name.
             goes_on: Called before each piece. An error that it raises cancels the version.
+            partitions: Above 1: each piece holds keys of one of P partitions, and the pieces are in
+                the order of partitions and then keys.
 
         Raise InvalidArgument, FailedPrecondition (another writer), IoError. Then the version does
         not exist, and the store is as it was.
         """
         before = self._state
         written = self.write_data(
-            version, rows, kind=kind, tables=tables, parts=parts, goes_on=goes_on
+            version,
+            rows,
+            kind=kind,
+            tables=tables,
+            parts=parts,
+            goes_on=goes_on,
+            partitions=partitions,
         )
         self.add(written, before)
         return written.versions[0]
@@ -169,6 +193,7 @@ class Store:
         tables: Mapping[str, Table] | None = None,
         parts: Mapping[str, bytes] | None = None,
         goes_on: Callable[[], None] = lambda: None,
+        partitions: int = 1,
     ) -> Lineage:
         """Write a version without a commit. Return a lineage of this version alone, for add()."""
         start = time.monotonic()
@@ -178,7 +203,7 @@ class Store:
         elif tables is None:
             tables = self._state.tables
         chunks = self._write_bundle(
-            checked_edits(version, rows, tables, goes_on, base=kind == BASE)
+            checked_edits(version, rows, tables, goes_on, base=kind == BASE, partitions=partitions)
         )
         stored: dict[str, Part] = {}
         for name, body in (parts or {}).items():
@@ -351,15 +376,33 @@ class Store:
         lineage = self._state.lineage if version is None else self._state.lineage_of(version)
         return lineage.tables
 
-    def pieces(self, table: str, version: int | None = None) -> Iterator[Rows]:
-        """Yield the rows of restore() for one table, in pieces in the order of keys.
+    def pieces(
+        self,
+        table: str,
+        version: int | None = None,
+        *,
+        in_key_order: bool = True,
+        is_wanted: Callable[[Chunk], bool] = lambda chunk: True,
+    ) -> Iterator[Rows]:
+        """Yield the rows of restore() for one table, in pieces.
 
         It holds in memory the chunks above the base, four chunks of the base, which it reads in
-        parallel (four of each rank, if ranks wrote the base), and the piece being built, twice.
+        parallel, and the piece being built, twice. To keep the order of keys it also holds all
+        chunks of the base whose keys overlap: four of each rank, if ranks wrote the base, and a
+        chunk of each partition, if write_base() wrote it.
+
+        Args:
+            table: The table.
+            version: The version; None: the newest.
+            in_key_order: Whether keys ascend from piece to piece. If not, and the version has no
+                chunks above the base, each piece is one chunk.
+            is_wanted: Whether to read a chunk of the base. Rows of chunks above it are yielded in
+                any case.
+
         Raise the errors of restore(), and NotFound if the version was rolled back, even if another
         version has its number now.
         """
-        return read_pieces(self, table, version)
+        return read_pieces(self, table, version, in_key_order, is_wanted)
 
     def layers(
         self,

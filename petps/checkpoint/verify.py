@@ -102,6 +102,8 @@ def _list_versions(versions: Sequence[int], chosen: set[int]) -> str:
 
 def offer(store: Store, needed: Sequence[Chunk]) -> str:
     """Return the newest version that needs none of the damaged files, as text for an error."""
+    if len(store.state.versions()) == 1:
+        return "no version does without it"
     damaged_files = {chunk.file for chunk in needed if not store.reader.is_whole(chunk)}
     for lineage in reversed(store.state.lineages):
         for version in reversed(lineage.versions):

@@ -192,7 +192,7 @@ class Publisher:
 
     def _write_base(self, location: str, version: int, instance: str | None) -> None:
         if not location:
-            raise InvalidArgument("a base needs a location: the folder that holds its manifest")
+            raise InvalidArgument("a base needs a location: the path of its folder")
         body = BaseBody(location=location, instance=instance)
         with self._end_run_on_error():
             for partition in self._own:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from petps import _native
-from petps.checkpoint.base import BaseFolder
+from petps.checkpoint import BaseFolder
 from petps.checkpoint.served import ServedVersions
 from petps.config import Config
 from petps.config.schema import MAX_APPLY_THREADS

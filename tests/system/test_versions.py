@@ -21,7 +21,7 @@ import numpy.typing as npt
 import petps_client
 import pytest
 
-from petps.checkpoint import BaseWriter
+from petps.checkpoint import BaseInfo, split_by_partition, write_base
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.publish import Publisher
@@ -79,23 +79,18 @@ class Model:
         version = self.publisher.version + 1
         folder = self.folder / "bases" / str(number)
         instance = f"default@{number}"
-        writer = BaseWriter(
-            folder,
-            model="default",
-            instance=instance,
-            partitions=PARTITIONS,
-            positions={},
-            version=version,
-            chunk_bytes=8 << 10,
-        )
+        tables = {}
         for schema in TABLES:
             rows = schema.encode(rows_of(schema, number, version))
-            writer.add_table(
+            tables[schema] = split_by_partition(
                 schema,
                 np.arange(KEYS, dtype=np.uint64),
                 lambda keys, rows=rows: (rows[keys.astype(np.int64)], None),  # type: ignore[misc]
+                PARTITIONS,
+                chunk_bytes=8 << 10,
             )
-        writer.commit()
+        info = BaseInfo(instance=instance, version=version, partitions=PARTITIONS)
+        write_base(folder, "default", info, tables)
         self.publisher.begin_base(str(number), version=version, instance=instance)
 
     def publish(self, number: int) -> int:

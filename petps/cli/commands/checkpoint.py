@@ -13,12 +13,13 @@ from petps.cli.output import bytes_text, facts, json_out, note, progress, table,
 from petps.errors import DataLoss, FailedPrecondition, InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
 
     from petps.checkpoint import Rows, Store
     from petps.checkpoint.chunk import Bytes, Keys
     from petps.checkpoint.merge import Executor
     from petps.checkpoint.state import Lineage
+    from petps.delta import TableSchema
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -251,44 +252,24 @@ def restore(
 
         petps load my.pool items bases/v120
     """
-    from petps.checkpoint import BaseWriter
-    from petps.checkpoint.served import served, served_column
+    from petps.checkpoint.base import BaseInfo, check_is_new, served_column, write_base
     from petps.delta import TableSchema
 
     checkpoint_store = _open(store)
-    chosen_version = (
-        checkpoint_store.state.lineage.versions[-1].version if version is None else version
-    )
-    checkpoint_store.tables_of(chosen_version)
-    writer = BaseWriter(
-        folder,
-        model=checkpoint_store.state.model,
-        instance=checkpoint_store.state.model,
-        partitions=partitions,
-        positions={},
-        version=chosen_version,
-    )
-    counts: dict[str, int] = {}
+    state = checkpoint_store.state
+    chosen_version = state.newest_version if version is None else version
+    state.lineage_of(chosen_version)
+    check_is_new(folder)
     if resume:
         checkpoint_store.count_restore()
-    for name, description in checkpoint_store.tables_of(chosen_version).items():
-        stored_column = description.columns[0]
+    tables = {}
+    for name, description in state.tables.items():
         # A table serves no quantised rows: convert them to the trainer's dtype.
-        column = served_column(checkpoint_store.state.tables[name].columns[0])
-        rows = checkpoint_store.restore(chosen_version, [name])[name]
-        with progress(f"restoring {name}", len(rows), quiet=json_) as advance:
-            counts[name] = writer.add_table(
-                TableSchema(name, column.dtype, column.dim),
-                rows.keys,
-                lambda keys, rows=rows, stored_column=stored_column, column=column: (  # type: ignore[misc]
-                    served(
-                        stored_column, rows.columns["row"][rows.keys.searchsorted(keys)], column
-                    ),
-                    None,
-                ),
-                progress=advance,
-            )
-    writer.commit()
+        column = served_column(description.columns[0])
+        schema = TableSchema(name, column.dtype, column.dim)
+        tables[schema] = _read(checkpoint_store, chosen_version, schema, partitions, quiet=json_)
+    info = BaseInfo(instance=state.model, version=chosen_version, partitions=partitions)
+    counts = write_base(folder, state.model, info, tables)
     if json_:
         json_out({"version": chosen_version, "folder": str(folder), "rows": counts})
         return
@@ -296,6 +277,25 @@ def restore(
         f"{folder}: version {chosen_version}, "
         + ", ".join(f"{count:,} rows of {name}" for name, count in counts.items())
     )
+
+
+def _read(
+    store: Store, version: int, schema: TableSchema, partitions: int, *, quiet: bool
+) -> Generator[Rows]:
+    """Yield the rows of a table as write_base() takes them."""
+    from petps.checkpoint.base import convert, served_column, split_by_partition
+
+    stored = store.tables_of(version)[schema.name].columns[0]
+    column = served_column(stored, schema.dtype)
+    rows = store.restore(version, [schema.name])[schema.name]
+
+    def rows_of(keys: Keys) -> tuple[Bytes, None]:
+        return convert(
+            stored, rows.columns[stored.name][rows.keys.searchsorted(keys)], column
+        ), None
+
+    with progress(f"restoring {schema.name}", len(rows), quiet=quiet) as advance:
+        yield from split_by_partition(schema, rows.keys, rows_of, partitions, progress=advance)
 
 
 @app.command()
@@ -339,7 +339,7 @@ def write(
 
     quantising = None if expected_restores is None else Quantising(expected_restores, seed)
 
-    source = Base(base)
+    source = Base.open(base)
     tables = {
         schema.name: Table.of(schema.name, schema.dim, schema.dtype)
         for schema in source.schemas().values()

@@ -20,11 +20,10 @@ def export(
     model: ModelOption = None,
     json_: JsonReport = False,
 ) -> None:
-    """Write all rows of a model as a base: sorted Arrow files and a manifest.
+    """Write all rows of a model as a base: a checkpoint store with one version.
 
-    You can load a base into another pool (`petps load`) or begin a trainer's run with it, and
-    servers catch up from it after a gap. The manifest is written last: an interrupted export leaves
-    no base.
+    A base loads into another pool (`petps load`), begins a trainer's run, and lets servers catch up
+    after a gap. An interrupted export leaves no base.
 
     [bold]Examples[/bold]
 

@@ -182,9 +182,9 @@ def _publish(
 
 
 def _begin_base(publisher: Publisher, folder: Path, model: str, instance: str | None) -> None:
-    from petps.checkpoint.base import Base
+    from petps.checkpoint import BaseFolder
 
-    base = Base(folder)
+    base = BaseFolder(".").open(str(folder))
     if base.model != model:
         raise InvalidArgument(f"{folder} is a base of model '{base.model}', not '{model}'")
     version = base.version if base.version > publisher.version else publisher.version + 1

@@ -13,7 +13,8 @@ from petps.errors import InvalidArgument, NotFound
 __all__ = ["Columns", "open_sources"]
 
 PARQUET: Final = (".parquet", ".pq")
-STATES: Final = "states"  # a folder in every checkpoint store
+STATES: Final = "states"  # the folder that every base and checkpoint store has
+MANIFEST: Final = "manifest.json"  # the file that a base of an older release has
 ARROW: Final = (".arrow", ".arrows", ".ipc", ".feather")
 
 
@@ -77,15 +78,13 @@ def _open(path: Path, columns: Columns, table: str, version: int | None) -> Sour
 
 
 def _open_folder(path: Path, table: str, version: int | None) -> Source:
-    from petps.cli.sources.folders import BaseTable, HpsFolder, StoreTable
+    from petps.cli.sources.folders import HpsFolder, StoreTable
 
-    if (path / STATES).is_dir():
+    if (path / STATES).is_dir() or (path / MANIFEST).exists():
         return StoreTable(path, table, version)
-    if (path / "manifest.json").exists():
-        return BaseTable(path, table)
     if (path / "key").exists() and (path / "emb_vector").exists():
         return HpsFolder(path)
     raise InvalidArgument(
-        f"folder {path} holds neither key and emb_vector (HPS) nor a manifest.json (a base) nor "
-        f"{STATES}/ (a checkpoint store); name the files in it instead"
+        f"folder {path} holds neither key and emb_vector (HPS) nor {STATES}/ (a base or checkpoint "
+        f"store) nor {MANIFEST} (a base of an older release); name the files in it one by one"
     )

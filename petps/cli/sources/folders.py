@@ -1,4 +1,4 @@
-"""Folders: HPS's `key` + `emb_vector`, a petps base, and a petps checkpoint store."""
+"""Folders: HPS's `key` + `emb_vector`, and a petps checkpoint store, which a base is too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from petps.cli.sources.base import Chunk, chunk_rows
 from petps.errors import DataLoss, InvalidArgument, NotFound
 
-__all__ = ["BaseTable", "HpsFolder", "StoreTable"]
+__all__ = ["HpsFolder", "StoreTable"]
 
 
 class HpsFolder:
@@ -50,44 +50,23 @@ class HpsFolder:
             yield np.array(keys[at : at + step]), np.array(rows[at : at + step])
 
 
-class BaseTable:
-    """One table of a petps base (`petps export`)."""
-
-    def __init__(self, folder: Path, table: str) -> None:
-        from petps.checkpoint.base import Base
-
-        self.name = str(folder)
-        self._base = Base(folder)
-        self._table = table
-        self.rows = self._base.rows(table)
-        self._schema = self._base.schemas()[table]
-        self.dim = self._schema.dim
-
-    def chunks(self) -> Iterator[Chunk]:
-        """See Source."""
-        from petps import _native
-
-        step = chunk_rows(self.dim)
-        for keys, stored in self._base.chunks(self._table):
-            for at in range(0, len(keys), step):
-                part = np.ascontiguousarray(stored[at : at + step])
-                rows = _native.decode_rows(self._schema.dtype, self.dim, part)
-                yield np.ascontiguousarray(keys[at : at + step]), rows
-
-
 class StoreTable:
-    """One table of a version in a checkpoint store; version None selects the newest."""
+    """One table of a version in a checkpoint store or a base; version None selects the newest."""
 
     def __init__(self, folder: Path, table: str, version: int | None) -> None:
-        from petps.checkpoint import Store
+        from petps.checkpoint.base import open_store
 
         self.name = str(folder)
-        self.rows = None  # the store knows the rows written, not the rows that remain
-        self._store = Store.open(folder)
+        self._store = open_store(folder)
         self._version = self._store.state.newest_version if version is None else version
         tables = self._store.tables_of(self._version)
         if table not in tables:
             raise NotFound(f"{folder} has no table '{table}'; it has: {', '.join(tables)}")
+        chunks = self._store.state.lineage_of(self._version).of(self._version)
+        # Above a base, the store knows the rows written, not the rows that remain.
+        has_deltas = any(chunk.layer > 0 for chunk in chunks)
+        rows = sum(chunk.rows for chunk in chunks if chunk.table == table)
+        self.rows = None if has_deltas else rows
         self._table = table
         self._row = tables[table].columns[0]
         self.dim = self._row.dim
@@ -95,7 +74,7 @@ class StoreTable:
     def chunks(self) -> Iterator[Chunk]:
         """See Source. Quantised rows are decoded to floats."""
         step = chunk_rows(self.dim)
-        for rows in self._store.pieces(self._table, self._version):
+        for rows in self._store.pieces(self._table, self._version, in_key_order=False):
             for at in range(0, len(rows), step):
                 part = slice(at, at + step)
                 yield rows.keys[part], self._row.values(rows.columns[self._row.name][part])

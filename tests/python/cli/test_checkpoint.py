@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -110,10 +109,10 @@ def test_quantised_rows_are_restored_as_floats(run: Command, tmp_path: Path) -> 
     rows = Rows.of(table, np.arange(50), {"row": floats})
     store.write(3, {"items": rows}, kind="base")
     run("checkpoint", "restore", tmp_path / "s", tmp_path / "base", "--partitions", 2)
-    row_of: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
-    for keys, stored in Base(tmp_path / "base").chunks("items"):
-        row_of.update(zip(keys.tolist(), stored.view(np.float32), strict=True))
-    read = np.stack([row_of[key] for key in range(50)])
+    found = dict.fromkeys(range(50), np.empty(0, np.float32))
+    for keys, stored in Base.open(tmp_path / "base").chunks("items"):
+        found.update(zip(keys.tolist(), stored.view(np.float32), strict=True))
+    read = np.stack([found[key] for key in range(50)])
     np.testing.assert_array_equal(read, table.columns[0].values(rows.columns["row"]))
     assert 0 < np.abs(read - floats).max() < 0.1
     run("create", tmp_path / "pool", "--table", "items:16:f32:100")
@@ -157,7 +156,7 @@ def test_rows_are_quantised_for_the_expected_restores(run: Command, tmp_path: Pa
         folder = tmp_path / f"resumed{number}"
         run("checkpoint", "restore", store, folder, "--partitions", 2, "--resume")
         assert run.json("checkpoint", "show", store)["restores"] == number
-        assert Base(folder).schemas()["t"].dtype == "f16"
+        assert Base.open(folder).schemas()["t"].dtype == "f16"
     report = run.json(*write, 2)
     assert report["quantised"] == ["t.row: asymmetric8, seed 4"]
     assert "adaptive2" in run.json("checkpoint", "show", store, 1)["quantised"]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import petps
-from petps.checkpoint.base import Base
+from petps.checkpoint import Base
 from petps.delta.directory import DirectoryLog
 from petps.delta.kafka import KafkaLog
 from tests.kafka.broker import Broker
@@ -128,7 +128,7 @@ def test_an_exported_base_loads_again(run: Command, filled: Path, tmp_path: Path
     report = run.json("export", filled, folder)
     assert report["tables"] == [{"name": "items", "rows": COUNT}]
     assert (report["model"], report["instance"], report["version"]) == ("default", "default@0", 0)
-    base = Base(folder)
+    base = Base.open(folder)
     assert base.partitions == 8
     assert base.rows("items") == COUNT
     other = tmp_path / "other"
@@ -141,10 +141,11 @@ def test_an_exported_base_loads_again(run: Command, filled: Path, tmp_path: Path
     assert f"{folder} holds a base already" in message
     message = run.fails(3, "load", other, "users", folder)
     assert "users" in message
-    damaged = next(folder.glob("*.arrow"))
-    damaged.write_bytes(damaged.read_bytes()[:-1])
+    damaged = next(folder.glob("data/*"))
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:200] + bytes([whole[200] ^ 1]) + whole[201:])
     message = run.fails(9, "load", other, "items", folder)
-    assert f"{damaged} does not fit its checksum" in message
+    assert f"{damaged} at 0 does not fit its checksum" in message
 
 
 def test_export_of_one_of_two_models(run: Command, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from examples.demo.processes import TrainerProcess
 from examples.demo.trace import load_trace
 from examples.demo.trainer import MODEL, TABLE, TrainerSettings
-from petps.checkpoint.base import Base
+from petps.checkpoint import Base
 from petps.delta import DeltaLog, Kind, RowsBody, TableSchema, decode_record, read_header
 from petps.delta.directory import DirectoryLog
 from petps.delta.log import Delivery
@@ -68,7 +68,7 @@ def test_base_and_deltas_are_the_trainers_state(tmp_path: Path, settings: Traine
         state = trainer.state(tmp_path / "state.npz")
     rows = {
         key: row.tobytes()
-        for keys, stored in Base(folder).chunks(TABLE)
+        for keys, stored in Base.open(folder).chunks(TABLE)
         for key, row in zip(keys.tolist(), stored, strict=True)
     }
     assert len(rows) == base["rows"]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from petps.checkpoint import BaseFolder
+from petps.checkpoint import BaseFolder, Store, Table
+from petps.checkpoint import Rows as CheckpointRows
+from petps.checkpoint.reader import Reader
+from petps.checkpoint.state import Chunk
 from petps.delta import BaseBody, Kind, Record, RecordHeader, TableSchema, encode_record
 from petps.delta.directory import DirectoryLog
+from petps.delta.schema import partition_of
 from petps.errors import PetpsError
 from petps.publish import Publisher
 from petps.server.ingest import Mode, Progress, Standing
@@ -29,6 +33,7 @@ from tests.python.ingest.driver import (
 )
 from tests.python.ingest.model import Keys, Letters, Mask, MemoryTables, Report
 from tests.python.ingest.model import Rows as StoredRows
+from tests.python.ingest.world import write_rows
 from tests.python.waiting import wait_until
 
 Apply = Callable[[Keys, StoredRows | None, Mask | None, int], Report]
@@ -278,7 +283,7 @@ def test_a_missing_base_is_stale_until_it_is_there(tmp_path: Path) -> None:
     for state in driver.states.values():
         assert state.mode is Mode.INCOMPLETE
         assert "base b2" in state.reason
-        assert "holds no base: there is no manifest.json" in state.reason
+        assert "holds no base: there is neither states/ nor manifest.json" in state.reason
         assert state.recorded.run == 1
     (tmp_path / "away").rename(tmp_path / "bases")
     driver.run()
@@ -432,6 +437,41 @@ def test_a_base_of_something_else_is_refused_before_anything_changes(
     assert all(table.rows == {} for table in store.by_name.values())
 
 
+def test_catching_up_one_of_8_partitions_reads_only_its_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from petps.server.ingest.catch_up import catch_up
+
+    rows = {
+        "user": dict.fromkeys(range(100), b"u" * 16),
+        "item": dict.fromkeys(range(50), b"itemitem"),
+    }
+    write_rows(tmp_path / "b", SCHEMAS, rows, partitions=8, positions={}, version=3, instance="m")
+    chunks: list[Chunk] = []
+    read = Reader.read
+
+    def count(
+        reader: Reader, wanted: Sequence[Chunk], tables: Mapping[str, Table]
+    ) -> list[CheckpointRows]:
+        chunks.extend(wanted)
+        return read(reader, wanted, tables)
+
+    monkeypatch.setattr(Reader, "read", count)
+    tables = MemoryTables(SCHEMAS, 8)
+    base = BaseFolder(tmp_path).open("b")
+    ways = [(Progress(5), Progress(5, 2, 1, 5, 3))]
+    for _ in catch_up(tables, base, ways, rows_max=10, pace=lambda rows: None):
+        pass
+    own = {
+        name: {k for k in keys if partition_of(np.array([k], np.uint64), 8)[0] == 5}
+        for name, keys in rows.items()
+    }
+    assert {name: set(table.rows) for name, table in tables.by_name.items()} == own
+    assert [(chunk.table, chunk.rows) for chunk in chunks] == [
+        (name, len(own[name])) for name in ("user", "item")
+    ]
+
+
 def test_a_full_table_takes_the_base_once_the_old_rows_are_gone(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log")
     store = MemoryTables(SCHEMAS, P)
@@ -471,16 +511,23 @@ def test_a_base_without_room_stops_its_partitions_until_there_is_some(tmp_path: 
 
 def test_a_damaged_base_leaves_it_stale_and_says_which_file(tmp_path: Path) -> None:
     log, stream = two_runs(tmp_path / "log", tmp_path)
-    chunk = sorted((tmp_path / "bases" / "b2").glob("user-p0001*.arrow"))[0]
-    whole = chunk.read_bytes()
-    chunk.write_bytes(whole[:-1])
+    folder = tmp_path / "bases" / "b2"
+    chunk = next(
+        chunk
+        for chunk in Store.open(folder).state.lineage.chunks
+        if chunk.table == "user" and partition_of(np.array([chunk.min_key], np.uint64), P)[0] == 1
+    )
+    path = folder / chunk.file
+    whole = path.read_bytes()
+    at = chunk.offset + chunk.length // 2
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     store = MemoryTables(SCHEMAS, P)
     driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
     assert driver.states[0].following
     assert driver.states[1].mode is Mode.INCOMPLETE
-    assert f"{chunk.name} does not fit its checksum" in driver.states[1].reason
+    assert f"{path} at {chunk.offset} does not fit its checksum" in driver.states[1].reason
     assert driver.states[1].recorded.standing is Standing.CATCHING_UP
-    chunk.write_bytes(whole)
+    path.write_bytes(whole)
     driver.run()
     assert rows_by_partition(store) == stream.final()
     driver.close()

@@ -223,7 +223,9 @@ def test_a_store_is_read_once_for_many_partitions(
     monkeypatch.setattr(
         Store,
         "pieces",
-        lambda self, table, version: reads.append(table) or pieces(self, table, version),  # type: ignore[func-returns-value]
+        lambda self, table, version, **options: (
+            reads.append(table) or pieces(self, table, version, **options)  # type: ignore[func-returns-value]
+        ),
     )
     server = MemoryTables(SCHEMAS, P)
     driver_of(trainer, server).run().close()

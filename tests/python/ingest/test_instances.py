@@ -25,7 +25,7 @@ from petps.server.ingest.dense import DenseNames
 from petps.server.ingest.follow import Follower
 from petps.server.ingest.native_tables import NativeInstances, NativeInstanceTables
 from petps.server.ingest.partition import PartitionState
-from tests.python.ingest.world import P, World, write_rows
+from tests.python.ingest.world import P, World, damage_chunk, write_rows
 from tests.python.waiting import wait_until
 
 SCHEMAS = [TableSchema("user", "f32", 4), TableSchema("item", "f32", 8)]
@@ -264,9 +264,7 @@ def test_a_damaged_base_is_retried(tmp_path: Path, world: World) -> None:
     first_run(tmp_path, world).close()
     trainer = Trainer(tmp_path)
     write_base(tmp_path / "bases" / "two", 2, "m@2")
-    chunk = next((tmp_path / "bases" / "two").glob("item-p0002-*"))
-    whole = chunk.read_bytes()
-    chunk.write_bytes(whole[:-1])
+    path, whole, _ = damage_chunk(tmp_path / "bases" / "two", "item", 2, P)
     trainer.publisher.begin_base("two", version=2, instance="m@2")
     wait_until(lambda: ("m@2", "stale") in world.states())
     assert world.current_instance == "m@1", "the base is damaged"
@@ -275,10 +273,10 @@ def test_a_damaged_base_is_retried(tmp_path: Path, world: World) -> None:
     wait_until(lambda: ("m@2", "stale") in world.states())
     version = trainer.version()
     assert world.current_instance == "m@1"
-    chunk.write_bytes(whole)
+    path.write_bytes(whole)
     assert world.ingest.wait_for(version, 30)
     wait_until(lambda: world.current_instance == "m@2")
-    assert versions(world, "m@2") == {float(version)}
+    assert versions(world[0], "m@2") == {float(version)}
     trainer.close()
 
 

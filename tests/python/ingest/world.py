@@ -8,9 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from petps import _native
-from petps.checkpoint import BaseFolder, BaseWriter
+from petps.checkpoint import (
+    BaseFolder,
+    BaseInfo,
+    PositionEntry,
+    Store,
+    split_by_partition,
+    write_base,
+)
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
+from petps.delta.schema import partition_of
 from petps.server.ingest import DirectoryDeadLetters, Ingest
 from petps.server.ingest.dense import DenseNames
 from petps.server.ingest.native_tables import NativeInstances, NativeInstanceTables
@@ -118,28 +126,44 @@ def write_rows(
     dense: str | None = None,
 ) -> Path:
     """Write a base of these rows, given by table and key."""
-    writer = BaseWriter(
-        folder,
-        model="m",
-        instance=instance,
-        partitions=partitions,
-        positions=dict(positions),
-        version=version,
-        dense=dense,
-    )
+    tables = {}
     for schema in schemas:
-        table_rows = rows[schema.name]
-        keys = np.array(list(table_rows), dtype=np.uint64)
-        stored = np.frombuffer(b"".join(table_rows.values()), np.uint8).reshape(
-            -1, schema.row_bytes
-        )
-        position_of = {key: at for at, key in enumerate(keys.tolist())}
-        writer.add_table(
+        mine = rows[schema.name]
+        keys = np.array(list(mine), dtype=np.uint64)
+        stored = np.frombuffer(b"".join(mine.values()), np.uint8).reshape(-1, schema.row_bytes)
+        where = {key: at for at, key in enumerate(keys.tolist())}
+        tables[schema] = split_by_partition(
             schema,
             keys,
-            lambda chosen, stored=stored, position_of=position_of: (  # type: ignore[misc]
-                stored[[position_of[key] for key in chosen.tolist()]],
+            lambda chosen, stored=stored, where=where: (  # type: ignore[misc]
+                stored[[where[key] for key in chosen.tolist()]],
                 None,
             ),
+            partitions,
         )
-    return writer.commit()
+    entries = [
+        PositionEntry(partition=partition, run=run, seq=seq)
+        for partition, (run, seq) in positions.items()
+    ]
+    info = BaseInfo(
+        instance=instance, version=version, partitions=partitions, positions=entries, dense=dense
+    )
+    write_base(folder, "m", info, tables)
+    return folder
+
+
+def damage_chunk(
+    base: Path, table: str, partition: int, partitions: int
+) -> tuple[Path, bytes, int]:
+    """Flip a bit of a base's chunk. Return its file, the bytes before, and the chunk's offset."""
+    chunk = next(
+        chunk
+        for chunk in Store.open(base).state.lineage.chunks
+        if chunk.table == table
+        and partition_of(np.array([chunk.min_key], np.uint64), partitions)[0] == partition
+    )
+    path = base / chunk.file
+    whole = path.read_bytes()
+    at = chunk.offset + chunk.length // 2
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    return path, whole, chunk.offset

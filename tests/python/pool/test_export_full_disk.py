@@ -51,12 +51,12 @@ def test_the_error_names_files_that_could_not_be_removed(
     removed = Path.unlink
 
     def fails(path: Path, missing_ok: bool = False) -> None:
-        if path.suffix == ".arrow":
+        if path.suffix == ".chunks":
             raise OSError(5, "Input/output error")
         removed(path, missing_ok)
 
     monkeypatch.setattr(Path, "unlink", fails)
-    with pytest.raises(ResourceExhausted, match=r"remove what is left of it: .*items-p0000"):
+    with pytest.raises(ResourceExhausted, match=r"remove what is left of it: .*/data/.*\.chunks"):
         pool.export(small_disk / "base")
 
 
@@ -66,7 +66,7 @@ def test_an_io_error_leaves_nothing(
     def fails(path: object, content: object, **_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("petps.checkpoint.base.publish_file", fails)
+    monkeypatch.setattr("petps.checkpoint.files.publish_file", fails)
     with pytest.raises(IoError, match=r"Input/output error; nothing is left of it"):
         pool.export(tmp_path / "base")
     assert not (tmp_path / "base").exists()
@@ -76,14 +76,15 @@ def test_an_io_error_leaves_nothing(
 def test_an_error_of_petps_keeps_its_class_and_attributes(
     pool: petps.Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[PetpsError]
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(*_: object) -> Iterator[None]:
+        yield from ()
         if kind is DeltaError:
             raise DeltaError(Fault.CHECKSUM, "altered")
         error = ResourceExhausted("full")
         error.report = "3 rows"
         raise error
 
-    monkeypatch.setattr("petps.pool.export._write_table", fails)
+    monkeypatch.setattr("petps.pool.export._read", fails)
     with pytest.raises(kind, match=r"^(checksum: altered|full); nothing is left of it$") as caught:
         pool.export(tmp_path / "base")
     assert vars(caught.value) in ({"fault": Fault.CHECKSUM}, {"report": "3 rows"})

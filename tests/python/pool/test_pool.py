@@ -13,7 +13,7 @@ import pytest
 
 import petps
 from petps import _native
-from petps.checkpoint.base import Base
+from petps.checkpoint import Base
 from petps.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -160,10 +160,10 @@ def test_export_during_writes_has_each_key_once(tmp_path: Path) -> None:
             thread.join()
     for number, report in enumerate(reports):
         assert 1000 <= report["tables"][0]["rows"] <= 2000
-        base = Base(tmp_path / f"base{number}")
-        exported = [key for part, _ in base.chunks("t") for key in part.tolist()]
-        assert len(exported) == len(set(exported)) == report["tables"][0]["rows"]
-        assert set(range(1000)) <= set(exported) <= set(range(2000))
+        base = Base.open(tmp_path / f"base{number}")
+        found = [key for part, _ in base.chunks("t") for key in part.tolist()]
+        assert len(found) == len(set(found)) == report["tables"][0]["rows"]
+        assert set(range(1000)) <= set(found) <= set(range(2000))
     with petps.create() as pool:
         pool.create_table("t", dim=1, capacity=10)
         with pytest.raises(AlreadyExists, match="holds a base already"):

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from petps.checkpoint import BaseWriter
+from petps.checkpoint import BaseInfo, split_by_partition, write_base
 from petps.delta import DeltaLog, TableSchema, open_log
 from petps.delta.files import publish_file
 from petps.errors import Unavailable
@@ -56,20 +56,16 @@ def _save(folder: Path, state: Versions) -> None:
 
 
 def _write_base(folder: Path, run: int, state: Versions) -> Path:
-    writer = BaseWriter(
-        folder / "bases" / str(run),
-        model="default",
-        instance="default@1",
-        partitions=PARTITIONS,
-        positions={},
-        version=0,
-    )
-    writer.add_table(
+    rows = split_by_partition(
         SCHEMA,
         np.flatnonzero(state).astype(np.uint64),
         lambda keys: (rows_of(keys, state[keys.astype(np.int64)]).view(np.uint8), None),
+        PARTITIONS,
     )
-    return writer.commit()
+    base = folder / "bases" / str(run)
+    info = BaseInfo(instance="default@1", version=0, partitions=PARTITIONS)
+    write_base(base, "default", info, {SCHEMA: rows})
+    return base
 
 
 def _begin(log: DeltaLog) -> Publisher:
