@@ -22,7 +22,7 @@ import numpy as np
 from bench.checkpoint.policies import Trainer, cut_intervals, recover
 from examples.demo.trace import load_trace
 from petps.checkpoint import POLICIES, Checkpointer, Policy, Store, Table
-from petps.checkpoint.policy import Merged, least_stride, living_volume
+from petps.checkpoint.policy import Merged, compute_living_volume, find_stride
 
 REPEATS = 5
 
@@ -64,7 +64,7 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
     keys = int(accesses.max()) + 1
     intervals = cut_intervals(accesses, work["versions"])
     duplication = _duplication(intervals)
-    stride = least_stride(duplication, work["velocity"])
+    stride = find_stride(duplication, work["velocity"])
     with tempfile.TemporaryDirectory(prefix="petps-bench-") as folder:
         place = Path(folder)
         merged = Merged(stride=stride, every=1 << 20)
@@ -98,7 +98,7 @@ def _result(
         "living_deltas_by_formula": sum(_digits(count, stride)),
         "living_volume": volume / rows,
         "living_volume_not_merged": naive_volume / rows,
-        "living_volume_by_formula": living_volume(count, stride, duplication),
+        "living_volume_by_formula": compute_living_volume(count, stride, duplication),
         "merging_ms_a_delta": 1e3 * ours.merging_s / count,
     }
 

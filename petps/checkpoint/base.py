@@ -23,12 +23,12 @@ from petps.checkpoint.chunk import ROW, Bytes, Column, Keys, Mask, Rows, Table
 from petps.checkpoint.files import LocalFiles
 from petps.checkpoint.old_base import MANIFEST, OldBase
 from petps.checkpoint.published import BASE_PART, BaseInfo
-from petps.checkpoint.state import Chunk
 from petps.checkpoint.store import BASE, Store
 from petps.delta import TableSchema
 from petps.delta.schema import DTYPES, partition_of
 from petps.errors import (
     AlreadyExists,
+    DataLoss,
     InvalidArgument,
     IoError,
     NotFound,
@@ -86,7 +86,7 @@ def write_base(
             for rows in tables.values():
                 stack.enter_context(contextlib.closing(rows))
             described = [Table.of(schema.name, schema.dim, schema.dtype) for schema in tables]
-            store = Store.begin(files, model, described)
+            store = Store.create(files, model, described, commit_empty=False)
             store.write(
                 max(1, info.version),  # a store has no version 0
                 {schema.name: rows for schema, rows in tables.items()},
@@ -234,21 +234,28 @@ class Base:
         self,
         store: Store,
         version: int,
-        info: BaseInfo,
+        info: BaseInfo | None = None,
         tables: Mapping[str, TableSchema] | None = None,
     ) -> None:
-        """Find the version's chunks. tables: the server's; a new table gets the trainer's dtype."""
+        """Find the version's chunks.
+
+        info: None: the version has no position in a log. tables: the server's; a table that it
+        lacks has the trainer's dtype.
+        """
+        lineage = store.state.lineage_of(version)
+        info = info or BaseInfo(
+            instance=store.state.model, version=version, partitions=1, by_partition=False
+        )
         self._store = store
         self._entry = store.state.version(version)
-        self._info = info
         self._positions = {entry.partition: (entry.run, entry.seq) for entry in info.positions}
-        lineage = store.state.lineage_of(version)
-        self._chunks = lineage.of(version)
-        self._stored = {name: table.columns[0] for name, table in lineage.tables.items()}
+        self._by_partition = info.by_partition
+        self._chunks = lineage.chunks_of(version)
+        self._tables = lineage.tables
         self._columns: dict[str, Column] = {}
         for name, table in store.state.tables.items():
             served = (tables or {}).get(name)
-            self._columns[name] = served_column(table.columns[0], served and served.dtype)
+            self._columns[name] = served_column(table.columns[0], served.dtype if served else None)
         is_alone = BASE_PART in self._entry.parts
         self.name = f"base {store.name}" if is_alone else f"version {version} of store {store.name}"
         self.model = store.state.model
@@ -257,6 +264,7 @@ class Base:
         self.dense = info.dense
         self.partitions = info.partitions
         self.created_ns = self._entry.created_ns
+        self.has_deltas = any(chunk.layer > 0 for chunk in self._chunks)
 
     @classmethod
     def open(cls, folder: str | Path, version: int | None = None) -> Base:
@@ -302,20 +310,39 @@ class Base:
         number now.
         """
         self._check_number()
-        version = self._entry.version
-        chosen = range(self.partitions) if partitions is None else list(partitions)
-
-        def is_wanted(chunk: Chunk) -> bool:
-            partition = partition_of(np.array([chunk.min_key], np.uint64), self.partitions)[0]
-            return not self._info.by_partition or partition in chosen
-
-        for rows in self._store.pieces(table, version, in_key_order=False, is_wanted=is_wanted):
+        if table not in self._columns:
+            raise NotFound(
+                f"{self.name} has no table {table!r}; it has: {', '.join(self._columns)}"
+            )
+        chosen = None if partitions is None else list(partitions)
+        if self.has_deltas:
+            pieces = self._store.pieces(table, self._entry.version)
+        else:
+            pieces = self._read_chunks(table, chosen)
+        stored = self._tables[table].columns[0]
+        for rows in pieces:
             self._check_number()  # the store may have been refreshed since
-            if partitions is not None and not self._info.by_partition:
+            if chosen is not None and not self._by_partition:
                 rows = rows.at(np.isin(partition_of(rows.keys, self.partitions), chosen))
-            stored = self._stored[table]
             yield rows.keys, convert(stored, rows.columns[stored.name], self._columns[table])
         self._check_number()
+
+    def _read_chunks(self, table: str, partitions: Sequence[int] | None) -> Iterator[Rows]:
+        """Yield the chunks of a version without deltas one by one; five of them are in memory."""
+        chunks = [chunk for chunk in self._chunks if chunk.table == table]
+        if partitions is not None and self._by_partition:
+            firsts = np.array([chunk.min_key for chunk in chunks], np.uint64)
+            is_wanted = np.isin(partition_of(firsts, self.partitions), partitions)
+            chunks = [chunk for chunk, wanted in zip(chunks, is_wanted, strict=True) if wanted]
+        try:
+            for (rows,) in self._store.reader.read_ahead(
+                [[chunk] for chunk in chunks], self._tables
+            ):
+                yield rows
+        except DataLoss as error:
+            self._store.refresh().version(self._entry.version)  # NotFound: it was purged
+            self._check_number()
+            raise DataLoss(f"{self.name}: {error}") from error
 
     def _check_number(self) -> None:
         """Raise NotFound if another version has this number.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from petps.checkpoint.chunk import Bloom, Rows, Table, ascend_by_one, encode, layout_of
+from petps.checkpoint.chunk import Bloom, Rows, Table, are_consecutive, encode, find_layout
 from petps.checkpoint.files import Files
 from petps.checkpoint.state import OPEN, Chunk, new_name
 from petps.delta.schema import partition_of
@@ -55,9 +55,9 @@ class Encoded:
             rows.deleted is not None,
             len(body),
             xxhash.xxh3_64_hexdigest(body),
-            layout_of(table, body),
+            find_layout(table, body),
             [body],
-            b"" if ascend_by_one(rows.keys) else Bloom.make(rows.keys),
+            b"" if are_consecutive(rows.keys) else Bloom.make(rows.keys),
         )
 
 
@@ -71,20 +71,20 @@ def checked_edits(
     version: int,
     given: Given,
     tables: Mapping[str, Table],
-    goes_on: Callable[[], None],
+    raise_if_cancelled: Callable[[], None],
     *,
     base: bool,
     partitions: int = 1,
 ) -> Iterator[Edit]:
     """Yield the edits that write a version's rows.
 
-    Call goes_on() before each piece. Raise InvalidArgument for rows that the version cannot hold.
-    partitions: see Store.write.
+    Call raise_if_cancelled() before each piece. partitions: see Store.write. Raise InvalidArgument
+    for rows that the version cannot hold.
     """
     for name, pieces in given.items():
         last = (0, -1)  # partition and key
         for piece in [pieces] if isinstance(pieces, Rows) else pieces:
-            goes_on()
+            raise_if_cancelled()
             if isinstance(piece, Rows):
                 if len(piece) == 0:
                     continue

@@ -19,11 +19,11 @@ from petps.checkpoint.chunk import Bytes, Floats, Keys, Mask, Rows, Table
 from petps.checkpoint.policy import Policy
 from petps.checkpoint.quantise import (
     Sample,
+    choose_tables,
     describe,
     has_too_few_bits,
-    sampled_keys,
-    stored_tables,
-    unquantised,
+    prepare_columns,
+    sample_keys,
 )
 from petps.checkpoint.shares import commit_shares, write_share
 from petps.checkpoint.state import Version
@@ -76,7 +76,7 @@ def next_version(store: Store, policy: Policy, sample: Sample) -> Next:
     ):
         kind = BASE
     if kind == BASE:
-        stored = stored_tables(state.tables, quantising, state.restores, sample)
+        stored = choose_tables(state.tables, quantising, state.restores, sample)
         if quantising is not None:
             _log.info("[checkpoint] %s", "; ".join(describe(stored)))
         return Next(kind, None, stored)
@@ -111,18 +111,18 @@ class Checkpointer:
                 kind=next_.kind,
                 tables=next_.tables,
                 parts=parts,
-                goes_on=self._check,
+                raise_if_cancelled=self._check,
             )
 
     def next(self) -> Next:
-        """Return how to write the next version; one rank calls this and tells the others."""
+        """Return how to write the next version; one rank calls this and sends it to the others."""
         self._store.refresh()  # another rank may be the one that commits
         return next_version(self._store, self._policy, self._sample)
 
     def share(
         self,
         version: int,
-        said: Next,
+        decision: Next,
         rank: int,
         ranks: int,
         parts: Mapping[str, bytes] | None = None,
@@ -138,13 +138,13 @@ class Checkpointer:
             return write_share(
                 self._store,
                 version,
-                self._rows(said),
+                self._rows(decision),
                 rank=rank,
                 ranks=ranks,
-                kind=said.kind,
-                tables=said.tables,
+                kind=decision.kind,
+                tables=decision.tables,
                 parts=parts,
-                goes_on=self._check,
+                raise_if_cancelled=self._check,
                 replace_own=replace_own,
             )
 
@@ -187,11 +187,11 @@ class Checkpointer:
         for start in range(0, len(keys), step):
             part = keys[start : start + step]
             columns, deleted = self._source.rows(name, part)
-            yield Rows.of(stored, part, unquantised(own, stored, columns), deleted)
+            yield Rows.of(stored, part, prepare_columns(own, stored, columns), deleted)
 
     def _sample(self, table: str, seed: int) -> tuple[Keys, Mapping[str, Floats | Bytes]]:
         all_keys = self._source.keys(table, None)
-        keys = sampled_keys(lambda: [all_keys], seed)
+        keys = sample_keys(lambda: [all_keys], seed)
         if len(keys) == 0:
             return keys, {}
         return keys, self._source.rows(table, keys)[0]

@@ -30,12 +30,12 @@ __all__ = [
     "Keys",
     "Rows",
     "Table",
-    "ascend_by_one",
+    "are_consecutive",
     "decode",
     "encode",
+    "find_layout",
     "hash_keys",
     "lay_over",
-    "layout_of",
     "view",
 ]
 
@@ -177,7 +177,7 @@ class Rows:
             )
         # The values of a deleted row do not matter and may not even be finite.
         if deleted is not None and deleted.any():
-            columns = {name: _blank(values, deleted) for name, values in columns.items()}
+            columns = {name: _blank_deleted(values, deleted) for name, values in columns.items()}
         stored = {column.name: column.stored(columns[column.name]) for column in table.columns}
         for name, values in stored.items():
             if key_array.ndim != 1 or len(values) != len(key_array):
@@ -231,7 +231,7 @@ class Rows:
         return len(self.keys)
 
 
-def _blank(values: Floats | Bytes, deleted: Mask) -> Floats | Bytes:
+def _blank_deleted(values: Floats | Bytes, deleted: Mask) -> Floats | Bytes:
     if values.ndim != 2 or deleted.shape != values.shape[:1]:
         return values  # Rows.of reports the wrong shape
     blank_values: Floats | Bytes = np.where(deleted[:, None], values.dtype.type(0), values)
@@ -287,16 +287,16 @@ def encode(table: Table, rows: Rows, into: memoryview | None = None) -> memoryvi
     Leave the keys out if they ascend by one.
     """
     columns = {column.name: rows.columns[column.name] for column in table.columns}
-    keyed = not ascend_by_one(rows.keys)
+    keyed = not are_consecutive(rows.keys)
     return encode_columns(rows.keys, columns, rows.deleted, keyed=keyed, into=into)
 
 
-def ascend_by_one(keys: Keys) -> bool:
+def are_consecutive(keys: Keys) -> bool:
     """Return whether ascending, distinct ``keys`` have no gap: first and count give them all."""
     return len(keys) > 0 and int(keys[-1]) - int(keys[0]) == len(keys) - 1
 
 
-def layout_of(table: Table, body: memoryview) -> tuple[int, ...]:
+def find_layout(table: Table, body: memoryview) -> tuple[int, ...]:
     """Return the offsets of the columns in the bytes that encode() returned."""
     return locate_columns(body, [column.name for column in table.columns])
 
@@ -338,7 +338,7 @@ class Bloom:
         bits = np.zeros(count, np.bool_)
         # In blocks, so that the hashes take little memory.
         for start in range(0, len(keys), BLOOM_KEYS):
-            for places in _places(hash_keys(keys[start : start + BLOOM_KEYS]), count):
+            for places in _find_bits(hash_keys(keys[start : start + BLOOM_KEYS]), count):
                 bits[places] = True
         return np.packbits(bits, bitorder="little").tobytes()
 
@@ -350,7 +350,7 @@ class Bloom:
     def hits(self, hashes: Hashes) -> int:
         """Return how many of the keys hashed by hash_keys() the filter may hold."""
         is_hit = np.ones(len(hashes[0]), np.bool_)
-        for places in _places(hashes, len(self._bits)):
+        for places in _find_bits(hashes, len(self._bits)):
             is_hit &= self._bits[places]
         return int(np.count_nonzero(is_hit))
 
@@ -364,7 +364,7 @@ def hash_keys(keys: Keys) -> Hashes:
     return hashes & np.uint64(0xFFFFFFFF), (hashes >> np.uint64(32)) | np.uint64(1)
 
 
-def _places(hashes: Hashes, count: int) -> list[npt.NDArray[np.uint64]]:
+def _find_bits(hashes: Hashes, count: int) -> list[npt.NDArray[np.uint64]]:
     first, second = hashes
     mask = np.uint64(count - 1)
     return [(first + np.uint64(i) * second) & mask for i in range(BLOOM_PROBES)]

@@ -105,7 +105,7 @@ class LocalFiles:
         try:
             publish_file(target, content, exclusive=True)
         except FileExistsError:
-            raise AlreadyExists(f"{target} is there already") from None
+            raise AlreadyExists(f"{target} exists already") from None
         except OSError as error:
             raise IoError(f"{target}: {error.strerror}") from error
 
@@ -128,44 +128,29 @@ class LocalFiles:
     @contextlib.contextmanager
     def _reading(self, path: str) -> Iterator[FileIO]:
         target = self._root / path
-        try:
-            with open(target, "rb", buffering=0) as file:
-                yield file
-        except FileNotFoundError:
-            raise NotFound(f"{target} is not there") from None
-        except OSError as error:
-            raise IoError(f"{target}: {error.strerror}") from error
+        with _read_errors(target), open(target, "rb", buffering=0) as file:
+            yield file
 
     def list(self, folder: str) -> dict[str, float]:
         """See Files."""
         now = time.time()
         ages: dict[str, float] = {}
-        try:
-            with os.scandir(self._root / folder) as entries:
-                for entry in entries:
-                    with contextlib.suppress(FileNotFoundError):  # removed after it was listed
-                        ages[entry.name] = now - entry.stat().st_mtime
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise IoError(f"{self._root / folder}: {error.strerror}") from error
+        path = self._root / folder
+        with contextlib.suppress(NotFound), _read_errors(path), os.scandir(path) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # removed after it was listed
+                    ages[entry.name] = now - entry.stat().st_mtime
         return ages
 
     def size(self, path: str) -> int:
         """See Files."""
-        try:
+        with _read_errors(self._root / path):
             return (self._root / path).stat().st_size
-        except FileNotFoundError:
-            raise NotFound(f"{self._root / path} is not there") from None
-        except OSError as error:
-            raise IoError(f"{self._root / path}: {error.strerror}") from error
 
     def remove(self, path: str) -> None:
         """See Files."""
-        try:
+        with _read_errors(self._root / path):
             (self._root / path).unlink(missing_ok=True)
-        except OSError as error:
-            raise IoError(f"{self._root / path}: {error.strerror}") from error
 
     def _folder_of(self, path: str) -> Path:
         target = self._root / path
@@ -230,44 +215,33 @@ class FsspecFiles:
             # Atomic on local disks, and on stores with a conditional put (S3, GCS, Azure).
             self._fs.pipe_file(target, content, mode="create")
         except FileExistsError:
-            raise AlreadyExists(f"{self._url}/{path} is there already") from None
+            raise AlreadyExists(f"{self._url}/{path} exists already") from None
         except OSError as error:
             raise IoError(f"{self._url}/{path}: {error}") from error
 
     def read(self, path: str) -> bytes:
         """See Files."""
-        with self._reading(path) as target:
-            return bytes(self._fs.cat_file(target))
+        with _read_errors(f"{self._url}/{path}"):
+            return bytes(self._fs.cat_file(self._target_of(path)))
 
     def read_into(self, path: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
         """See Files: read the pieces in parallel, where the filesystem can."""
         starts = [offset for offset, _ in pieces]
         ends = [offset + len(buffer) for offset, buffer in pieces]
-        with self._reading(path) as target:
-            bodies = self._fs.cat_ranges([target] * len(pieces), starts, ends, on_error="raise")
+        paths = [self._target_of(path)] * len(pieces)
+        with _read_errors(f"{self._url}/{path}"):
+            bodies = self._fs.cat_ranges(paths, starts, ends, on_error="raise")
         for (offset, buffer), body in zip(pieces, bodies, strict=True):
             if len(body) != len(buffer):
                 raise _cut_error(f"{self._url}/{path}", offset + len(body))
             buffer[:] = body
 
-    @contextlib.contextmanager
-    def _reading(self, path: str) -> Iterator[str]:
-        try:
-            yield self._target_of(path)
-        except FileNotFoundError:
-            raise NotFound(f"{self._url}/{path} is not there") from None
-        except OSError as error:
-            raise IoError(f"{self._url}/{path}: {error}") from error
-
     def list(self, folder: str) -> dict[str, float]:
         """See Files."""
         ages: dict[str, float] = {}
-        try:
+        entries = []
+        with contextlib.suppress(NotFound), _read_errors(f"{self._url}/{folder}"):
             entries = self._fs.ls(self._target_of(folder), detail=True, refresh=True)
-        except FileNotFoundError:
-            return ages
-        except OSError as error:
-            raise IoError(f"{self._url}/{folder}: {error}") from error
         now = time.time()
         for entry in entries:
             file_time = entry.get("mtime") or entry.get("created") or entry.get("LastModified")
@@ -281,17 +255,24 @@ class FsspecFiles:
 
     def size(self, path: str) -> int:
         """See Files."""
-        with self._reading(path) as target:
-            return int(self._fs.size(target))
+        with _read_errors(f"{self._url}/{path}"):
+            return int(self._fs.size(self._target_of(path)))
 
     def remove(self, path: str) -> None:
         """See Files."""
-        try:
+        with contextlib.suppress(NotFound), _read_errors(f"{self._url}/{path}"):
             self._fs.rm_file(self._target_of(path))
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise IoError(f"{self._url}/{path}: {error}") from error
+
+
+@contextlib.contextmanager
+def _read_errors(where: str | Path) -> Iterator[None]:
+    """Raise NotFound or IoError, which name ``where``, for errors of the filesystem."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise NotFound(f"{where} does not exist") from None
+    except OSError as error:
+        raise IoError(f"{where}: {error.strerror or error}") from error
 
 
 def _cut_error(where: str, at: int) -> DataLoss:

@@ -59,35 +59,35 @@ class Flight:
         self.spooled: Channel[Copied] = Channel()
         self.encoded: Channel[tuple[str, Encoded]] = Channel()
         self.error: BaseException | None = None
-        self.told = False
-        self.made: Version | None = None
+        self.is_error_raised = False
+        self.committed: Version | None = None
         self.threads: list[threading.Thread] = []
 
     def fail(self, error: BaseException) -> None:
         """Stop all stages. Only the first error counts, and none after the commit."""
         with self._changed:
-            if self.error is None and self.made is None:
+            if self.error is None and self.committed is None:
                 self.error = error
             self._changed.notify_all()
 
-    def succeed(self, made: Version) -> None:
+    def succeed(self, version: Version) -> None:
         """Record the commit: a cancel() during the commit came too late."""
         with self._changed:
-            self.made, self.error = made, None
+            self.committed, self.error = version, None
 
     def check(self) -> None:
         """Raise Stopped if the version has failed or was cancelled."""
         if self.error is not None:
             raise Stopped
 
-    def rest(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:
         """Wait for ``seconds``; raise Stopped as soon as the version fails."""
         with self._changed:
             self._changed.wait_for(lambda: self.error is not None, seconds)
         self.check()
 
-    def until(self, ready: Callable[[], bool]) -> None:
-        """Wait until ``ready()``, which another stage makes true; raise Stopped as rest() does."""
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Wait until ``ready()``, which another stage makes true; raise Stopped as wait() does."""
         with self._changed:
             self._changed.wait_for(lambda: self.error is not None or ready())
         self.check()
@@ -121,17 +121,17 @@ class Flight:
             channel.ended = True
             self._changed.notify_all()
 
-    def changed(self) -> None:
-        """Wake the waiters of until()."""
+    def notify(self) -> None:
+        """Wake the waiters of wait_until()."""
         with self._changed:
             self._changed.notify_all()
 
     def next(self, channel: Channel[T]) -> T | None:
         """Return the first item and leave it in the channel; None: no more items follow."""
-        self.until(lambda: bool(channel.items) or channel.ended)
+        self.wait_until(lambda: bool(channel.items) or channel.ended)
         return channel.items[0] if channel.items else None
 
-    def of_table(self, name: str) -> Iterator[Encoded]:
+    def take_table(self, name: str) -> Iterator[Encoded]:
         """Yield the encoded chunks of table ``name``, and stop at the first of another table."""
         while (item := self.next(self.encoded)) is not None and item[0] == name:
             self.encoded.items.popleft()

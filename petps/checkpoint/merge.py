@@ -1,6 +1,6 @@
 """Merging in three steps: plan, execute anywhere, apply. STORE.md.
 
-Owns:        MergePlan, plan_merges(), merges_due(), execute(), apply(); Executor and InPlace.
+Owns:        MergePlan, plan_merges(), count_merges(), execute(), apply(); Executor and InPlace.
 Never does:  decide how many chunks become one, or when (policy.py); know Ray (on_ray.py).
 Called by:   policy.py; on_ray.py, and its workers.
 Invariants:  execute() reads chunks and writes a bundle, and touches no state; apply() changes
@@ -33,8 +33,8 @@ __all__ = [
     "InPlace",
     "MergePlan",
     "apply",
+    "count_merges",
     "execute",
-    "merges_due",
     "plan_merges",
 ]
 
@@ -88,7 +88,7 @@ class InPlace:
     def run(self, plans: Sequence[MergePlan]) -> Iterator[Executed]:
         """See Executor."""
         for plan in plans:
-            yield executed(plan)
+            yield run_plan(plan)
 
 
 def plan_merges(store: Store, stride: int) -> list[MergePlan]:
@@ -104,7 +104,7 @@ def plan_merges(store: Store, stride: int) -> list[MergePlan]:
     return plans
 
 
-def merges_due(lineage: Lineage, stride: int) -> int:
+def count_merges(lineage: Lineage, stride: int) -> int:
     """Return the number of merges until no merge is due."""
     layers = [layer for layer, _ in _list_living(lineage)]
     count = 0
@@ -161,7 +161,7 @@ def execute(plan: MergePlan) -> list[Chunk]:
     return write_bundle(plan.files, plan.tables, edits())
 
 
-def executed(plan: MergePlan) -> Executed:
+def run_plan(plan: MergePlan) -> Executed:
     """Execute a plan; return a PetpsError in the outcome, so that other plans still run."""
     start = time.monotonic()
     try:

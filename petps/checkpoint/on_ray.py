@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final
 
-from petps.checkpoint.merge import Executed, MergePlan, executed
+from petps.checkpoint.merge import Executed, MergePlan, run_plan
 from petps.errors import FailedPrecondition, PetpsError, Unavailable, Unimplemented
 
 __all__ = ["OnRay"]
@@ -69,7 +69,7 @@ class OnRay:
                 f"this process is connected to a Ray cluster already: leave out {argument}, or "
                 "call ray.shutdown() first"
             )
-        self._task = self._ray.remote(num_cpus=1, max_retries=retries)(executed)
+        self._task = self._ray.remote(num_cpus=1, max_retries=retries)(run_plan)
 
     def _connect(self, address: str | None, processors: int | None) -> None:
         options: dict[str, Any] = {"logging_level": "error", "log_to_driver": False}

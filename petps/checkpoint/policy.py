@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
@@ -34,8 +33,8 @@ __all__ = [
     "OneShot",
     "Policy",
     "TwoD",
-    "full_every",
-    "least_stride",
+    "find_every",
+    "find_stride",
 ]
 
 _log = logging.getLogger("petps.checkpoint")
@@ -47,18 +46,19 @@ MAX_EVERY: Final = 4096
 STRIDE_BEHIND: Final = 16  # when no stride keeps up: few layers, so few rows are merged twice
 
 
-class Policy(ABC):
+class Policy:
     """A rule that decides how versions are written. Each store has its own Policy object."""
 
     name: str
+    kind_above_base: str
 
     def kind(self, store: Store) -> str:
         """Return BASE, DELTA or DIFFERENCE: how to write the next version."""
         return BASE if not store.state.lineages else self.next_kind(store, store.state.lineage)
 
-    @abstractmethod
     def next_kind(self, store: Store, lineage: Lineage) -> str:
         """Return how to write the next version above a lineage; kind() handles an empty store."""
+        return self.kind_above_base
 
     def arrange(self, store: Store) -> None:
         """Move spans of the newest lineage and rewrite its chunks, after a commit of a version."""
@@ -69,30 +69,21 @@ class Full(Policy):
     """A policy that writes every version as a base."""
 
     name = "full"
-
-    def next_kind(self, store: Store, lineage: Lineage) -> str:
-        """See Policy."""
-        return BASE
+    kind_above_base = BASE
 
 
 class OneShot(Policy):
     """One base, then differences since that base (Check-N-Run's one-shot differential)."""
 
     name = "oneshot"
-
-    def next_kind(self, store: Store, lineage: Lineage) -> str:
-        """See Policy."""
-        return DIFFERENCE
+    kind_above_base = DIFFERENCE
 
 
 class Consecutive(Policy):
     """Deltas since the last version (Check-N-Run; IncrCP's naive incremental)."""
 
     name = "consecutive"
-
-    def next_kind(self, store: Store, lineage: Lineage) -> str:
-        """See Policy."""
-        return DELTA
+    kind_above_base = DELTA
 
 
 class Intermittent(Policy):
@@ -164,7 +155,7 @@ class TwoD(Policy):
             ours = [chunk for chunk in new if chunk.table == table]
             keys = np.sort(np.concatenate([rows.keys for rows in store.read(ours)]))
             row0 = [chunk for chunk in old if chunk.table == table]
-            splits += self._splits(store, keys, version, row0)
+            splits += self._find_splits(store, keys, version, row0)
         if not splits:
             return
         if self.bundles:
@@ -175,14 +166,14 @@ class TwoD(Policy):
         for chunk, out, rest in splits:
             store.rearrange([chunk], [[out], [rest]] if rest is not None else [[out]])
 
-    def _hits(self, store: Store, chunk: Chunk, keys: Keys, hashes: Hashes) -> int:
+    def _count_hits(self, store: Store, chunk: Chunk, keys: Keys, hashes: Hashes) -> int:
         """Return how many of the ascending ``keys`` the chunk may have."""
         if chunk.keyed:
-            return store.reader.bloom(chunk).hits(hashes)
+            return store.reader.read_bloom(chunk).hits(hashes)
         first = np.searchsorted(keys, np.uint64(chunk.min_key))
         return int(np.searchsorted(keys, np.uint64(chunk.max_key), side="right") - first)
 
-    def _splits(
+    def _find_splits(
         self, store: Store, keys: Keys, version: int, row0: Iterable[Chunk]
     ) -> Iterable[tuple[Chunk, Edit, Edit | None]]:
         least = self.ratio * len(keys)
@@ -193,7 +184,7 @@ class TwoD(Policy):
             if self.by_range and (chunk.max_key < keys[0] or chunk.min_key > keys[-1]):
                 continue
             self.filters.in_range += 1
-            if self.by_bloom and self._hits(store, chunk, keys, hashes) <= least:
+            if self.by_bloom and self._count_hits(store, chunk, keys, hashes) <= least:
                 continue
             self.filters.by_bloom += 1
             chosen.append(chunk)
@@ -236,17 +227,17 @@ class Merged(Policy):
         """Return BASE once ``every`` deltas of the lineage were written, else DELTA."""
         written = sum(1 for _, kind, _, _ in lineage.written if kind == DELTA)
         d = round(self.duplication, 2)
-        every = self.every or full_every(self._stride_now(), d, self.volume)
+        every = self.every or find_every(self._choose_stride(), d, self.volume)
         return BASE if written >= every else DELTA
 
-    def _stride_now(self) -> int:
+    def _choose_stride(self) -> int:
         """Return s: the given stride, or the least that keeps up at the last measured d and v."""
         if self.stride:
             return self.stride
         if not self.velocity:
             return 2
         try:
-            return least_stride(self.duplication, self.velocity)
+            return find_stride(self.duplication, self.velocity)
         except InvalidArgument as error:  # a lag of merging must not stop the versions
             if not self._is_lagging:
                 _log.warning("[checkpoint] %s; merging %d at a time", error, STRIDE_BEHIND)
@@ -286,7 +277,7 @@ class Merged(Policy):
     def arrange(self, store: Store) -> None:
         """Do one due merge in each layer, which is enough as each version adds one delta."""
         self._measure(store)
-        stride = self._stride_now()
+        stride = self._choose_stride()
         for layer in range(1, MAX_LAYERS):
             due = [plan for plan in plan_merges(store, stride) if plan.layer == layer + 1]
             if not due:
@@ -303,7 +294,7 @@ class Merged(Policy):
         error at the end.
         """
         self._measure(store)
-        stride = self._stride_now()
+        stride = self._choose_stride()
         failed: dict[tuple[Chunk, ...], PetpsError] = {}
         while due := [plan for plan in plan_merges(store, stride) if plan.chunks not in failed]:
             for done in self.executor.run(due):
@@ -322,7 +313,7 @@ class Merged(Policy):
         self._merge_seconds = (done.seconds + time.monotonic() - start) / done.plan.deltas
 
 
-def least_stride(duplication: float, velocity: float) -> int:
+def find_stride(duplication: float, velocity: float) -> int:
     """Return the least s >= 2 that keeps up by DECK's inequality 1, or raise InvalidArgument."""
     if not 0 <= duplication <= 1:
         raise InvalidArgument(f"duplication {duplication} is a share, 0 to 1")
@@ -336,7 +327,7 @@ def least_stride(duplication: float, velocity: float) -> int:
     )
 
 
-def living_volume(count: int, stride: int, duplication: float) -> float:
+def compute_living_volume(count: int, stride: int, duplication: float) -> float:
     """Return the volume of living deltas after ``count`` deltas, in deltas.
 
     This is the left side of DECK's inequality 2, plus the deltas that are not merged yet.
@@ -351,10 +342,10 @@ def living_volume(count: int, stride: int, duplication: float) -> float:
 
 
 @cache
-def full_every(stride: int, duplication: float, volume: float) -> int:
+def find_every(stride: int, duplication: float, volume: float) -> int:
     """Return N <= MAX_EVERY: the living volume stays below ``volume`` up to N deltas."""
     count = 1
-    while count < MAX_EVERY and living_volume(count + 1, stride, duplication) < volume:
+    while count < MAX_EVERY and compute_living_volume(count + 1, stride, duplication) < volume:
         count += 1
     return count
 

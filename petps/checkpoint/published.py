@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 BASE_PART: Final = "petps.base"  # the part that write_base() stores
-# Names of the parts, beside the trainer's own. If several workers publish one run, each worker
+# Names of the parts, beside the trainer's own. If several trainer processes publish one run, each
 # writes both parts, with its rank appended (".0").
 POSITION: Final = "petps.position"
 UNPUBLISHED: Final = "petps.unpublished"
@@ -127,22 +127,22 @@ class Published:
     owed: Mapping[str, Keys]
 
     def parts(self, rank: int | None = None) -> dict[str, bytes]:
-        """Return the parts by name; ``rank``: the worker's rank, if there are several workers."""
+        """Return the parts by name; ``rank``: of several trainer processes, that of this one."""
         suffix = "" if rank is None else f".{rank}"
         position = json.dumps(self.position.as_json()).encode()
         return {f"{POSITION}{suffix}": position, f"{UNPUBLISHED}{suffix}": _write_keys(self.owed)}
 
     @staticmethod
     def positions(entry: Version) -> list[str]:
-        """Return the names of a version's position parts: one, one for each worker, or none."""
+        """Return the names of a version's position parts: one for each trainer process, or none."""
         return [name for name in entry.parts if name == POSITION or name.startswith(f"{POSITION}.")]
 
     @staticmethod
     def of(store: Store, version: int) -> Published | None:
         """Read the parts of a version; None if it has none. Raise NotFound, DataLoss, IoError.
 
-        Each of several workers knows the seqs of its own partitions only, so the highest seq of a
-        partition counts. If a worker's log failed, its partitions have seq 0.
+        Each of several trainer processes knows the seqs of its own partitions only, so the highest
+        seq of a partition counts. If the log of a process failed, its partitions have seq 0.
         """
         where = f"{store.name}, version {version}"
         positions: list[Position] = []
@@ -159,7 +159,7 @@ class Published:
             for position in positions
         }
         if len(runs) != 1:
-            raise DataLoss(f"{where}: its workers' positions differ")
+            raise DataLoss(f"{where}: the positions of its trainer processes differ")
         seqs = tuple(
             max(partition_seqs)
             for partition_seqs in zip(*(position.seqs for position in positions), strict=True)

@@ -1,6 +1,6 @@
 """Quantisation of a lineage: bits by restores, parameters by sampled rows (Check-N-Run 5.2).
 
-Owns:        Quantising (the request), stored_tables() (the resulting tables), unquantised().
+Owns:        Quantising (the request), choose_tables() (the resulting tables), prepare_columns().
 Never does:  quantise rows (petps.codec does); count restores (the store's state does).
 Called by:   checkpointer.py, staging.py, state.py, cli.
 Invariants:  the same rows, ``Quantising`` and number of restores give the same tables. Optimizer
@@ -31,17 +31,17 @@ from petps.errors import InvalidArgument
 __all__ = [
     "Quantising",
     "Sample",
+    "choose_tables",
     "describe",
     "has_too_few_bits",
-    "sampled_keys",
-    "stored_tables",
-    "unquantised",
+    "prepare_columns",
+    "sample_keys",
 ]
 
 # Dtypes that may be quantised; columns of the other dtypes are quantised already.
 WHOLE: Final = ("f32", "f16", "bf16")
 
-# Takes a table and a seed. Returns the keys that parameters are chosen by (sampled_keys()), and
+# Takes a table and a seed. Returns the keys that parameters are chosen by (sample_keys()), and
 # the columns of their rows.
 Sample = Callable[[str, int], tuple[Keys, Mapping[str, Floats | Bytes]]]
 
@@ -75,7 +75,7 @@ class Quantising:
         return bits_for_restores(self.expected_restores, restores)
 
 
-def stored_tables(
+def choose_tables(
     tables: Mapping[str, Table], quantising: Quantising | None, restores: int, sample: Sample
 ) -> dict[str, Table]:
     """Return the tables as a new lineage stores them; ``tables`` are the trainer's own.
@@ -136,7 +136,7 @@ def has_too_few_bits(
     )
 
 
-def unquantised(
+def prepare_columns(
     own: Table, stored: Table, columns: Mapping[str, Floats | Bytes]
 ) -> dict[str, Floats | Bytes]:
     """Return a trainer's columns in the form that ``Rows.of(stored, ...)`` takes.
@@ -168,7 +168,7 @@ def describe(tables: Mapping[str, Table]) -> list[str]:
     return out
 
 
-def sampled_keys(pieces: Callable[[], Iterable[Keys]], seed: int) -> Keys:
+def sample_keys(pieces: Callable[[], Iterable[Keys]], seed: int) -> Keys:
     """Return the keys that choose_parameters() sees; the pieces ascend and are read twice."""
     positions = sample_rows(sum(len(piece) for piece in pieces()), seed)
     out, start = [], 0

@@ -147,7 +147,7 @@ class Reader:
             return decode(table, body, where)
         return view(table, body, chunk.rows, chunk.layout, chunk.min_key)
 
-    def keys(self, chunk: Chunk) -> Keys:
+    def read_keys(self, chunk: Chunk) -> Keys:
         """Return a chunk's keys alone, uint64[rows], without a check of the checksum."""
         if not chunk.keyed:
             return np.arange(chunk.rows, dtype=np.uint64) + np.uint64(chunk.min_key)
@@ -162,7 +162,7 @@ class Reader:
             return False
         return xxhash.xxh3_64_hexdigest(body) == chunk.checksum
 
-    def bloom(self, chunk: Chunk) -> Bloom:
+    def read_bloom(self, chunk: Chunk) -> Bloom:
         """Return the filter of a chunk's keys, which is read once; the chunk must be keyed."""
         place = (chunk.file, chunk.offset)
         if place not in self._blooms:

@@ -8,12 +8,12 @@ Threads:     any, beside the thread that writes the store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from petps.checkpoint.chunk import Rows, Table, lay_over
-from petps.checkpoint.state import Chunk
-from petps.checkpoint.verify import offer
+from petps.checkpoint.chunk import Rows, lay_over
+from petps.checkpoint.state import Chunk, Lineage
+from petps.checkpoint.verify import describe_newest_whole
 from petps.errors import DataLoss, NotFound
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def read_layers(
         _check_tables(store, names)
         chunks = [
             chunk
-            for chunk in lineage.of(chosen)
+            for chunk in lineage.chunks_of(chosen)
             if chunk.table in names and not (above_base and chunk.layer == 0)
         ]
         try:
@@ -46,73 +46,47 @@ def read_layers(
         except DataLoss as error:
             if store.refresh().number != state.number:
                 continue  # the chunks were split or merged since
-            raise DataLoss(f"version {chosen}: {error}; {offer(store, chunks)}") from error
+            newest = describe_newest_whole(store, chunks)
+            raise DataLoss(f"version {chosen}: {error}; {newest}") from error
         layers: dict[str, list[Rows]] = {name: [] for name in names}
         for chunk, chunk_rows in zip(chunks, rows, strict=True):
             layers[chunk.table].append(chunk_rows)
         return layers
 
 
-def read_pieces(
-    store: Store,
-    table: str,
-    version: int | None,
-    in_key_order: bool,
-    is_wanted: Callable[[Chunk], bool],
-) -> Iterator[Rows]:
+def read_pieces(store: Store, table: str, version: int | None) -> Iterator[Rows]:
     """See Store.pieces."""
     _check_tables(store, [table])
     chosen = store.state.newest_version if version is None else version
     created = store.state.version(chosen).created_ns
-    start = 0
-    while True:
+    start: int | None = 0
+    while start is not None:
         state = store.state
         if store.state.version(chosen).created_ns != created:
             raise NotFound(f"{store.name} was rolled back, and another version is {chosen} now")
-        lineage = state.lineage_of(chosen)
-        chunks = [
-            chunk
-            for chunk in lineage.of(chosen)
-            if chunk.table == table and (chunk.layer > 0 or is_wanted(chunk))
-        ]
-        has_deltas = any(chunk.layer > 0 for chunk in chunks)
-        read = _read_windows if in_key_order or has_deltas else _read_chunks
+        windows = _read_windows(store, state.lineage_of(chosen), chosen, table, start)
         try:
-            for rows, next_start in read(store, lineage.tables[table], chunks, start):
+            for rows, next_start in windows:
                 yield rows
-                start = next_start or 0
+                start = next_start
                 del rows  # free it before the next piece is built
-            return
         except DataLoss as error:
             if store.refresh().number == state.number:
-                needed = lineage.of(chosen)
-                raise DataLoss(f"version {chosen}: {error}; {offer(store, needed)}") from error
+                needed = state.lineage_of(chosen).chunks_of(chosen)
+                newest = describe_newest_whole(store, needed)
+                raise DataLoss(f"version {chosen}: {error}; {newest}") from error
             # The chunks were split or merged since: continue at ``start`` with the new state.
 
 
-def _read_chunks(
-    store: Store, table: Table, chunks: Sequence[Chunk], start: int
-) -> Iterator[tuple[Rows, int | None]]:
-    """Yield chunks from the first key ``start`` on, each with the next first key (None: last)."""
-    chunks = sorted(
-        (chunk for chunk in chunks if chunk.min_key >= start), key=lambda chunk: chunk.min_key
-    )
-    reads = store.reader.read_ahead([[chunk] for chunk in chunks], {table.name: table})
-    stops = [*(chunk.min_key for chunk in chunks[1:]), None]
-    for stop, (rows,) in zip(stops, reads, strict=False):
-        yield rows, stop
-        del rows  # free it before the wait for the next chunk
-
-
 def _read_windows(
-    store: Store, table: Table, chunks: Sequence[Chunk], start: int
+    store: Store, lineage: Lineage, version: int, table: str, start: int
 ) -> Iterator[tuple[Rows, int | None]]:
     """Yield pieces of the keys from ``start`` on, each with the start of the next (None: last).
 
     A piece ends where the next chunk of the base begins.
     """
-    tables = {table.name: table}
-    above = store.read([chunk for chunk in chunks if chunk.layer > 0], tables)
+    chunks = [chunk for chunk in lineage.chunks_of(version) if chunk.table == table]
+    above = store.read([chunk for chunk in chunks if chunk.layer > 0], lineage.tables)
     base = sorted((chunk for chunk in chunks if chunk.layer == 0), key=lambda chunk: chunk.min_key)
     stops = sorted({chunk.min_key for chunk in base[1:]})
     windows: list[tuple[int | None, list[Chunk]]] = []
@@ -125,14 +99,14 @@ def _read_windows(
         )
         window_chunks, base = base[:count], base[count:]
         windows.append((stop, [chunk for chunk in window_chunks if chunk.max_key >= start]))
-    reads = store.reader.read_ahead([window_chunks for _, window_chunks in windows], tables)
+    reads = store.reader.read_ahead([window_chunks for _, window_chunks in windows], lineage.tables)
     base_rows: list[tuple[Chunk, Rows]] = []  # chunks of several ranks may overlap
     for (stop, window_chunks), chunk_rows in zip(windows, reads, strict=True):
         base_rows = [pair for pair in base_rows if pair[0].max_key >= start]
         base_rows += zip(window_chunks, chunk_rows, strict=True)
         layers = [*(rows for _, rows in base_rows), *above]
         parts = [rows.between(start, stop) for rows in layers]
-        yield lay_over(table, parts, keep_deleted=False), stop
+        yield lay_over(lineage.tables[table], parts, keep_deleted=False), stop
         del chunk_rows, layers, parts  # free them before the wait for the next chunks
         start = stop or 0
 

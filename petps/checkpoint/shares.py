@@ -1,6 +1,6 @@
 """A version written by several ranks: each writes a share, and one of them commits all. STORE.md.
 
-Owns:        write_share(), commit_shares(), pending_shares().
+Owns:        write_share(), commit_shares(), list_pending_shares().
 Never does:  pass messages between ranks: callers send one rank's decision to the others.
 Called by:   checkpointer.py, staging.py, the CLI's lists.
 Invariants:  one state makes a version exist, once all its shares exist; before that state the
@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Final, Unpack
 
 import numpy as np
 
 from petps.checkpoint.bundle import Given
-from petps.checkpoint.chunk import Table
 from petps.checkpoint.state import (
     Chunk,
     Lineage,
@@ -27,10 +26,10 @@ from petps.checkpoint.state import (
     Version,
     read_lineage,
     read_signed,
-    signed,
+    sign,
     write_lineage,
 )
-from petps.checkpoint.store import Store
+from petps.checkpoint.store import Store, WriteOptions
 from petps.errors import (
     AlreadyExists,
     DataLoss,
@@ -40,21 +39,28 @@ from petps.errors import (
     PetpsError,
 )
 
-__all__ = ["MAX_RANKS", "commit_shares", "pending_shares", "write_share"]
+__all__ = ["MAX_RANKS", "commit_shares", "list_pending_shares", "write_share"]
 
 MAX_RANKS: Final = 65_536
 _SHARE: Final = re.compile(r"(\d{20})-(\d{5})\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
+class _Header:
+    """The contents of a share's file."""
+
     rank: int
     ranks: int
     # The store's newest version when the share was written; 0: none.
     above: int
     # The store's rollbacks at that time: a share from before a rollback must not be committed.
     rollbacks: int
-    lineage: Lineage  # of this version alone
+    line: str  # the file of a lineage that has this version alone
+
+
+@dataclass(frozen=True, slots=True)
+class _Share(_Header):
+    lineage: Lineage
 
 
 def write_share(
@@ -64,30 +70,24 @@ def write_share(
     *,
     rank: int,
     ranks: int,
-    kind: str,
-    tables: Mapping[str, Table] | None = None,
-    parts: Mapping[str, bytes] | None = None,
-    goes_on: Callable[[], None] = lambda: None,
     replace_own: bool = False,
+    **options: Unpack[WriteOptions],
 ) -> Version:
     """Write what one of ``ranks`` ranks, 0 to ranks - 1, has of a version. Durable; no commit.
 
-    The other parameters are those of Store.write. Ranks share no key of a table, all give the same
-    ``kind`` and ``tables``, and only one rank writes a part of a given name. If the rank has
-    written its share already, raise AlreadyExists, because another process may act as this rank.
-    A rank that was restarted sets ``replace_own``.
+    options: see WriteOptions. Ranks share no key of a table, all give the same ``kind`` and
+    ``tables``, and only one rank writes a part of a given name. If the rank has written its share
+    already, raise AlreadyExists, because another process may act as this rank. A rank that was
+    restarted sets ``replace_own``.
     """
     if not 1 <= ranks <= MAX_RANKS or not 0 <= rank < ranks:
         raise InvalidArgument(f"rank {rank} of {ranks}: 0 to ranks - 1, of at most {MAX_RANKS:,}")
     path = _path(version, rank)
-    if not replace_own and rank in _ranks(store, version):
+    if not replace_own and rank in _list_ranks_of(store, version):
         raise _written_error(store, version, rank)
     newest = store.state.versions()
-    lineage = write_lineage(
-        store.files,
-        store.write_data(version, rows, kind=kind, tables=tables, parts=parts, goes_on=goes_on),
-    )
-    body = signed(
+    lineage = write_lineage(store.files, store.write_data(version, rows, **options))
+    body = sign(
         {
             "rank": rank,
             "ranks": ranks,
@@ -99,7 +99,7 @@ def write_share(
     if replace_own:
         store.files.remove(path)
     if replace_own and rank == 0:  # remove shares of ranks that no longer exist
-        for other in _ranks(store, version):
+        for other in _list_ranks_of(store, version):
             if other >= ranks:
                 store.files.remove(_path(version, other))
     try:
@@ -117,7 +117,7 @@ def commit_shares(store: Store, version: int) -> Version:
     common. Raise DataLoss. Then the version does not exist, and a share may be written again.
     """
     before = store.state
-    shares = [_read(store, version, rank) for rank in sorted(_ranks(store, version))]
+    shares = [_read(store, version, rank) for rank in sorted(_list_ranks_of(store, version))]
     if not shares:
         raise NotFound(f"{store.name}: no rank has written a share of version {version}")
     first = shares[0]
@@ -125,7 +125,7 @@ def commit_shares(store: Store, version: int) -> Version:
     if missing:
         raise FailedPrecondition(
             f"version {version} is not whole: of {first.ranks} ranks there is no share of "
-            f"{_list_ranks(missing)}"
+            f"{_name_ranks(missing)}"
         )
     newest = before.versions()
     above = newest[-1].version if newest else 0
@@ -168,7 +168,7 @@ def commit_shares(store: Store, version: int) -> Version:
     return committed
 
 
-def pending_shares(store: Store) -> dict[int, tuple[list[int], int]]:
+def list_pending_shares(store: Store) -> dict[int, tuple[list[int], int]]:
     """Return the uncommitted versions: (ranks that have written, number of ranks), by version."""
     committed = {entry.version for entry in store.state.versions()}
     ranks_by_version: dict[int, list[int]] = {}
@@ -191,17 +191,8 @@ def _list_shares(store: Store) -> list[tuple[int, int]]:
     return [(int(match[1]), int(match[2])) for match in matches if match]
 
 
-def _ranks(store: Store, version: int) -> set[int]:
+def _list_ranks_of(store: Store, version: int) -> set[int]:
     return {rank for share_version, rank in _list_shares(store) if share_version == version}
-
-
-@dataclass(frozen=True, slots=True)
-class _Header:
-    rank: int
-    ranks: int
-    above: int
-    rollbacks: int
-    line: str
 
 
 def _read_header(store: Store, version: int, rank: int) -> _Header:
@@ -221,7 +212,7 @@ def _read(store: Store, version: int, rank: int) -> _Share:
         raise DataLoss(f"version {version}, rank {rank}: {error}: write its share again") from error
     if [entry.version for entry in lineage.versions] != [version]:
         raise DataLoss(f"{store.name}/{_path(version, rank)} is of another version")
-    return _Share(rank, header.ranks, header.above, header.rollbacks, lineage)
+    return _Share(**asdict(header), lineage=lineage)
 
 
 def _written_error(store: Store, version: int, rank: int) -> AlreadyExists:
@@ -231,7 +222,7 @@ def _written_error(store: Store, version: int, rank: int) -> AlreadyExists:
     )
 
 
-def _list_ranks(ranks: Sequence[int]) -> str:
+def _name_ranks(ranks: Sequence[int]) -> str:
     numbers = ", ".join(str(rank) for rank in ranks[:8])
     return f"rank{'s' * (len(ranks) > 1)} {numbers}{', ...' if len(ranks) > 8 else ''}"
 
@@ -283,7 +274,7 @@ def _check_group(
 ) -> None:
     if len({rank for _, rank in group}) < 2:
         return
-    keys = np.concatenate([store.reader.keys(chunk) for chunk, _ in group])
+    keys = np.concatenate([store.reader.read_keys(chunk) for chunk, _ in group])
     ranks = np.repeat([rank for _, rank in group], [chunk.rows for chunk, _ in group])
     order = np.argsort(keys, kind="stable")
     repeats = np.flatnonzero(keys[order][1:] == keys[order][:-1])

@@ -30,7 +30,7 @@ from petps.checkpoint.checkpointer import Next, Source, next_version
 from petps.checkpoint.chunk import Bytes, Column, Floats, Keys, Mask, Rows, Table, encode
 from petps.checkpoint.flight import Copied, Flight, Stopped
 from petps.checkpoint.policy import Policy
-from petps.checkpoint.quantise import sampled_keys
+from petps.checkpoint.quantise import sample_keys
 from petps.checkpoint.shares import commit_shares, write_share
 from petps.checkpoint.spool import Spool
 from petps.checkpoint.state import Version
@@ -138,7 +138,7 @@ class StagedCheckpointer:
         bandwidth: Bandwidth | None = None,
     ) -> None:
         for table in store.state.tables.values():
-            if _rows_in(table, chunk_bytes) < 1:
+            if _count_rows(table, chunk_bytes) < 1:
                 least = max(CHUNK_BYTES_MIN, _reserved_bytes(table) + _row_bytes(table))
                 raise InvalidArgument(
                     f"chunk_bytes {chunk_bytes} holds no row of table {table.name}: {least} do"
@@ -173,14 +173,14 @@ class StagedCheckpointer:
         with self._reserve() as spool, self._open_flight() as flight:
             next_ = self._choose_next(flight)
 
-            def upload(rows: Given, goes_on: Callable[[], None]) -> Version:
+            def upload(rows: Given, raise_if_cancelled: Callable[[], None]) -> Version:
                 return self._store.write(
                     version,
                     rows,
                     kind=next_.kind,
                     tables=next_.tables,
                     parts=own_parts,
-                    goes_on=goes_on,
+                    raise_if_cancelled=raise_if_cancelled,
                 )
 
             self._run_stages(flight, spool, next_, upload, self._arrange)
@@ -196,7 +196,7 @@ class StagedCheckpointer:
     def share(
         self,
         version: int,
-        said: Next,
+        decision: Next,
         rank: int,
         ranks: int,
         parts: Mapping[str, bytes] | None = None,
@@ -208,21 +208,21 @@ class StagedCheckpointer:
         with self._reserve() as spool, self._open_flight() as flight:
             self._store.refresh()
 
-            def upload(rows: Given, goes_on: Callable[[], None]) -> Version:
+            def upload(rows: Given, raise_if_cancelled: Callable[[], None]) -> Version:
                 return write_share(
                     self._store,
                     version,
                     rows,
                     rank=rank,
                     ranks=ranks,
-                    kind=said.kind,
-                    tables=said.tables,
+                    kind=decision.kind,
+                    tables=decision.tables,
                     parts=own_parts,
-                    goes_on=goes_on,
+                    raise_if_cancelled=raise_if_cancelled,
                     replace_own=replace_own,
                 )
 
-            self._run_stages(flight, spool, said, upload, lambda: None)
+            self._run_stages(flight, spool, decision, upload, lambda: None)
 
     def commit(self, version: int) -> None:
         """Commit a version in the background, after wait() has returned on all ranks."""
@@ -255,7 +255,7 @@ class StagedCheckpointer:
             yield flight
         except BaseException as error:
             flight.fail(error)
-            flight.told = True
+            flight.is_error_raised = True
             if isinstance(error, Stopped) and flight.error is not None:
                 raise flight.error from None
             raise
@@ -275,14 +275,14 @@ class StagedCheckpointer:
     ) -> None:
         """Start the stages and copy all rows out of the device; the stages do the rest."""
 
-        def to_store() -> None:
-            rows = {name: flight.of_table(name) for name in next_.tables}
+        def upload_rows() -> None:
+            rows = {name: flight.take_table(name) for name in next_.tables}
             self._finish(flight, upload(rows, flight.check), behind)
 
-        flight.start(lambda: self._to_folder(flight, spool))
-        flight.start(lambda: self._to_chunks(flight, spool, next_.tables))
-        flight.start(to_store)
-        self._from_device(flight, next_.since)
+        flight.start(lambda: self._spool_chunks(flight, spool))
+        flight.start(lambda: self._encode_chunks(flight, spool, next_.tables))
+        flight.start(upload_rows)
+        self._copy_rows(flight, next_.since)
         flight.end(flight.copied)
 
     def _finish(self, flight: Flight, entry: Version, behind: Callable[[], None]) -> None:
@@ -314,11 +314,11 @@ class StagedCheckpointer:
             thread.join()
         self._resident_max = self.resident_chunks_max
         self._flight = None
-        if flight.made is None:
+        if flight.committed is None:
             self._open_spool().clear()
-        if flight.error is not None and not flight.told:
+        if flight.error is not None and not flight.is_error_raised:
             raise flight.error
-        return flight.made
+        return flight.committed
 
     def cancel(self) -> None:
         """Cancel the version in flight: write() or wait() raises FailedPrecondition.
@@ -363,58 +363,58 @@ class StagedCheckpointer:
 
     def _sample(self, name: str, seed: int) -> tuple[Keys, Mapping[str, Floats | Bytes]]:
         table = self._store.state.tables[name]
-        at_most = _rows_in(table, self._chunk_bytes)
-        keys = sampled_keys(lambda: self._device.keys(name, None, at_most), seed)
+        at_most = _count_rows(table, self._chunk_bytes)
+        keys = sample_keys(lambda: self._device.keys(name, None, at_most), seed)
         if len(keys) == 0:
             return keys, {}
-        content = np.empty(_bytes_of(table, len(keys)), np.uint8)
-        _, columns, _ = _views(table, content.data, len(keys))
+        content = np.empty(_count_bytes(table, len(keys)), np.uint8)
+        _, columns, _ = _view_buffer(table, content.data, len(keys))
         self._device.copy(name, keys, columns)
         return keys, columns
 
     # ---- the stages ----
 
-    def _from_device(self, flight: Flight, since: int | None) -> None:
+    def _copy_rows(self, flight: Flight, since: int | None) -> None:
         for name, table in self._store.state.tables.items():
-            at_most = _rows_in(table, self._chunk_bytes)
+            at_most = _count_rows(table, self._chunk_bytes)
             for keys in self._device.keys(name, since, at_most):
                 if len(keys) > at_most:
                     raise InvalidArgument(f"table {name}: {len(keys)} keys, at most {at_most}")
                 if len(keys) == 0:
                     continue
                 buffer = flight.lease("down")
-                own_keys, columns, own_deleted = _views(table, buffer, len(keys))
+                own_keys, columns, own_deleted = _view_buffer(table, buffer, len(keys))
                 deleted = self._device.copy(name, keys, columns)
                 own_keys[:] = keys
                 own_deleted[:] = False if deleted is None else deleted
                 deletes = bool(own_deleted.any())
                 flight.give(flight.copied, Copied(name, len(keys), deletes, buffer))
 
-    def _to_folder(self, flight: Flight, spool: Spool) -> None:
+    def _spool_chunks(self, flight: Flight, spool: Spool) -> None:
         for chunk in flight.take(flight.copied):
-            count = _bytes_of(self._store.state.tables[chunk.table], chunk.rows)
-            flight.until(lambda count=count: spool.fits(count))  # type: ignore[misc]
+            count = _count_bytes(self._store.state.tables[chunk.table], chunk.rows)
+            flight.wait_until(lambda count=count: spool.fits(count))  # type: ignore[misc]
             spooled = spool.write(chunk.buffer[:count])
             flight.release("down", chunk.buffer)
             flight.give(flight.spooled, replace(chunk, buffer=memoryview(b""), spooled=spooled))
         flight.end(flight.spooled)
 
-    def _to_chunks(self, flight: Flight, spool: Spool, tables: Mapping[str, Table]) -> None:
+    def _encode_chunks(self, flight: Flight, spool: Spool, tables: Mapping[str, Table]) -> None:
         for chunk in flight.take(flight.spooled):
             own, stored = self._store.state.tables[chunk.table], tables[chunk.table]
             raw = flight.lease("up")
             assert chunk.spooled is not None
             spool.read(chunk.spooled, raw)
-            flight.changed()  # the folder has space again
+            flight.notify()  # the folder has space again
             rows = _convert_rows(own, stored, raw, chunk)
             buffer = flight.lease("up")
             encoded = Encoded.from_body(stored, rows, encode(stored, rows, into=buffer))
             flight.release("up", raw)
-            body = self._paced(flight, buffer, encoded)
+            body = self._pace_body(flight, buffer, encoded)
             flight.give(flight.encoded, (chunk.table, replace(encoded, body=body)))
         flight.end(flight.encoded)
 
-    def _paced(
+    def _pace_body(
         self, flight: Flight, buffer: memoryview, encoded: Encoded
     ) -> Generator[memoryview, None, None]:
         """Yield the body in pieces, paced by the bandwidth; free its buffer after the last."""
@@ -430,13 +430,13 @@ class StagedCheckpointer:
         if self._bandwidth is None:
             flight.check()
         else:
-            flight.rest(self._bandwidth.delay(count))
+            flight.wait(self._bandwidth.delay(count))
 
 
 # ---- a chunk in a buffer: keys, columns, which are deleted; each begins at a multiple of 8 ----
 
 
-def _aligned(count: int) -> int:
+def _align(count: int) -> int:
     return -(-count // 8) * 8
 
 
@@ -453,18 +453,18 @@ def _reserved_bytes(table: Table) -> int:
     return max(RESERVED_BYTES, len(encode(table, two_rows)) + 8 * (len(table.columns) + 2))
 
 
-def _rows_in(table: Table, chunk_bytes: int) -> int:
+def _count_rows(table: Table, chunk_bytes: int) -> int:
     """Return the number of rows that fit into a buffer both as copied and as encoded."""
     if chunk_bytes < CHUNK_BYTES_MIN:
         return 0
     return (chunk_bytes - _reserved_bytes(table)) // _row_bytes(table)
 
 
-def _bytes_of(table: Table, rows: int) -> int:
-    return 8 * rows + sum(_aligned(rows * column.width) for column in table.columns) + rows
+def _count_bytes(table: Table, rows: int) -> int:
+    return 8 * rows + sum(_align(rows * column.width) for column in table.columns) + rows
 
 
-def _views(
+def _view_buffer(
     table: Table, buffer: memoryview, rows: int
 ) -> tuple[Keys, dict[str, Floats | Bytes], Mask]:
     """Return the arrays in a buffer: keys, the columns for Device.copy(), and the deletions."""
@@ -477,13 +477,13 @@ def _views(
             columns[column.name] = stored.view(np.float32).reshape(rows, column.dim)
         else:
             columns[column.name] = stored.reshape(rows, column.width)
-        at += _aligned(rows * column.width)
+        at += _align(rows * column.width)
     return flat[: 8 * rows].view(np.uint64), columns, flat[at : at + rows].view(np.bool_)
 
 
 def _convert_rows(own: Table, stored: Table, buffer: memoryview, chunk: Copied) -> Rows:
     """Return a chunk's rows as stored, in the buffer that they were read into."""
-    keys, columns, deleted = _views(own, buffer, chunk.rows)
+    keys, columns, deleted = _view_buffer(own, buffer, chunk.rows)
     columns_out = {}
     for own_column, stored_column in zip(own.columns, stored.columns, strict=True):
         values = columns[own_column.name]

@@ -1,6 +1,6 @@
 """The contents of a store at one moment, and the change from one state to the next. STORE.md.
 
-Owns:        Chunk, Version, Sealed, Lineage, State; load(), commit(), obsolete().
+Owns:        Chunk, Version, Sealed, Lineage, State; load(), commit(), list_obsolete().
 Never does:  read or write rows.
 Called by:   store.py, policies, the CLI's lists.
 Invariants:  a State and all objects in it are immutable; a change makes a new State, wholly or not
@@ -14,7 +14,7 @@ import json
 import re
 import uuid
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
 
@@ -43,12 +43,12 @@ __all__ = [
     "State",
     "Version",
     "commit",
+    "list_obsolete",
     "load",
     "new_name",
-    "obsolete",
     "read_lineage",
     "read_signed",
-    "signed",
+    "sign",
     "write_lineage",
 ]
 
@@ -151,7 +151,7 @@ class Lineage:
         """Return the bytes of the base's chunks."""
         return sum(chunk.length + chunk.bloom_length for chunk in self.chunks if chunk.layer == 0)
 
-    def of(self, version: int) -> list[Chunk]:
+    def chunks_of(self, version: int) -> list[Chunk]:
         """Return the chunks of a version, in the order in which they are laid over each other."""
         chunks = [chunk for chunk in self.chunks if chunk.holds(version)]
         return sorted(chunks, key=lambda chunk: chunk.first)
@@ -302,21 +302,21 @@ def new_name() -> str:
 _CHUNK_FIELDS: Final = tuple(Chunk.__slots__)
 
 
-def signed(values: dict[str, Any]) -> bytes:
+def sign(values: dict[str, Any]) -> bytes:
     """Return format and values as JSON, with the checksum of that JSON inserted at its end."""
     document = {"format": f"{FORMAT_NAME}-{FORMAT}", **values}
     text = json.dumps(document, separators=(",", ":")).encode()
     return text[:-1] + f',"checksum":"{xxhash.xxh3_64_hexdigest(text)}"}}'.encode()
 
 
-def _fits(text: bytes, checksum: object) -> bool:
-    """Return whether ``text`` is what signed() makes for this checksum."""
+def _is_signed(text: bytes, checksum: object) -> bool:
+    """Return whether ``text`` is what sign() makes for this checksum."""
     end = f',"checksum":"{checksum}"}}'.encode()
     return text.endswith(end) and xxhash.xxh3_64_hexdigest(text[: -len(end)] + b"}") == checksum
 
 
 def read_signed(files: Files, path: str, checksum: str | None = None) -> dict[str, Any]:
-    """Return the values that signed() wrote; checksum: that of the whole file, if known.
+    """Return the values that sign() wrote; checksum: that of the whole file, if known.
 
     Raise DataLoss, NotFound, and Unimplemented for a newer format.
     """
@@ -331,7 +331,7 @@ def read_signed(files: Files, path: str, checksum: str | None = None) -> dict[st
     if is_ours and int(number) > FORMAT:
         raise Unimplemented(f"{where} has format {number}, this release reads {FORMAT}: upgrade")
     is_whole = checksum is None or xxhash.xxh3_64_hexdigest(text) == checksum
-    is_intact = is_whole and _fits(text, values.get("checksum"))
+    is_intact = is_whole and _is_signed(text, values.get("checksum"))
     if not is_ours or not is_intact:
         raise DataLoss(f"{where} does not fit its checksum: restore it from a copy of the store")
     return values
@@ -340,7 +340,7 @@ def read_signed(files: Files, path: str, checksum: str | None = None) -> dict[st
 _fields_of: Final = attrgetter(*_CHUNK_FIELDS)
 
 
-def _chunks_values(chunks: Iterable[Chunk]) -> dict[str, Any]:
+def _describe_chunks(chunks: Iterable[Chunk]) -> dict[str, Any]:
     return {"fields": _CHUNK_FIELDS, "chunks": [_fields_of(chunk) for chunk in chunks]}
 
 
@@ -361,13 +361,13 @@ def _seal(files: Files, lineage: Lineage) -> Lineage:
         chunk for chunk in lineage.chunks if not chunk.open and id(chunk) not in sealed_ids
     )
     if len(ended) >= SEALED_CHUNKS:
-        path, body = f"lines/{new_name()}.json", signed(_chunks_values(ended))
+        path, body = f"lines/{new_name()}.json", sign(_describe_chunks(ended))
         files.write(path, [body])
         sealed.append(Sealed(path, xxhash.xxh3_64_hexdigest(body), ended))
     return replace(lineage, sealed=tuple(sealed))
 
 
-def _tables_values(tables: Mapping[str, Table]) -> dict[str, Any]:
+def _describe_tables(tables: Mapping[str, Table]) -> dict[str, Any]:
     """Return the columns by table: name, dtype, dim, and the parameters of a quantised column."""
     return {
         name: [
@@ -401,28 +401,19 @@ def _read_tables(values: Mapping[str, Any]) -> dict[str, Table]:
     }
 
 
-def _lineage_bytes(lineage: Lineage) -> bytes:
+def _encode_lineage(lineage: Lineage) -> bytes:
     sealed_ids = {id(chunk) for sealed in lineage.sealed for chunk in sealed.chunks}
-    return signed(
+    return sign(
         {
-            **_chunks_values(chunk for chunk in lineage.chunks if id(chunk) not in sealed_ids),
+            **_describe_chunks(chunk for chunk in lineage.chunks if id(chunk) not in sealed_ids),
             "began": lineage.began,
             "sealed": [[sealed.file, sealed.checksum] for sealed in lineage.sealed],
-            "tables": _tables_values(lineage.tables),
+            "tables": _describe_tables(lineage.tables),
             "written": lineage.written,
             "versions": [
                 {
-                    "version": entry.version,
-                    "kind": entry.kind,
-                    "created_ns": entry.created_ns,
-                    "seconds": entry.seconds,
-                    "rows": entry.rows,
-                    "bytes": entry.bytes,
-                    "kept": entry.kept,
-                    "parts": {
-                        name: [part.file, part.bytes, part.checksum]
-                        for name, part in entry.parts.items()
-                    },
+                    **asdict(entry),
+                    "parts": {name: astuple(part) for name, part in entry.parts.items()},
                 }
                 for entry in lineage.versions
             ],
@@ -433,7 +424,7 @@ def _lineage_bytes(lineage: Lineage) -> bytes:
 def write_lineage(files: Files, lineage: Lineage) -> Lineage:
     """Write a lineage, and return it with the name of its file."""
     lineage = replace(_seal(files, lineage), file=f"lines/{new_name()}.json")
-    files.write(lineage.file, [_lineage_bytes(lineage)])
+    files.write(lineage.file, [_encode_lineage(lineage)])
     return lineage
 
 
@@ -451,7 +442,7 @@ def read_lineage(files: Files, path: str) -> Lineage:
             for entry in values["versions"]
         )
         sealed = tuple(
-            Sealed(name, checksum, _chunks_of(read_signed(files, name, checksum)))
+            Sealed(name, checksum, _read_chunks(read_signed(files, name, checksum)))
             for name, checksum in values["sealed"]
         )
         ended = (chunk for sealed_file in sealed for chunk in sealed_file.chunks)
@@ -459,7 +450,7 @@ def read_lineage(files: Files, path: str) -> Lineage:
             path,
             values["began"],
             versions,
-            (*ended, *_chunks_of(values)),
+            (*ended, *_read_chunks(values)),
             _read_tables(values["tables"]),
             tuple(
                 (version, kind, count, seconds)
@@ -471,7 +462,7 @@ def read_lineage(files: Files, path: str) -> Lineage:
         raise DataLoss(f"{files.name}/{path}: {error}") from error
 
 
-def _chunks_of(values: Mapping[str, Any]) -> tuple[Chunk, ...]:
+def _read_chunks(values: Mapping[str, Any]) -> tuple[Chunk, ...]:
     records = (dict(zip(_CHUNK_FIELDS, fields, strict=True)) for fields in values["chunks"])
     return tuple(Chunk(**{**record, "layout": tuple(record["layout"])}) for record in records)
 
@@ -541,10 +532,10 @@ def commit(files: Files, before: State, after: State) -> State:
         lineages.append(lineage)
     after = replace(after, number=number, lineages=tuple(lineages))
     after = replace(after, trash=tuple(sorted(before.files() - after.files())))
-    body = signed(
+    body = sign(
         {
             "model": after.model,
-            "tables": _tables_values(after.tables),
+            "tables": _describe_tables(after.tables),
             "quantising": None if after.quantising is None else asdict(after.quantising),
             "restores": after.restores,
             "rollbacks": after.rollbacks,
@@ -591,7 +582,7 @@ def newest_state(files: Files) -> int:
     return max((int(match[1]) for match in matches if match), default=0)
 
 
-def obsolete(before: State) -> list[str]:
+def list_obsolete(before: State) -> list[str]:
     """Return the files that no reader needs once the state after ``before`` is durable.
 
     The newest state may still be lost, so the files of ``before`` stay.

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Required, TypedDict, Unpack
 
 import xxhash
 
@@ -34,9 +34,9 @@ from petps.checkpoint.state import (
     State,
     Version,
     commit,
+    list_obsolete,
     load,
     new_name,
-    obsolete,
 )
 from petps.checkpoint.verify import verify
 from petps.delta.schema import check_name
@@ -49,7 +49,7 @@ from petps.errors import (
     PetpsError,
 )
 
-__all__ = ["BASE", "DELTA", "DIFFERENCE", "Edit", "Store"]
+__all__ = ["BASE", "DELTA", "DIFFERENCE", "Edit", "Store", "WriteOptions"]
 
 BASE: Final = "base"
 DELTA: Final = "delta"
@@ -60,6 +60,26 @@ LEFTOVER_SECONDS: Final = 3600.0
 # Sparse bundles are rewritten once their named chunks have this many bytes together.
 COMPACT_BYTES: Final = 1 << 20
 MAX_VERSION: Final = (1 << 64) - 1
+
+
+class WriteOptions(TypedDict, total=False):
+    """Options of Store.write().
+
+    kind: BASE has every row. DELTA has the rows changed or deleted since the newest version.
+    DIFFERENCE has those since the base of the lineage.
+    tables: How the rows of a BASE are stored; None: as the trainer has them. A DELTA or DIFFERENCE
+    is stored like its lineage.
+    parts: Opaque bytes, by name.
+    raise_if_cancelled: Called before each piece; if it raises, the version is cancelled.
+    partitions: Above 1: each piece holds keys of one of P partitions, and the pieces are in the
+    order of partitions and then keys.
+    """
+
+    kind: Required[str]
+    tables: Mapping[str, Table] | None
+    parts: Mapping[str, bytes] | None
+    raise_if_cancelled: Callable[[], None]
+    partitions: int
 
 
 class Store:
@@ -80,27 +100,14 @@ class Store:
         model: str,
         tables: Sequence[Table],
         quantising: Quantising | None = None,
+        *,
+        commit_empty: bool = True,
     ) -> Store:
-        """Create a store without versions. Raise the errors of begin(); raise IoError.
+        """Create a store. Raise AlreadyExists if one exists here; raise InvalidArgument, IoError.
 
         tables: as the trainer has them. ``quantising``: what a Checkpointer quantises lineages for
-        (None: store rows as they are).
-        """
-        store = cls.begin(url, model, tables, quantising)
-        store._commit(store._state, store._state)
-        return store
-
-    @classmethod
-    def begin(
-        cls,
-        url: str | Path | Files,
-        model: str,
-        tables: Sequence[Table],
-        quantising: Quantising | None = None,
-    ) -> Store:
-        """Return a store that exists only once its first change is committed.
-
-        Raise AlreadyExists if a store exists here; raise InvalidArgument.
+        (None: store rows as they are). commit_empty: commit a state without versions; if not, the
+        store exists once its first version is committed.
         """
         files = open_files(url) if isinstance(url, str | Path) else url
         check_name("model", model)
@@ -109,7 +116,10 @@ class Store:
         if files.list("states"):
             raise AlreadyExists(f"{files.name} holds a checkpoint store already")
         tables_by_name = {table.name: table for table in tables}
-        return cls(files, State(0, model, tables_by_name, quantising=quantising))
+        store = cls(files, State(0, model, tables_by_name, quantising=quantising))
+        if commit_empty:
+            store._commit(store._state, store._state)
+        return store
 
     @classmethod
     def open(cls, url: str | Path | Files) -> Store:
@@ -146,12 +156,7 @@ class Store:
         self,
         version: int,
         rows: Given,
-        *,
-        kind: str,
-        tables: Mapping[str, Table] | None = None,
-        parts: Mapping[str, bytes] | None = None,
-        goes_on: Callable[[], None] = lambda: None,
-        partitions: int = 1,
+        **options: Unpack[WriteOptions],
     ) -> Version:
         """Write a version and commit it.
 
@@ -159,28 +164,13 @@ class Store:
             version: Its number, above all versions of the store.
             rows: By table, all at once or in pieces, so that only one piece is in memory. The keys
                 ascend from piece to piece.
-            kind: BASE has every row. DELTA has the rows changed or deleted since the newest
-                version. DIFFERENCE has those since the base of the lineage.
-            tables: How the rows of a BASE are stored; None: as the trainer has them. A DELTA or
-                DIFFERENCE is stored like its lineage.
-            parts: Opaque bytes, by name.
-            goes_on: Called before each piece. An error that it raises cancels the version.
-            partitions: Above 1: each piece holds keys of one of P partitions, and the pieces are in
-                the order of partitions and then keys.
+            options: See WriteOptions.
 
         Raise InvalidArgument, FailedPrecondition (another writer), IoError. Then the version does
         not exist, and the store is as it was.
         """
         before = self._state
-        written = self.write_data(
-            version,
-            rows,
-            kind=kind,
-            tables=tables,
-            parts=parts,
-            goes_on=goes_on,
-            partitions=partitions,
-        )
+        written = self.write_data(version, rows, **options)
         self.add(written, before)
         return written.versions[0]
 
@@ -192,7 +182,7 @@ class Store:
         kind: str,
         tables: Mapping[str, Table] | None = None,
         parts: Mapping[str, bytes] | None = None,
-        goes_on: Callable[[], None] = lambda: None,
+        raise_if_cancelled: Callable[[], None] = lambda: None,
         partitions: int = 1,
     ) -> Lineage:
         """Write a version without a commit. Return a lineage of this version alone, for add()."""
@@ -203,7 +193,9 @@ class Store:
         elif tables is None:
             tables = self._state.tables
         chunks = self._write_bundle(
-            checked_edits(version, rows, tables, goes_on, base=kind == BASE, partitions=partitions)
+            checked_edits(
+                version, rows, tables, raise_if_cancelled, base=kind == BASE, partitions=partitions
+            )
         )
         stored: dict[str, Part] = {}
         for name, body in (parts or {}).items():
@@ -211,7 +203,7 @@ class Store:
             path = f"parts/{new_name()}"
             self._files.write(path, [body])
             stored[name] = Part(path, len(body), xxhash.xxh3_64_hexdigest(body))
-        goes_on()
+        raise_if_cancelled()
         entry = Version(
             version,
             kind,
@@ -268,7 +260,7 @@ class Store:
         with self._mutex:
             self._state = state
         self.tidy()
-        self._obsolete = obsolete(before)
+        self._obsolete = list_obsolete(before)
         files = {chunk.file for lineage in self._state.lineages for chunk in lineage.chunks}
         self.reader.forget_all_but(files)
         self._sizes = {path: size for path, size in self._sizes.items() if path in files}
@@ -376,33 +368,16 @@ class Store:
         lineage = self._state.lineage if version is None else self._state.lineage_of(version)
         return lineage.tables
 
-    def pieces(
-        self,
-        table: str,
-        version: int | None = None,
-        *,
-        in_key_order: bool = True,
-        is_wanted: Callable[[Chunk], bool] = lambda chunk: True,
-    ) -> Iterator[Rows]:
-        """Yield the rows of restore() for one table, in pieces.
+    def pieces(self, table: str, version: int | None = None) -> Iterator[Rows]:
+        """Yield the rows of restore() for one table, in pieces in the order of keys.
 
         It holds in memory the chunks above the base, four chunks of the base, which it reads in
-        parallel, and the piece being built, twice. To keep the order of keys it also holds all
-        chunks of the base whose keys overlap: four of each rank, if ranks wrote the base, and a
-        chunk of each partition, if write_base() wrote it.
-
-        Args:
-            table: The table.
-            version: The version; None: the newest.
-            in_key_order: Whether keys ascend from piece to piece. If not, and the version has no
-                chunks above the base, each piece is one chunk.
-            is_wanted: Whether to read a chunk of the base. Rows of chunks above it are yielded in
-                any case.
-
-        Raise the errors of restore(), and NotFound if the version was rolled back, even if another
-        version has its number now.
+        parallel, all chunks of the base whose keys overlap, and the piece being built, twice. Four
+        chunks of each rank overlap if ranks wrote the base, and a chunk of each partition if
+        write_base() wrote it. Raise the errors of restore(), and NotFound if the version was
+        rolled back, even if another version has its number now.
         """
-        return read_pieces(self, table, version, in_key_order, is_wanted)
+        return read_pieces(self, table, version)
 
     def layers(
         self,

@@ -1,6 +1,6 @@
 """Verification: damage in a store, the versions lost by it, and the newest whole one. STORE.md.
 
-Owns:        verify(), offer().
+Owns:        verify(), describe_newest_whole().
 Never does:  repair, drop.
 Called by:   store.py.
 Threads:     any.
@@ -18,7 +18,7 @@ from petps.errors import DataLoss
 if TYPE_CHECKING:
     from petps.checkpoint.store import Store
 
-__all__ = ["offer", "verify"]
+__all__ = ["describe_newest_whole", "verify"]
 
 
 def verify(store: Store) -> list[str]:
@@ -71,13 +71,13 @@ def _describe_loss(store: Store, damaged: Iterable[Chunk], parts: set[int]) -> l
         entry.version
         for lineage in store.state.lineages
         for entry in lineage.versions
-        if any(chunk in damaged_chunks for chunk in lineage.of(entry.version))
+        if any(chunk in damaged_chunks for chunk in lineage.chunks_of(entry.version))
     }
     losses = []
     if lost:
         losses.append(f"lost: {_list_versions(versions, lost)}, {len(lost)} of {len(versions)}")
     if parts - lost:
-        losses.append(f"lost except for the rows: {_list_versions(versions, parts - lost)}")
+        losses.append(f"only parts lost: {_list_versions(versions, parts - lost)}")
     whole_versions = [version for version in versions if version not in lost | parts]
     last = (
         f"version {whole_versions[-1]} is the newest that is whole"
@@ -100,13 +100,11 @@ def _list_versions(versions: Sequence[int], chosen: set[int]) -> str:
     return f"version{'s' * (len(chosen) > 1)} {', '.join(texts)}"
 
 
-def offer(store: Store, needed: Sequence[Chunk]) -> str:
+def describe_newest_whole(store: Store, needed: Sequence[Chunk]) -> str:
     """Return the newest version that needs none of the damaged files, as text for an error."""
-    if len(store.state.versions()) == 1:
-        return "no version does without it"
     damaged_files = {chunk.file for chunk in needed if not store.reader.is_whole(chunk)}
     for lineage in reversed(store.state.lineages):
         for version in reversed(lineage.versions):
-            if not any(chunk.file in damaged_files for chunk in lineage.of(version.version)):
-                return f"version {version.version} does without it"
-    return "no version does without it"
+            if not any(chunk.file in damaged_files for chunk in lineage.chunks_of(version.version)):
+                return f"version {version.version} does not need it"
+    return "every version needs it"

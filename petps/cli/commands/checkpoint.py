@@ -53,7 +53,7 @@ def list_(store: _STORE, json_: _JSON = False) -> None:
 
         petps checkpoint list checkpoints
     """
-    from petps.checkpoint.shares import pending_shares
+    from petps.checkpoint.shares import list_pending_shares
 
     checkpoint_store = _open(store)
     entries: list[dict[str, Any]] = [
@@ -70,7 +70,7 @@ def list_(store: _STORE, json_: _JSON = False) -> None:
         for lineage in checkpoint_store.state.lineages
         for record in lineage.versions
     ]
-    pending = pending_shares(checkpoint_store)
+    pending = list_pending_shares(checkpoint_store)
     if json_:
         unfinished = [
             {"version": version, "written": ranks, "ranks": count}
@@ -174,7 +174,7 @@ def _facts(store: Store, version: int | None) -> dict[str, Any]:
             "quantised": "; ".join(describe(state.lineage.tables)) if state.lineages else "",
         }
     lineage = state.lineage_of(version)
-    chunks = lineage.of(version)
+    chunks = lineage.chunks_of(version)
     delta_chunks = [chunk for chunk in chunks if chunk.layer > 0]
     return {
         "version": version,
@@ -252,7 +252,8 @@ def restore(
 
         petps load my.pool items bases/v120
     """
-    from petps.checkpoint.base import BaseInfo, check_is_new, served_column, write_base
+    from petps.checkpoint import BaseInfo, write_base
+    from petps.checkpoint.base import check_is_new, served_column
     from petps.delta import TableSchema
 
     checkpoint_store = _open(store)
@@ -416,14 +417,14 @@ def merge(
 
         petps checkpoint merge s3://models/ctr --on ray://head:10001
     """
-    from petps.checkpoint.merge import merges_due
+    from petps.checkpoint.merge import count_merges
     from petps.checkpoint.policy import Merged
 
     if stride < 2:
         raise InvalidArgument(f"--stride must be at least 2, got {stride}")
     checkpoint_store = _open(store)
     deltas_before = len(checkpoint_store.state.lineage.deltas())
-    merge_count = merges_due(checkpoint_store.state.lineage, stride)
+    merge_count = count_merges(checkpoint_store.state.lineage, stride)
     with _executor(on) as executor, progress("merging", merge_count, quiet=json_) as advance:
         Merged(stride=stride, executor=executor).arrange_all(checkpoint_store, lambda: advance(1))
     deltas_after = len(checkpoint_store.state.lineage.deltas())

@@ -54,27 +54,25 @@ class StoreTable:
     """One table of a version in a checkpoint store or a base; version None selects the newest."""
 
     def __init__(self, folder: Path, table: str, version: int | None) -> None:
-        from petps.checkpoint.base import open_store
+        from petps.checkpoint.base import Base, open_store
 
         self.name = str(folder)
-        self._store = open_store(folder)
-        self._version = self._store.state.newest_version if version is None else version
-        tables = self._store.tables_of(self._version)
-        if table not in tables:
-            raise NotFound(f"{folder} has no table '{table}'; it has: {', '.join(tables)}")
-        chunks = self._store.state.lineage_of(self._version).of(self._version)
-        # Above a base, the store knows the rows written, not the rows that remain.
-        has_deltas = any(chunk.layer > 0 for chunk in chunks)
-        rows = sum(chunk.rows for chunk in chunks if chunk.table == table)
-        self.rows = None if has_deltas else rows
-        self._table = table
-        self._row = tables[table].columns[0]
-        self.dim = self._row.dim
+        store = open_store(folder)
+        self._base = Base(store, store.state.newest_version if version is None else version)
+        schemas = self._base.schemas()
+        if table not in schemas:
+            raise NotFound(f"{folder} has no table '{table}'; it has: {', '.join(schemas)}")
+        # Deltas hold the rows that were written, not the rows that remain.
+        self.rows = None if self._base.has_deltas else self._base.rows(table)
+        self._schema = schemas[table]
+        self.dim = self._schema.dim
 
     def chunks(self) -> Iterator[Chunk]:
         """See Source. Quantised rows are decoded to floats."""
+        from petps import _native
+
         step = chunk_rows(self.dim)
-        for rows in self._store.pieces(self._table, self._version, in_key_order=False):
-            for at in range(0, len(rows), step):
-                part = slice(at, at + step)
-                yield rows.keys[part], self._row.values(rows.columns[self._row.name][part])
+        for keys, stored in self._base.chunks(self._schema.name):
+            for at in range(0, len(keys), step):
+                part = np.ascontiguousarray(stored[at : at + step])
+                yield keys[at : at + step], _native.decode_rows(self._schema.dtype, self.dim, part)

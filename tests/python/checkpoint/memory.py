@@ -50,7 +50,7 @@ class MemoryFiles:
     def create(self, path: str, content: bytes) -> None:
         """See Files: all or nothing, and a crash hides from the caller which of the two."""
         if path in self.held:
-            raise AlreadyExists(f"memory/{path} is there already")
+            raise AlreadyExists(f"memory/{path} exists already")
         whole = self._step()
         self.held[path] = content
         if not whole:
@@ -59,7 +59,7 @@ class MemoryFiles:
     def read(self, path: str) -> bytes:
         """See Files."""
         if path not in self.held:
-            raise NotFound(f"memory/{path} is not there")
+            raise NotFound(f"memory/{path} does not exist")
         return self.held[path]
 
     def read_into(self, path: str, pieces: Sequence[tuple[int, memoryview]]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from petps.checkpoint import Checkpointer, Store
 from petps.checkpoint.chunk import Bytes, Keys, Mask, Rows, Table
 
 
@@ -72,3 +73,20 @@ def assert_same(found: Rows, expected: Rows) -> None:
     assert found.deleted is None
     for name, values in expected.columns.items():
         np.testing.assert_array_equal(found.columns[name], values)
+
+
+def write_versions(writer: Checkpointer, replay: Replay, versions: Iterable[int]) -> None:
+    """Write versions of the replay, and arrange after each."""
+    for version in versions:
+        replay.now = version
+        writer.write(version, {"dense": b"%d" % version})
+        writer.arrange()
+
+
+def check_versions(store: Store, replay: Replay, versions: Sequence[int]) -> None:
+    """Assert that the store has these versions, and restores each as the replay has it."""
+    assert [entry.version for entry in store.state.versions()] == list(versions)
+    for version in versions:
+        for name, rows in store.restore(version).items():
+            assert_same(rows, replay.at(name, version))
+        assert store.part(version, "dense") == b"%d" % version

@@ -377,7 +377,7 @@ def golden_rows(schema: TableSchema, keys: Keys) -> Stored:
     """Return the rows from which both golden bases were written."""
     scale = np.float32(1.0 if schema == USER else 0.5)
     values = (keys.astype(np.float32)[:, None] % 1000) * scale
-    return schema.encode(values + np.arange(schema.dim, dtype=np.float32))
+    return schema.encode((values + np.arange(schema.dim)).astype(np.float32))
 
 
 @pytest.mark.parametrize("format_", [1, 2])

@@ -24,16 +24,16 @@ from petps.checkpoint.merge import (
     InPlace,
     MergePlan,
     apply,
+    count_merges,
     execute,
-    executed,
-    merges_due,
     plan_merges,
+    run_plan,
 )
 from petps.checkpoint.policy import Merged
 from petps.checkpoint.store import BASE
 from petps.errors import DataLoss, FailedPrecondition, IoError, Unimplemented
-from tests.python.checkpoint.replay import Replay, assert_same
-from tests.python.checkpoint.test_store import TABLES, VERSIONS, check, steps, written
+from tests.python.checkpoint.replay import Replay, assert_same, check_versions
+from tests.python.checkpoint.test_store import TABLES, VERSIONS, steps, written
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ def test_a_plan_is_executed_by_another_process(
         len(plan.chunks) for plan in plans
     )
     text = (
-        "import pickle, sys; from petps.checkpoint.merge import executed;"
+        "import pickle, sys; from petps.checkpoint.merge import run_plan;"
         "plans = pickle.load(sys.stdin.buffer);"
-        "sys.stdout.buffer.write(pickle.dumps([executed(plan) for plan in plans]))"
+        "sys.stdout.buffer.write(pickle.dumps([run_plan(plan) for plan in plans]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", text], input=pickle.dumps(plans), capture_output=True, cwd="/",
@@ -77,7 +77,7 @@ def test_a_plan_is_executed_by_another_process(
     for outcome in outcomes:
         apply(relative, outcome)
     assert sorted({c.layer for c in relative.state.lineage.deltas()}) == [1, 2]
-    check(Store.open("store"), replay, ALL)
+    check_versions(Store.open("store"), replay, ALL)
 
 
 def test_files_are_pickled_as_their_address(tmp_path: Path) -> None:
@@ -88,13 +88,13 @@ def test_files_are_pickled_as_their_address(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stride", [2, 3, 5])
-def test_how_many_are_due_is_known_before(store: Store, replay: Replay, stride: int) -> None:
-    due = merges_due(store.state.lineage, stride)
-    told: list[int] = []
-    Merged(stride=stride).arrange_all(store, lambda: told.append(1))
-    assert len(told) == due > 0
-    assert merges_due(store.state.lineage, stride) == 0
-    check(store, replay, ALL)
+def test_count_merges_tells_how_many_are_due(store: Store, replay: Replay, stride: int) -> None:
+    due = count_merges(store.state.lineage, stride)
+    merges: list[int] = []
+    Merged(stride=stride).arrange_all(store, lambda: merges.append(1))
+    assert len(merges) == due > 0
+    assert count_merges(store.state.lineage, stride) == 0
+    check_versions(store, replay, ALL)
 
 
 class Failing:
@@ -109,25 +109,23 @@ class Failing:
             if plan.chunks[0].first in self.firsts:
                 yield Executed(plan, (), IoError(f"no luck with {plan.chunks[0].first}"), 0.0)
             else:
-                yield executed(plan)
+                yield run_plan(plan)
 
 
 @pytest.mark.parametrize("first", [2, 8, 14, 26])
-def test_a_merge_that_is_given_up_is_in_nobodys_way(
-    store: Store, replay: Replay, first: int
-) -> None:
-    """The other merges are done, then the error is raised; none jumps over what stayed."""
+def test_a_failed_merge_does_not_block_others(store: Store, replay: Replay, first: int) -> None:
+    """Do the other merges, then raise the error; no merge jumps over the chunks that stayed."""
     with pytest.raises(IoError, match=f"no luck with {first}"):
         Merged(stride=3, executor=Failing(first)).arrange_all(store)
     layers = {c.first: c.layer for c in store.state.lineage.deltas()}
     assert layers[first] == layers[first + 1] == layers[first + 2] == 1
     assert max(layers.values()) > 1
-    check(store, replay, ALL)
+    check_versions(store, replay, ALL)
     Merged(stride=2).arrange_all(store)
-    check(store, replay, ALL)
+    check_versions(store, replay, ALL)
 
 
-def test_neighbours_only() -> None:
+def test_only_neighbours_are_merged() -> None:
     """A merge must not jump over another layer: of two rows of a key the later one counts."""
     from petps.checkpoint.merge import _runs
 
@@ -137,43 +135,43 @@ def test_neighbours_only() -> None:
     assert list(_runs([], 2)) == []
 
 
-def test_what_is_gone_meanwhile_is_refused(store: Store, replay: Replay) -> None:
+def test_a_merge_of_chunks_that_are_gone_is_refused(store: Store, replay: Replay) -> None:
     plans = plan_merges(store, 2)
-    first, second, last = executed(plans[0]), executed(plans[1]), executed(plans[-1])
+    first, second, last = run_plan(plans[0]), run_plan(plans[1]), run_plan(plans[-1])
     other = Store.open(store.name)
-    stands = last.plan.first - 1
-    other.rollback(stands)  # drops the second delta of the last plan
+    newest = last.plan.first - 1
+    other.rollback(newest)  # drops the second delta of the last plan
     with pytest.raises(FailedPrecondition, match="was purged, split or rolled back meanwhile"):
         apply(store, last)
     assert store.refresh().number == other.state.number
     apply(store, first)  # above the state that the other writer committed
     other.refresh()
-    base = {name: replay.at(name, stands) for name in TABLES}
-    other.write(stands + 1, base, kind=BASE)
+    base = {name: replay.at(name, newest) for name in TABLES}
+    other.write(newest + 1, base, kind=BASE)
     before = other.state.number
     with pytest.raises(FailedPrecondition, match=r"the merge of 2 deltas, 4 to 5 is given up"):
         apply(store, second)
     assert store.state.number == before
     files = LocalFiles(store.name)
     named = {chunk.file for lineage in store.state.lineages for chunk in lineage.chunks}
-    orphans = {each.merged[0].file for each in (second, last)}
+    orphans = {outcome.merged[0].file for outcome in (second, last)}
     assert not orphans & named
     assert orphans <= {f"data/{name}" for name in files.list("data")}
     for path in (Path(store.name) / "data").iterdir():
         os.utime(path, (1, 1))
     store.purge(100)
     assert not orphans & {f"data/{name}" for name in files.list("data")}
-    for version in range(1, stands + 2):
+    for version in range(1, newest + 2):
         for name, found in store.restore(version).items():
-            assert_same(found, replay.at(name, min(version, stands)))
+            assert_same(found, replay.at(name, min(version, newest)))
 
 
-def test_a_bundle_that_is_gone_is_not_named(store: Store, replay: Replay) -> None:
+def test_a_bundle_that_is_gone_is_not_committed(store: Store, replay: Replay) -> None:
     (done, *_) = InPlace().run(plan_merges(store, 2)[:1])
     store.files.remove(done.merged[0].file)
     with pytest.raises(DataLoss, match="is gone or cut: merge again"):
         apply(store, done)
-    check(store, replay, ALL)
+    check_versions(store, replay, ALL)
 
 
 def test_a_damaged_chunk_is_refused(store: Store) -> None:
@@ -182,10 +180,10 @@ def test_a_damaged_chunk_is_refused(store: Store) -> None:
     altered = replace(plan, chunks=(plan.chunks[0], replace(chunk, checksum="0" * 16)))
     with pytest.raises(DataLoss, match=f"{chunk.file} at {chunk.offset} does not fit its checksum"):
         execute(altered)
-    assert len(store.files.list("data")) == VERSIONS, "nothing half-made is left"
+    assert len(store.files.list("data")) == VERSIONS, "no partial bundle is left"
 
 
-def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     from petps.checkpoint.on_ray import OnRay
 
     monkeypatch.setitem(sys.modules, "ray", None)

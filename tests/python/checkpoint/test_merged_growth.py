@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from petps.checkpoint import Checkpointer, Store, Table
-from petps.checkpoint.policy import Merged, living_volume
+from petps.checkpoint.policy import Merged, compute_living_volume
 
 Keys = npt.NDArray[np.uint64]
 LEAVES, DIM = 64, 2
@@ -27,7 +27,7 @@ def split(keys: Keys, size: float, layers: int, duplication: float) -> list[Keys
     half = size / (2 - duplication)
     count = round(half)
     both = keys[:count], keys[len(keys) - count :]
-    return [leaf for each in both for leaf in split(each, half, layers - 1, duplication)]
+    return [leaf for share in both for leaf in split(share, half, layers - 1, duplication)]
 
 
 class Trainer:
@@ -71,10 +71,10 @@ def test_count_and_volume_follow_the_formula(tmp_path: Path, duplication: float)
         writer.arrange()
         living = store.state.lineage.deltas()
         assert len(living) == count.bit_count(), f"after {count} deltas"
-        assert sorted(2 ** (each.layer - 1) for each in living) == sorted(
+        assert sorted(2 ** (chunk.layer - 1) for chunk in living) == sorted(
             1 << bit for bit in range(7) if count >> bit & 1
         )
-        volume = sum(each.rows for each in living) / one
-        assert volume == pytest.approx(living_volume(count, 2, duplication), rel=0.02)
+        volume = sum(chunk.rows for chunk in living) / one
+        assert volume == pytest.approx(compute_living_volume(count, 2, duplication), rel=0.02)
     rows = store.restore()["t"]
     assert np.array_equal(rows.columns["row"].view(np.float32), trainer.values)

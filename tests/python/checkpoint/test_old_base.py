@@ -64,6 +64,7 @@ def test_a_version_of_0_is_read(folder: Path) -> None:
     seal(folder / MANIFEST, {"version": 0})
     base = Base.open(folder)
     assert (base.version, sum(len(keys) for keys, _ in base.chunks("user"))) == (0, 22)
+    assert open_store(folder).state.newest_version == 1
 
 
 def test_an_old_base_is_verified_and_never_written(folder: Path) -> None:

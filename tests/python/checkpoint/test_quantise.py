@@ -1,7 +1,7 @@
-"""Quantised lines: bits by expected restores, parameters by sampling, the fallback to 8 bits.
+"""Quantised lineages: bits by expected restores, parameters by sampling, the fallback to 8 bits.
 
-The rows of a quantised version are what petps.codec makes of the replay's rows with the parameters
-that the line records. Does not cover: errors by bits (bench, codec.l2), staging.
+The rows of a quantised version equal what petps.codec makes of the replay's rows with the
+parameters that the lineage records. Does not cover: errors by bits (bench, codec.l2), staging.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from petps.checkpoint import (
     Table,
 )
 from petps.checkpoint.chunk import Bytes, Floats, Keys, Mask
-from petps.checkpoint.quantise import sampled_keys
+from petps.checkpoint.quantise import sample_keys
 from petps.codec import choose_parameters, default_quantisation, sample_rows
 from petps.errors import InvalidArgument, IoError, NotFound
 from tests.python.checkpoint.memory import MemoryFiles
@@ -70,7 +70,7 @@ def dtypes(store: Store, version: int | None = None) -> list[str]:
 
 
 def check(store: Store, version: int, trainer: Trainer) -> None:
-    """Assert that the version is the trainer's rows, quantised once as the line records."""
+    """Assert that the version is the trainer's rows, quantised once as the lineage records."""
     found = store.restore(version)["items"]
     assert found.keys.tolist() == list(range(KEYS))
     for column in store.tables_of(version)["items"].columns:
@@ -86,7 +86,7 @@ def check(store: Store, version: int, trainer: Trainer) -> None:
     ("expected", "row"),
     [(0, 2), (1, 2), (1.5, 3), (3, 3), (4, 4), (20, 4), (20.5, 8), (1000, 8)],
 )
-def test_bits_are_those_of_the_expected_restores(expected: float, row: int) -> None:
+def test_bits_follow_the_expected_restores(expected: float, row: int) -> None:
     store = Store.create(MemoryFiles(), "m", [ITEMS], Quantising(expected))
     trainer = Trainer()
     Checkpointer(store, POLICIES["full"](), trainer).write(1)
@@ -97,7 +97,7 @@ def test_bits_are_those_of_the_expected_restores(expected: float, row: int) -> N
 
 @pytest.mark.parametrize("policy", [kind() for kind in POLICIES.values()], ids=sorted(POLICIES))
 @pytest.mark.parametrize("whole", [False, True])
-def test_every_policy_stores_what_was_quantised_once(policy: Policy, whole: bool) -> None:
+def test_every_policy_quantises_each_row_once(policy: Policy, whole: bool) -> None:
     store = Store.create(MemoryFiles(), "m", [ITEMS], Quantising(3))
     trainer = Trainer(whole=whole)
     writer = Checkpointer(store, policy, trainer, chunk_bytes=1 << 14)
@@ -127,13 +127,13 @@ def test_parameters_are_chosen_by_sampling_and_recorded(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_sampled_keys_come_from_pieces_as_from_all() -> None:
+def test_keys_in_pieces_give_the_same_sample() -> None:
     keys = np.arange(0, 9000, 3, dtype=np.uint64)
     pieces = np.split(keys, [0, 1, 700, 2999])
     expected = keys[sample_rows(len(keys), 5)]
     assert len(expected) == 1000
-    np.testing.assert_array_equal(sampled_keys(lambda: pieces, 5), expected)
-    assert len(sampled_keys(list, 5)) == 0
+    np.testing.assert_array_equal(sample_keys(lambda: pieces, 5), expected)
+    assert len(sample_keys(list, 5)) == 0
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
@@ -150,11 +150,11 @@ def test_more_restores_than_expected_fall_back_to_8_bits(tmp_path: Path, name: s
                 assert len(rows) == KEYS
             assert Store.open(folder).state.restores == (version - 1) // 2
         trainer.step(version)
-        made = Checkpointer(store, POLICIES[name](), trainer).write(version)
+        entry = Checkpointer(store, POLICIES[name](), trainer).write(version)
         was[version] = store.restore(version)["items"]
         assert dtypes(store)[0] == ("adaptive2" if version < 5 else "asymmetric8")
         if version == 5:
-            assert made.kind == "base"
+            assert entry.kind == "base"
         check(store, version, trainer)
     opened = Store.open(folder)
     for version, rows in was.items():
@@ -165,7 +165,7 @@ def test_more_restores_than_expected_fall_back_to_8_bits(tmp_path: Path, name: s
     assert opened.verify() == []
 
 
-def test_a_restore_that_is_not_resumed_from_counts_for_nothing(tmp_path: Path) -> None:
+def test_a_restore_without_resume_is_not_counted(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store", "m", [ITEMS], Quantising(1))
     with pytest.raises(NotFound, match="no version yet"):
         store.resume()
@@ -176,7 +176,7 @@ def test_a_restore_that_is_not_resumed_from_counts_for_nothing(tmp_path: Path) -
     assert Store.open(tmp_path / "store").state.restores == 0
 
 
-def test_a_count_that_fails_is_not_made() -> None:
+def test_a_failed_count_changes_nothing() -> None:
     files = MemoryFiles()
     store = Store.create(files, "m", [ITEMS], Quantising(1))
     Checkpointer(store, POLICIES["full"](), Trainer()).write(1)
@@ -189,7 +189,7 @@ def test_a_count_that_fails_is_not_made() -> None:
     assert Store.open(files).state.restores == 1
 
 
-def test_state_has_fewer_bits_only_when_asked() -> None:
+def test_optimizer_state_has_fewer_bits_only_on_request() -> None:
     for asked, found in ((None, "asymmetric8"), (8, "asymmetric8"), (4, "adaptive4")):
         store = Store.create(MemoryFiles(), "m", [ITEMS], Quantising(1, state_bits=asked))
         trainer = Trainer()
@@ -198,7 +198,7 @@ def test_state_has_fewer_bits_only_when_asked() -> None:
         check(store, 1, trainer)
 
 
-def test_what_would_not_get_smaller_stays(tmp_path: Path) -> None:
+def test_a_column_that_would_not_get_smaller_is_not_quantised(tmp_path: Path) -> None:
     """One f32 value for each key takes 4 bytes, but 9 when quantised; int8 is quantised already."""
     tables = [
         Table("a", (Column("row", "f16", 64), Column("count", "f32", 1))),
@@ -220,7 +220,7 @@ def test_what_would_not_get_smaller_stays(tmp_path: Path) -> None:
     assert b == tables[1]
 
 
-def test_said_anew_from_the_next_base_on(tmp_path: Path) -> None:
+def test_expect_takes_effect_at_the_next_base(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store", "m", [ITEMS])
     trainer = Trainer()
     Checkpointer(store, POLICIES["full"](), trainer).write(1)
@@ -258,7 +258,7 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
     bad.values["row"][bad.keys("items", 1).astype(np.int64)[5], 3] = np.inf
     with pytest.raises(InvalidArgument, match="column row: row 5 has a value that is not finite"):
         writer.write(2)
-    assert [each.version for each in Store.open(tmp_path / "store").state.versions()] == [1]
+    assert [entry.version for entry in Store.open(tmp_path / "store").state.versions()] == [1]
     narrow = Trainer()
     narrow.values["row"] = narrow.values["row"][:, :3].copy()
     with pytest.raises(InvalidArgument, match=rf"\(n, {DIM}\)"):

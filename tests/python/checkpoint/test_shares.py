@@ -15,7 +15,7 @@ import pytest
 
 from petps.checkpoint import POLICIES, Checkpointer, Rows, Store, Table
 from petps.checkpoint.chunk import Bytes, Keys, Mask
-from petps.checkpoint.shares import commit_shares, pending_shares, write_share
+from petps.checkpoint.shares import commit_shares, list_pending_shares, write_share
 from petps.errors import (
     AlreadyExists,
     DataLoss,
@@ -57,34 +57,34 @@ def together(files: Any, name: str, replay: Replay, version: int, *, again: bool
         Checkpointer(Store.open(files), policies()[name], Part(replay, rank))
         for rank in range(RANKS)
     ]
-    said = ranks[0].next()
+    decision = ranks[0].next()
     for rank, checkpointer in enumerate(ranks):
         checkpointer.share(
-            version, said, rank, RANKS, {f"reader-{rank}": b"%d" % version}, replace_own=again
+            version, decision, rank, RANKS, {f"reader-{rank}": b"%d" % version}, replace_own=again
         )
     ranks[0].commit(version)
     ranks[0].arrange()
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_ranks_write_what_one_would(tmp_path: Path, name: str) -> None:
+def test_ranks_write_the_same_rows_as_one_process(tmp_path: Path, name: str) -> None:
     replay = Replay(TABLES, steps(21, VERSIONS), deletes=0.1)
     Store.create(tmp_path, "m", list(TABLES.values()))
     for version in range(1, VERSIONS + 1):
         together(tmp_path, name, replay, version)
     store = Store.open(tmp_path)
-    assert [each.version for each in store.state.versions()] == list(range(1, VERSIONS + 1))
+    assert [entry.version for entry in store.state.versions()] == list(range(1, VERSIONS + 1))
     for version in range(1, VERSIONS + 1):
         assert_same(store.restore(version)["items"], replay.at("items", version))
         for rank in range(RANKS):
             assert store.part(version, f"reader-{rank}") == b"%d" % version
     assert store.verify() == []
-    assert pending_shares(store) == {}
+    assert list_pending_shares(store) == {}
     first = store.state.versions()[0]
     assert first.rows == len(replay.at("items", 1))
 
 
-def test_a_version_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
+def test_a_version_does_not_exist_before_its_commit(tmp_path: Path) -> None:
     replay = Replay(TABLES, steps(22, VERSIONS), deletes=0.1)
     Store.create(tmp_path, "m", list(TABLES.values()))
     together(tmp_path, "consecutive", replay, 1)
@@ -93,19 +93,19 @@ def test_a_version_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
         Checkpointer(Store.open(tmp_path), policies()["consecutive"], Part(replay, rank))
         for rank in range(RANKS)
     ]
-    said = ranks[0].next()
+    decision = ranks[0].next()
     with pytest.raises(NotFound, match="no rank has written a share of version 2"):
         ranks[0].commit(2)
-    ranks[0].share(2, said, 0, RANKS)
-    ranks[2].share(2, said, 2, RANKS)
+    ranks[0].share(2, decision, 0, RANKS)
+    ranks[2].share(2, decision, 2, RANKS)
     with pytest.raises(FailedPrecondition, match="of 3 ranks there is no share of rank 1"):
         ranks[0].commit(2)
     store = Store.open(tmp_path)
-    assert [each.version for each in store.state.versions()] == [1]
-    assert pending_shares(store) == {2: ([0, 2], 3)}
+    assert [entry.version for entry in store.state.versions()] == [1]
+    assert list_pending_shares(store) == {2: ([0, 2], 3)}
     with pytest.raises(AlreadyExists, match="rank 2 has written its share of version 2 already"):
-        ranks[2].share(2, said, 2, RANKS)
-    ranks[1].share(2, said, 1, RANKS)
+        ranks[2].share(2, decision, 2, RANKS)
+    ranks[1].share(2, decision, 1, RANKS)
     ranks[0].commit(2)
     assert_same(Store.open(tmp_path).restore(2)["items"], replay.at("items", 2))
     with pytest.raises(NotFound, match="no rank has written a share of version 2"):
@@ -137,7 +137,7 @@ def test_a_crash_at_every_operation(name: str, torn: bool) -> None:
             raise AssertionError("it did not crash")
         files.crash_at = 0
         store = Store.open(files)
-        there = [each.version for each in store.state.versions()]
+        there = [entry.version for entry in store.state.versions()]
         assert there[: len(done)] == done
         assert len(there) <= len(done) + 1
         for version in there:
@@ -152,7 +152,7 @@ def test_a_crash_at_every_operation(name: str, torn: bool) -> None:
         assert not [path for path in files.held if path.startswith("shares/")]
 
 
-def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
+def test_shares_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     table = Table.of("items", 2)
 
     def rows(*keys: int) -> dict[str, Rows]:
@@ -227,7 +227,7 @@ def test_pieces_of_a_base_that_ranks_wrote(tmp_path: Path) -> None:
     )
 
 
-def test_a_share_of_before_a_rollback_is_not_committed(tmp_path: Path) -> None:
+def test_a_share_from_before_a_rollback_is_refused(tmp_path: Path) -> None:
     table = Table.of("items", 2)
 
     def rows(key: int) -> dict[str, Rows]:
@@ -248,7 +248,7 @@ def test_a_share_of_before_a_rollback_is_not_committed(tmp_path: Path) -> None:
     assert list((tmp_path / "shares").iterdir()) == []
 
 
-def test_fewer_ranks_begin_again(tmp_path: Path) -> None:
+def test_fewer_ranks_replace_the_shares_of_more(tmp_path: Path) -> None:
     table = Table.of("items", 2)
 
     def rows(key: int) -> dict[str, Rows]:
@@ -263,7 +263,7 @@ def test_fewer_ranks_begin_again(tmp_path: Path) -> None:
     assert store.restore()["items"].keys.tolist() == [0, 1]
 
 
-def test_what_purge_took_is_not_committed() -> None:
+def test_a_share_whose_files_were_purged_is_refused() -> None:
     """A purge that is killed at any removal, an hour after the shares were written."""
     replay = Replay(TABLES, steps(24, 2), deletes=0.1)
 
@@ -289,6 +289,6 @@ def test_what_purge_took_is_not_committed() -> None:
         except PetpsError:
             refused += 1
         store = Store.open(files)
-        for each in store.state.versions():
-            assert_same(store.restore(each.version)["items"], replay.at("items", each.version))
+        for entry in store.state.versions():
+            assert_same(store.restore(entry.version)["items"], replay.at("items", entry.version))
     assert 5 < refused < 16

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from petps.checkpoint.chunk import Keys, Mask
 from petps.checkpoint.policy import TwoD
 from petps.errors import FailedPrecondition, InvalidArgument
 from tests.python.checkpoint.memory import MemoryFiles
-from tests.python.checkpoint.replay import Replay, assert_same
+from tests.python.checkpoint.replay import Replay, assert_same, check_versions
 
 TABLES = {
     "items": Table("items", (Column("row", "f32", 4), Column("momentum", "f16", 1))),
@@ -115,11 +116,7 @@ def whole(writer: StagedCheckpointer, version: int) -> None:
 
 
 def check(store: Store, replay: Replay, versions: list[int]) -> None:
-    assert [each.version for each in store.state.versions()] == versions
-    for version in versions:
-        for name, found in store.restore(version).items():
-            assert_same(found, replay.at(name, version))
-        assert store.part(version, "dense") == b"%d" % version
+    check_versions(store, replay, versions)
     assert store.verify() == []
 
 
@@ -128,7 +125,7 @@ def left_in(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_every_version_is_what_it_was_when_write_began(tmp_path: Path, policy: str) -> None:
+def test_a_version_has_the_rows_of_when_write_began(tmp_path: Path, policy: str) -> None:
     replay = Replay(TABLES, steps(1), deletes=0.1)
     store = Store.create(tmp_path / "store", "m", list(TABLES.values()))
     with staged(store, replay, tmp_path / "ssd", policy) as writer:
@@ -136,17 +133,17 @@ def test_every_version_is_what_it_was_when_write_began(tmp_path: Path, policy: s
             replay.now = version
             writer.write(version, {"dense": b"%d" % version})
             replay.now = 0  # the trainer continues: the version's rows can no longer be read
-        made = writer.wait()
-        assert made is not None
-        assert made.version == VERSIONS
-        assert writer.wait() is None, "it is told once"
+        entry = writer.wait()
+        assert entry is not None
+        assert entry.version == VERSIONS
+        assert writer.wait() is None, "the version is returned once"
         assert 2 <= writer.resident_chunks_max <= 4
     assert left_in(tmp_path / "ssd") == []
     check(Store.open(tmp_path / "store"), replay, list(range(1, VERSIONS + 1)))
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_quantised_as_without_staging(tmp_path: Path, whole: bool) -> None:
+def test_staging_quantises_as_without_staging(tmp_path: Path, whole: bool) -> None:
     """Quantise in place, chunk by chunk, rows of three dtypes with deletions among them."""
     tables = {
         "items": Table("items", (Column("row", "f32", 40), Column("moment", "f32", 24))),
@@ -154,11 +151,11 @@ def test_quantised_as_without_staging(tmp_path: Path, whole: bool) -> None:
         "int8": Table.of("int8", 16, "int8"),
     }
     rng = np.random.default_rng(2)
-    made = [
+    changes = [
         {name: np.unique(rng.integers(0, 1500, 700)).astype("<u8") for name in tables}
         for _ in range(4)
     ]
-    replay = Replay(tables, made, deletes=0.1)
+    replay = Replay(tables, changes, deletes=0.1)
     wanted = None if whole else Quantising(3, seed=5)
     stores = [
         Store.create(tmp_path / name, "m", list(tables.values()), wanted) for name in ("a", "b")
@@ -179,7 +176,7 @@ def test_quantised_as_without_staging(tmp_path: Path, whole: bool) -> None:
     assert stores[1].verify() == []
 
 
-def test_a_trainer_goes_on_while_the_store_stalls(tmp_path: Path) -> None:
+def test_a_trainer_continues_while_the_store_stalls(tmp_path: Path) -> None:
     """All rows but four buffers are on the SSD; no version is listed before all is uploaded."""
     replay = Replay(TABLES, steps(3), deletes=0.1)
     replay.now = 1
@@ -191,8 +188,8 @@ def test_a_trainer_goes_on_while_the_store_stalls(tmp_path: Path) -> None:
         assert not any(path.startswith("lines/") for path in files.held)
         assert Store.open(files).state.versions() == []
         files.go_on.set()
-        made = writer.wait()
-        assert made is not None
+        entry = writer.wait()
+        assert entry is not None
         assert len(store.state.lineage.chunks) > 4, "or it says nothing about four"
         assert writer.resident_chunks_max <= 4
     check(store, replay, [1])
@@ -216,58 +213,38 @@ def test_the_folder_is_bounded_and_the_copy_waits_for_room(tmp_path: Path) -> No
     with StagedCheckpointer(
         store, POLICIES["full"](), device, tmp_path / "ssd",
         chunk_bytes=CHUNK, folder_bytes=2 * CHUNK,
-    ) as writer:  # fmt: skip
-        errors: list[BaseException] = []
-
-        def write() -> None:
-            try:
-                writer.write(1, {"dense": b"1"})
-            except BaseException as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=write)
-        thread.start()
+    ) as writer, ThreadPoolExecutor(1) as pool:  # fmt: skip
+        written = pool.submit(writer.write, 1, {"dense": b"1"})
         assert files.stalled.wait(GENEROUS)
         assert device.came_to(4)
         # Two buffers down and two up, two to three small chunks in the folder, one being copied.
         assert device.count <= 8
         files.go_on.set()
-        thread.join(GENEROUS)
-        assert not thread.is_alive()
+        written.result(GENEROUS)
         writer.wait()
-        assert not errors
         assert device.count > 8
         assert 0 < max(most) <= 2 * CHUNK
         assert writer.resident_chunks_max == 4
     check(store, replay, [1])
 
 
-def test_cancelled_while_rows_are_copied(tmp_path: Path) -> None:
+def test_cancel_while_rows_are_copied(tmp_path: Path) -> None:
     replay = Replay(TABLES, steps(7), deletes=0.1)
     replay.now = 1
     store = Store.create(tmp_path / "store", "m", list(TABLES.values()))
     device = Copies(replay, at=4)
     with StagedCheckpointer(
         store, POLICIES["2d"](), device, tmp_path / "ssd", chunk_bytes=CHUNK
-    ) as writer:
-        errors: list[BaseException] = []
-
-        def write() -> None:
-            try:
-                writer.write(1)
-            except FailedPrecondition as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=write)
-        thread.start()
+    ) as writer, ThreadPoolExecutor(1) as pool:  # fmt: skip
+        written = pool.submit(writer.write, 1)
         assert device.stopped.wait(GENEROUS)
         with pytest.raises(FailedPrecondition, match="is being written: cancel it"):
             writer.write(1)
         writer.cancel()
         device.go_on.set()
-        thread.join(GENEROUS)
-        assert [str(error) for error in errors] == ["the checkpoint was cancelled"]
-        assert writer.wait() is None, "it was told"
+        with pytest.raises(FailedPrecondition, match="the checkpoint was cancelled"):
+            written.result(GENEROUS)
+        assert writer.wait() is None, "the error was raised"
         assert left_in(tmp_path / "ssd") == []
         assert Store.open(tmp_path / "store").state.versions() == []
         assert list((tmp_path / "store").glob("data/*")) == []
@@ -276,7 +253,7 @@ def test_cancelled_while_rows_are_copied(tmp_path: Path) -> None:
     check(store, replay, [1])
 
 
-def test_cancelled_while_it_is_uploaded(tmp_path: Path) -> None:
+def test_cancel_during_the_upload(tmp_path: Path) -> None:
     replay = Replay(TABLES, steps(8), deletes=0.1)
     replay.now = 1
     files = GatedFiles()
@@ -297,7 +274,7 @@ def test_cancelled_while_it_is_uploaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [False, True])
-def test_cancelled_while_a_base_is_sampled(tmp_path: Path, ranks: bool) -> None:
+def test_cancel_while_a_base_is_sampled(tmp_path: Path, ranks: bool) -> None:
     replay = Replay({"users": Table.of("users", 32)}, [{"users": np.arange(700, dtype="<u8")}])
     replay.now = 1
     store = Store.create(tmp_path / "store", "m", list(replay.tables.values()), Quantising(1))
@@ -313,16 +290,16 @@ def test_cancelled_while_a_base_is_sampled(tmp_path: Path, ranks: bool) -> None:
         call = writer.next if ranks else lambda: writer.write(1)
         with pytest.raises(FailedPrecondition, match="was cancelled"):
             call()
-        assert writer.wait() is None, "it was told"
+        assert writer.wait() is None, "the error was raised"
         assert Store.open(tmp_path / "store").state.versions() == []
-        said = writer.next()
+        decision = writer.next()
         writer.cancel()  # no version is in flight
-        writer.share(1, said, 0, 1, {"dense": b"1"})
+        writer.share(1, decision, 0, 1, {"dense": b"1"})
         writer.wait()
         writer.commit(1)
-        made = writer.wait()
-        assert made is not None
-        assert made.version == 1
+        entry = writer.wait()
+        assert entry is not None
+        assert entry.version == 1
 
 
 @pytest.mark.parametrize(
@@ -330,8 +307,8 @@ def test_cancelled_while_a_base_is_sampled(tmp_path: Path, ranks: bool) -> None:
 )
 def test_a_table_of_many_columns(tmp_path: Path, columns: int, chunk_bytes: int) -> None:
     """The names and paddings of many columns need space in a buffer beside the rows."""
-    state = (f"a_long_name_of_a_column_of_the_optimizer_{each:04}" for each in range(columns))
-    table = Table("t", (Column("row", "f32", 1), *(Column(each, "int8", 1) for each in state)))
+    state = (f"a_long_name_of_a_column_of_the_optimizer_{number:04}" for number in range(columns))
+    table = Table("t", (Column("row", "f32", 1), *(Column(name, "int8", 1) for name in state)))
     keys = np.arange(2000, dtype="<u8")
     replay = Replay({"t": table}, [{"t": keys}, {"t": keys}], deletes=0.1)
     store = Store.create(tmp_path / "store", "m", [table])
@@ -344,15 +321,15 @@ def test_a_table_of_many_columns(tmp_path: Path, columns: int, chunk_bytes: int)
     check(Store.open(tmp_path / "store"), replay, [1, 2])
 
 
-def test_the_least_buffer_of_many_columns_is_told(tmp_path: Path) -> None:
-    names = (f"a_long_name_of_a_column_of_the_optimizer_{each:04}" for each in range(120))
-    table = Table("t", (Column("row", "f32", 1), *(Column(each, "int8", 1) for each in names)))
+def test_the_error_names_the_least_buffer_of_many_columns(tmp_path: Path) -> None:
+    names = (f"a_long_name_of_a_column_of_the_optimizer_{number:04}" for number in range(120))
+    table = Table("t", (Column("row", "f32", 1), *(Column(name, "int8", 1) for name in names)))
     replay = Replay({"t": table}, [{"t": np.arange(30, dtype="<u8")}], deletes=0.1)
     replay.now = 1
     store = Store.create(tmp_path / "store", "m", [table])
-    with pytest.raises(InvalidArgument, match=r"holds no row of table t: \d+ do") as told:
+    with pytest.raises(InvalidArgument, match=r"holds no row of table t: \d+ do") as caught:
         staged(store, replay, tmp_path / "ssd", chunk_bytes=CHUNK)
-    least = int(str(told.value).split()[-2])
+    least = int(str(caught.value).split()[-2])
     with staged(store, replay, tmp_path / "ssd", chunk_bytes=least) as writer:
         writer.write(1, {"dense": b"1"})
     assert len(store.state.lineage.chunks) > 1
@@ -390,24 +367,24 @@ def test_ranks_stage_their_shares(tmp_path: Path) -> None:
         ]
         for version in range(1, VERSIONS + 1):
             replay.now = version
-            said = ranks[0].next()  # the rank that asks need not be the rank that commits
-            assert said.since == (None if version == 1 else version - 1)
-            ranks[0].share(version, said, 0, 2, {"dense": b"%d" % version})
+            decision = ranks[0].next()  # the rank that asks need not be the rank that commits
+            assert decision.since == (None if version == 1 else version - 1)
+            ranks[0].share(version, decision, 0, 2, {"dense": b"%d" % version})
             if version == 3:
                 ranks[0].commit(version)
                 with pytest.raises(
                     FailedPrecondition, match=r"of 2 ranks there is no share of rank 1"
                 ):
                     ranks[0].wait()
-            ranks[1].share(version, said, 1, 2)
+            ranks[1].share(version, decision, 1, 2)
             replay.now = 0
             for writer in ranks:
                 writer.wait()
             assert Store.open(tmp_path / "store").state.versions()[version - 1 :] == []
             ranks[version % 2].commit(version)
-            made = ranks[version % 2].wait()
-            assert made is not None
-            assert made.version == version
+            entry = ranks[version % 2].wait()
+            assert entry is not None
+            assert entry.version == version
     check(Store.open(tmp_path / "store"), replay, list(range(1, VERSIONS + 1)))
 
 
@@ -442,7 +419,7 @@ def test_an_error_in_the_block_cancels(tmp_path: Path) -> None:
         flight = writer._flight
         assert flight is not None
         with contextlib.suppress(Exception):
-            flight.until(lambda: False)  # until it is cancelled
+            flight.wait_until(lambda: False)  # until it is cancelled
         files.go_on.set()
 
     with pytest.raises(ZeroDivisionError):
@@ -478,7 +455,7 @@ class Waited(Bandwidth):
         return 0.0
 
 
-def test_the_upload_keeps_to_its_bandwidth(tmp_path: Path) -> None:
+def test_the_upload_keeps_within_its_bandwidth(tmp_path: Path) -> None:
     replay = Replay(TABLES, steps(9))
     replay.now = 1
     files = MemoryFiles()
@@ -493,7 +470,7 @@ def test_the_upload_keeps_to_its_bandwidth(tmp_path: Path) -> None:
     for (_, before), (seconds, _) in zip(bandwidth.gone, bandwidth.gone[1:], strict=False):
         assert before <= 10_000 * seconds * (1 + 1e-9)
     clock.seconds += 100.0
-    assert bandwidth.delay(1) == 0.0, "what was not used is not made up for ..."
+    assert bandwidth.delay(1) == 0.0, "unused bandwidth is not saved ..."
     clock_then = clock.seconds
     bandwidth.delay(5_000)
     bandwidth.delay(1)
@@ -521,26 +498,26 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
     staged(store, replay, tmp_path / "ssd").close()
 
     class Bad(SourceDevice):
-        what = ""
+        fault = ""
 
         def keys(self, table: str, since: int | None, at_most: int) -> Iterator[Keys]:
             pieces = list(super().keys(table, since, at_most))
-            if self.what == "order":
+            if self.fault == "order":
                 return iter(pieces[::-1])
-            if self.what == "pieces":
+            if self.fault == "pieces":
                 return iter([np.concatenate(pieces)])
-            return iter([piece[::-1] for piece in pieces] if self.what == "keys" else pieces)
+            return iter([piece[::-1] for piece in pieces] if self.fault == "keys" else pieces)
 
         def copy(self, table: str, keys: Keys, out: Mapping[str, np.ndarray]) -> Mask | None:
             deleted = super().copy(table, keys, out)
-            if self.what == "nan":
+            if self.fault == "nan":
                 out["row"][3] = np.nan
             if deleted is not None:
                 out["row"][deleted] = np.nan  # a deleted row may hold anything
-            return np.ones(len(keys), np.bool_) if self.what == "deleted" else deleted
+            return np.ones(len(keys), np.bool_) if self.fault == "deleted" else deleted
 
     device = Bad(replay, TABLES)
-    for what, message in (
+    for fault, message in (
         ("order", "the pieces' keys do not ascend"),
         ("pieces", r"table items: \d+ keys, at most 455"),
         ("keys", "table items: the device's keys do not ascend"),
@@ -550,11 +527,11 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         with StagedCheckpointer(
             store, POLICIES["full"](), device, tmp_path / "ssd", chunk_bytes=CHUNK
         ) as writer:
-            device.what = what
+            device.fault = fault
             with pytest.raises(InvalidArgument, match=message):
                 whole(writer, 2)
             writer.wait()
-        device.what = ""
+        device.fault = ""
     check(Store.open(tmp_path / "store"), replay, [1])
     with StagedCheckpointer(
         store, POLICIES["consecutive"](), device, tmp_path / "ssd", chunk_bytes=CHUNK

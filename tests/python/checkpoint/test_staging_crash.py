@@ -77,7 +77,7 @@ class StopsAt(LocalFiles):
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_kill_midway_leaves_nothing_half_made(tmp_path: Path, point: str) -> None:
+def test_a_kill_leaves_no_partial_version(tmp_path: Path, point: str) -> None:
     Store.create(tmp_path / "store", "m", list(TABLES.values()))
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path), point, "11"],

@@ -34,12 +34,12 @@ from tests.seed import SEED
 
 
 @pytest.mark.parametrize("every", [3, 5])
-def test_files_that_fail_every_so_often(tmp_path: Path, every: int) -> None:
+def test_files_that_fail_at_every_nth_operation(tmp_path: Path, every: int) -> None:
     """wait() or the next write() raises the upload's error; the next version has the rows."""
     replay = Replay(TABLES, steps(4), deletes=0.1)
     files = MemoryFiles()
     store = Store.create(files, "m", list(TABLES.values()))
-    told = 0
+    failures = 0
     with staged(store, replay, tmp_path / "ssd") as writer:
         files.fail_every = every
         for version in range(1, VERSIONS + 1):
@@ -51,21 +51,21 @@ def test_files_that_fail_every_so_often(tmp_path: Path, every: int) -> None:
                 try:
                     writer.write(version, {"dense": b"%d" % version})
                 except IoError:
-                    told += 1
+                    failures += 1
                     continue
                 with contextlib.suppress(IoError):
                     writer.wait()
                 if store.state.versions() != before:
                     break
-                told += 1
+                failures += 1
                 assert left_in(tmp_path / "ssd") == []
             files.fail_every = every
         files.fail_every = 0
-    assert told
+    assert failures
     check(Store.open(files), replay, list(range(1, VERSIONS + 1)))
 
 
-def test_an_error_is_told_by_the_next_write_which_writes_nothing(tmp_path: Path) -> None:
+def test_the_next_write_raises_the_error_and_writes_nothing(tmp_path: Path) -> None:
     replay = Replay(TABLES, steps(5), deletes=0.1)
     files = MemoryFiles()
     store = Store.create(files, "m", list(TABLES.values()))
@@ -119,7 +119,9 @@ def test_a_full_disk_below_the_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
 
 
-def test_an_ssd_that_turns_a_bit_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flipped_bit_on_the_ssd_is_detected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     replay = Replay(TABLES, steps(6))
     replay.now = 1
     files = MemoryFiles()
@@ -140,7 +142,7 @@ def test_an_ssd_that_turns_a_bit_is_seen(tmp_path: Path, monkeypatch: pytest.Mon
     assert Store.open(files).state.versions() == []
 
 
-def test_an_error_behind_the_commit_is_logged_and_the_version_stands(
+def test_an_error_after_the_commit_is_logged_and_the_version_stays(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fails = True
@@ -160,11 +162,11 @@ def test_an_error_behind_the_commit_is_logged_and_the_version_stands(
             caplog.clear()
             replay.now = version
             writer.write(version, {"dense": b"%d" % version})
-            made = writer.wait()
-            assert made is not None
-            assert made.version == version
-            told = [record.getMessage() for record in caplog.records]
-            assert any("nothing is merged today" in each for each in told) == fails
+            entry = writer.wait()
+            assert entry is not None
+            assert entry.version == version
+            messages = [record.getMessage() for record in caplog.records]
+            assert any("nothing is merged today" in message for message in messages) == fails
             writer.cancel()  # too late: the version is committed
             assert writer.wait() is None
     check(Store.open(tmp_path / "store"), replay, [1, 2, 3])
@@ -195,7 +197,7 @@ class FailsByChance(MemoryFiles):
 
 
 @pytest.mark.parametrize("policy", ["2d", "intermittent", "merged"])
-def test_whatever_fails_or_is_cancelled_each_listed_version_is_whole(
+def test_after_any_failure_or_cancel_each_listed_version_is_whole(
     tmp_path: Path, policy: str
 ) -> None:
     """Write versions with random success, error and cancel; cancels come from a second thread."""
@@ -239,6 +241,6 @@ def test_whatever_fails_or_is_cancelled_each_listed_version_is_whole(
         if not store.state.versions() or store.state.versions()[-1].version < count:
             writer.write(count, {"dense": b"%d" % count})
     print(dict(outcomes))
-    found = [each.version for each in Store.open(files).state.versions()]
+    found = [entry.version for entry in Store.open(files).state.versions()]
     assert found[-1] == count
     check(Store.open(files), replay, found)

@@ -23,7 +23,7 @@ from petps.checkpoint.merge import Executed, InPlace, MergePlan
 from petps.checkpoint.policy import Merged, TwoD
 from petps.errors import IoError
 from tests.python.checkpoint.memory import Crash, MemoryFiles
-from tests.python.checkpoint.replay import Replay, assert_same
+from tests.python.checkpoint.replay import Replay, check_versions
 from tests.seed import SEED
 
 TABLES = {"items": Table.of("items", 2)}
@@ -64,12 +64,10 @@ def check(files: MemoryFiles, replay: Replay, committed: list[int]) -> None:
     """Assert after a crash that the store opens, restores all versions and can be continued."""
     files.crash_at = 0
     store = Store.open(files)
-    versions = [each.version for each in store.state.versions()]
+    versions = [entry.version for entry in store.state.versions()]
     assert set(committed) <= set(versions)
     # One more version may exist: its state was written, and then the crash came before the return.
-    for version in versions:
-        assert_same(store.restore(version)["items"], replay.at("items", version))
-        assert store.part(version, "dense") == b"%d" % version
+    check_versions(store, replay, versions)
     assert store.verify() == []
     store.purge(len(versions) or 1)
     named = store.state.files() | set(store.state.trash)
@@ -119,7 +117,7 @@ def drive_merges(files: MemoryFiles, replay: Replay, committed: list[int]) -> No
 
 
 @pytest.mark.parametrize("torn", [False, True])
-def test_a_crash_at_every_operation_of_merges_side_by_side(torn: bool) -> None:
+def test_a_crash_at_every_operation_of_parallel_merges(torn: bool) -> None:
     replay = Replay(TABLES, steps(5, VERSIONS + 2), deletes=0.1)
     whole = MemoryFiles()
     written: list[int] = []
@@ -136,7 +134,7 @@ def test_a_crash_at_every_operation_of_merges_side_by_side(torn: bool) -> None:
 
 @pytest.mark.parametrize("every", [7, 11])
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_files_that_fail_every_so_often(name: str, every: int) -> None:
+def test_files_that_fail_at_every_nth_operation(name: str, every: int) -> None:
     """Retry each call until it succeeds; a failed call leaves the store as it was."""
     replay = Replay(TABLES, steps(2, VERSIONS), deletes=0.1)
     files = MemoryFiles()
@@ -203,12 +201,10 @@ def test_kills_lose_no_committed_version(tmp_path: Path, name: str) -> None:
         process.wait()
         process.stdout.close()
         store = Store.open(tmp_path / "store")
-        versions = [each.version for each in store.state.versions()]
+        versions = [entry.version for entry in store.state.versions()]
         assert acknowledged[0] > newest or newest == 0
         assert versions[-1] in (acknowledged[-1], acknowledged[-1] + 1)
-        for version in versions:
-            assert_same(store.restore(version)["items"], replay.at("items", version))
-            assert store.part(version, "dense") == b"%d" % version
+        check_versions(store, replay, versions)
         assert store.verify() == []
         newest = versions[-1]
     print(f"{newest} versions through {KILLS} kills")

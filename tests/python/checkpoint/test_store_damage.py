@@ -15,7 +15,7 @@ from petps.checkpoint.files import FsspecFiles, LocalFiles
 from petps.checkpoint.policy import TwoD
 from petps.errors import DataLoss, IoError, PetpsError, Unimplemented
 from tests.python.checkpoint.memory import MemoryFiles
-from tests.python.checkpoint.replay import Replay, assert_same
+from tests.python.checkpoint.replay import Replay, assert_same, check_versions, write_versions
 from tests.python.checkpoint.test_store_crash import TABLES, steps
 
 VERSIONS = 6
@@ -29,21 +29,18 @@ def replay() -> Replay:
 def filled(files: MemoryFiles | str, replay: Replay, policy: Policy | None = None) -> Store:
     store = Store.create(files, "m", list(TABLES.values()))
     writer = Checkpointer(store, policy or POLICIES["consecutive"](), replay)
-    for version in range(1, VERSIONS + 1):
-        replay.now = version
-        writer.write(version, {"dense": b"%d" % version})
-        writer.arrange()
+    write_versions(writer, replay, range(1, VERSIONS + 1))
     return store
 
 
 @pytest.mark.parametrize("policy", [POLICIES["consecutive"](), TwoD(ratio=0.0, resets=False)])
-def test_no_damage_is_given_out(replay: Replay, policy: Policy) -> None:
+def test_damaged_rows_are_never_returned(replay: Replay, policy: Policy) -> None:
     """Damage every file: remove it, cut it, or flip a bit. Expect an error, or the right rows."""
     files = MemoryFiles()
     lineage = filled(files, replay, policy).state.lineage
     assert bool(lineage.sealed) == isinstance(policy, TwoD)
     whole = dict(files.held)
-    said = set()
+    errors = set()
     for path, body in whole.items():
         for damaged in (None, body[: len(body) // 2], b"", _turned(body)):
             held = dict(whole)
@@ -53,13 +50,12 @@ def test_no_damage_is_given_out(replay: Replay, policy: Policy) -> None:
                 held[path] = damaged
             try:
                 store = Store.open(MemoryFiles(held))
-                for version in [each.version for each in store.state.versions()]:
-                    assert_same(store.restore(version)["items"], replay.at("items", version))
-                    assert store.part(version, "dense") == b"%d" % version
+                versions = [entry.version for entry in store.state.versions()]
+                check_versions(store, replay, versions)
             except PetpsError as error:
                 names_it = path.rpartition("/")[2].split(".")[0].lstrip("0") in str(error)
-                said.add((type(error), names_it))
-    assert said == {(DataLoss, True)}
+                errors.add((type(error), names_it))
+    assert errors == {(DataLoss, True)}
 
 
 def _turned(body: bytes) -> bytes:
@@ -68,32 +64,32 @@ def _turned(body: bytes) -> bytes:
     return bytes(changed)
 
 
-def test_the_last_whole_version_is_offered(replay: Replay) -> None:
+def test_an_error_names_the_newest_whole_version(replay: Replay) -> None:
     files = MemoryFiles()
     store = filled(files, replay)
     fourth = next(c for c in store.state.lineage.chunks if c.first == 4)
     del files.held[fourth.file]
-    with pytest.raises(DataLoss, match=r"version 6: .*is not there.*version 3 does without it"):
+    with pytest.raises(DataLoss, match=r"version 6: .*does not exist.*version 3 does not need it"):
         store.restore()
     assert_same(store.restore(3)["items"], replay.at("items", 3))
     *problems, lost = store.verify()
     assert any(fourth.file in problem for problem in problems)
     assert lost == "lost: versions 4 to 6, 3 of 6; version 3 is the newest that is whole"
-    with pytest.raises(DataLoss, match=r"version 6: .*is not there.*version 3 does without it"):
+    with pytest.raises(DataLoss, match=r"version 6: .*does not exist.*version 3 does not need it"):
         list(store.pieces("items"))
     second = next(c for c in store.state.lineage.chunks if c.first == 2)
-    part = next(each.parts["dense"] for each in store.state.versions() if each.version == 1)
+    part = store.state.version(1).parts["dense"]
     for file in (second.file, part.file):
         del files.held[file]
-    said = "lost: versions 2 to 6, 5 of 6; lost except for the rows: version 1; no version is whole"
-    assert store.verify()[-1] == said
+    summary = "lost: versions 2 to 6, 5 of 6; only parts lost: version 1; no version is whole"
+    assert store.verify()[-1] == summary
     base = next(c for c in store.state.lineage.chunks if c.first == 1)
     del files.held[base.file]
-    with pytest.raises(DataLoss, match="no version does without it"):
+    with pytest.raises(DataLoss, match="every version needs it"):
         store.restore(1)
 
 
-def test_swapped_files_are_seen(replay: Replay) -> None:
+def test_swapped_files_are_detected(replay: Replay) -> None:
     files = MemoryFiles()
     store = filled(files, replay)
     first, second = (c.file for c in store.state.lineage.deltas()[:2])
@@ -102,7 +98,7 @@ def test_swapped_files_are_seen(replay: Replay) -> None:
         store.restore()
 
 
-def test_a_newer_format_is_not_guessed(replay: Replay) -> None:
+def test_a_newer_format_is_refused(replay: Replay) -> None:
     files = MemoryFiles()
     filled(files, replay)
     path = max(path for path in files.held if path.startswith("states/"))
@@ -126,7 +122,7 @@ def test_any_filesystem_of_fsspec(replay: Replay, tmp_path: Path) -> None:
     assert store.verify() == []
 
 
-def test_a_file_that_goes_while_its_folder_is_listed_hides_no_other(tmp_path: Path) -> None:
+def test_a_file_removed_during_a_listing_hides_no_other(tmp_path: Path) -> None:
     """A writer removes states while a reader looks for the newest one."""
     files = LocalFiles(tmp_path)
     for number in range(64):

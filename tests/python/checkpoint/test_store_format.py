@@ -32,7 +32,7 @@ def make_rows(
     return Rows.of(table, found, columns, deleted)
 
 
-def test_a_store_of_format_1_is_read_and_gone_on_from(tmp_path: Path) -> None:
+def test_a_store_of_format_1_is_read_and_continued(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN, tmp_path / "store")
     assert b'"petps-store-1"' in max((GOLDEN / "states").iterdir()).read_bytes()
     store = Store.open(tmp_path / "store")
@@ -79,7 +79,7 @@ def test_keys_that_ascend_by_one_are_left_out(tmp_path: Path, first: int) -> Non
     assert whole.bloom_length == 0 < keyed.bloom_length
     assert keyed.length - whole.length >= 8 * 499 - 16 - 64  # one row less, and padding
     for chunk in (whole, deletions):
-        np.testing.assert_array_equal(store.reader.keys(chunk), keys)
+        np.testing.assert_array_equal(store.reader.read_keys(chunk), keys)
     np.testing.assert_array_equal(store.restore(2)["items"].keys, keys[~deleted])
     np.testing.assert_array_equal(
         store.restore(2)["items"].columns["row"].view(np.float32), values[~deleted]
@@ -87,7 +87,7 @@ def test_keys_that_ascend_by_one_are_left_out(tmp_path: Path, first: int) -> Non
     assert store.verify() == []
 
 
-def test_they_are_split_like_others(tmp_path: Path) -> None:
+def test_chunks_without_keys_are_split(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store", "m", [Table.of("items", 1)])
     table, policy = store.state.tables["items"], TwoD(resets=False)
     model = np.zeros((60, 1), np.float32)
@@ -109,7 +109,7 @@ def test_they_are_split_like_others(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-def test_no_column_is_called_as_the_keys_are() -> None:
+def test_a_column_named_key_is_refused() -> None:
     """The values of such a column would be read as keys."""
     with pytest.raises(InvalidArgument, match="'key'"):
         Table("items", (Column("row", "f32", 2), Column("key", "f32", 2)))

@@ -23,7 +23,7 @@ from petps.checkpoint.shares import commit_shares, write_share
 from petps.checkpoint.state import State
 from petps.checkpoint.store import BASE, DELTA
 from petps.errors import FailedPrecondition, InvalidArgument, IoError, NotFound
-from tests.python.checkpoint.replay import Replay, assert_same
+from tests.python.checkpoint.replay import Replay, assert_same, write_versions
 from tests.python.checkpoint.test_store import TABLES, steps
 
 
@@ -32,7 +32,7 @@ def _one(value: float, *keys: int) -> dict[str, Rows]:
     return {"items": Rows.of(table, list(keys), {"row": np.full((len(keys), 2), value, "f4")})}
 
 
-def test_a_writer_that_is_far_behind_is_told(tmp_path: Path) -> None:
+def test_a_writer_that_is_many_states_behind_is_refused(tmp_path: Path) -> None:
     """The state that it would create was created by another writer, and removed, long ago."""
     store = Store.create(tmp_path, "m", [Table.of("items", 2)])
     store.write(1, _one(1, 1, 2, 3), kind=BASE)
@@ -49,7 +49,7 @@ def test_a_writer_that_is_far_behind_is_told(tmp_path: Path) -> None:
     behind.write(30, _one(30, 1), kind=BASE)
 
 
-def test_purge_of_one_that_is_behind_takes_nothing_that_is_named(tmp_path: Path) -> None:
+def test_purge_by_a_writer_that_is_behind_removes_no_named_file(tmp_path: Path) -> None:
     store = Store.create(tmp_path, "m", [Table.of("items", 2)])
     store.write(1, _one(1, 1, 2), kind=BASE)
     behind = Store.open(tmp_path)
@@ -78,19 +78,16 @@ def test_a_late_refresh_does_not_undo_a_commit(
     monkeypatch.setattr("petps.checkpoint.store.load", slowly)
     store.refresh()
     store.write(3, _one(3, 2), kind=DELTA)
-    assert [each.version for each in store.state.versions()] == [1, 2, 3]
+    assert [entry.version for entry in store.state.versions()] == [1, 2, 3]
 
 
-def test_a_restore_goes_on_however_often_chunks_move(
+def test_a_restore_continues_however_often_chunks_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replay = Replay(TABLES, steps(31, 12), deletes=0.1)
     store = Store.create(tmp_path, "m", list(TABLES.values()))
     writer = Checkpointer(store, TwoD(ratio=0.0, resets=False), replay)
-    for version in range(1, 4):
-        replay.now = version
-        writer.write(version)
-        writer.arrange()
+    write_versions(writer, replay, range(1, 4))
     reader = Store.open(tmp_path)
     read = reader.reader.read
     tries: list[int] = []
@@ -99,9 +96,7 @@ def test_a_restore_goes_on_however_often_chunks_move(
         if len(tries) < 8:
             for _ in range(4):
                 version = 4 + len(tries)
-                replay.now = version
-                writer.write(version)
-                writer.arrange()
+                write_versions(writer, replay, [version])
                 tries.append(version)
         return read(*arguments)  # type: ignore[arg-type]
 
@@ -110,7 +105,7 @@ def test_a_restore_goes_on_however_often_chunks_move(
     assert len(tries) == 8, "it was read at once"
 
 
-def test_a_line_resets_whatever_purge_dropped(tmp_path: Path) -> None:
+def test_a_lineage_resets_even_if_purge_dropped_its_base(tmp_path: Path) -> None:
     store = Store.create(tmp_path, "m", [Table.of("items", 2)])
     policy = TwoD()
     store.write(1, _one(1, 1, 2), kind=BASE)
@@ -158,7 +153,7 @@ def test_parallel_reads_count_their_time_once(
     assert least <= store.reader.read_seconds <= took
 
 
-def test_a_state_that_is_removed_before_it_is_compared_is_another_writers(
+def test_a_commit_fails_if_the_other_writers_state_is_removed_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store.create(tmp_path, "m", [Table.of("items", 2)])
@@ -180,7 +175,7 @@ def test_a_state_that_is_removed_before_it_is_compared_is_another_writers(
     assert Store.open(tmp_path).state.versions()[-1].version == 11
 
 
-def test_a_state_that_was_made_in_spite_of_an_error_is_none(
+def test_a_state_written_in_spite_of_an_error_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store.create(tmp_path, "m", [Table.of("items", 2)])
@@ -195,12 +190,14 @@ def test_a_state_that_was_made_in_spite_of_an_error_is_none(
     with pytest.raises(IoError, match="could not be synced"):
         store.write(2, _one(2, 2), kind=DELTA)
     monkeypatch.undo()
-    assert [each.version for each in Store.open(tmp_path).state.versions()] == [1]
+    assert [entry.version for entry in Store.open(tmp_path).state.versions()] == [1]
     store.write(2, _one(2, 2), kind=DELTA)
-    assert [each.version for each in Store.open(tmp_path).state.versions()] == [1, 2]
+    assert [entry.version for entry in Store.open(tmp_path).state.versions()] == [1, 2]
 
 
-def test_a_try_that_was_repeated_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retried_create_finds_its_own_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client of an object store retries a put whose reply was lost."""
     store = Store.create(tmp_path, "m", [Table.of("items", 2)])
     create = store.files.create
@@ -214,7 +211,7 @@ def test_a_try_that_was_repeated_is_ours(tmp_path: Path, monkeypatch: pytest.Mon
     assert Store.open(tmp_path).restore()["items"].keys.tolist() == [1, 2]
 
 
-def test_what_deleted_rows_held_does_not_matter(tmp_path: Path) -> None:
+def test_values_of_deleted_rows_are_ignored(tmp_path: Path) -> None:
     table = Table.of("items", 2, "adaptive4")
     values = np.ones((3, 2), np.float32)
     values[1] = np.nan
@@ -252,7 +249,7 @@ def test_policies_see_all_chunks_of_a_version(tmp_path: Path) -> None:
     assert measured == [1.0, 1.0]
 
 
-def test_a_version_written_anew_under_a_reader_is_not_mixed_with_the_one_before(
+def test_a_reader_does_not_mix_two_versions_of_one_number(
     tmp_path: Path,
 ) -> None:
     store = Store.create(tmp_path, "m", [Table.of("items", 2)])
@@ -262,7 +259,7 @@ def test_a_version_written_anew_under_a_reader_is_not_mixed_with_the_one_before(
         return {"items": [_one(value, key, key + 1)["items"] for key in range(0, 60, 2)]}
 
     old = store.write(2, chunks(1), kind=BASE)
-    files = {chunk.file for chunk in store.state.lineage_of(2).of(2)}
+    files = {chunk.file for chunk in store.state.lineage_of(2).chunks_of(2)}
     reader = Store.open(tmp_path)
     pieces = reader.pieces("items", 2)
     next(pieces)

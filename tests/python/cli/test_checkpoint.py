@@ -213,7 +213,7 @@ def test_a_missing_file_is_reported_with_the_lost_versions(
     ):
         message = run.fails(9, *command)
         assert "version 12: " in message
-        assert "version 9 does without it" in message
+        assert "version 9 does not need it" in message
     run("checkpoint", "rollback", store, 9, "--yes")
     assert run.json("checkpoint", "verify", store)["clean"]
 

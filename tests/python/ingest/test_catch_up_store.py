@@ -166,7 +166,7 @@ def test_a_server_whose_log_is_gone_catches_up(tmp_path: Path, policy: str, fres
 
 
 @pytest.mark.parametrize("at_once", [1, 2, P])
-def test_killed_at_every_change_it_ends_equal(
+def test_a_catch_up_killed_at_every_change_completes_after_a_restart(
     tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kill at every apply and record of the catch-up; then resume it, and perhaps kill it again."""
@@ -178,7 +178,9 @@ def test_killed_at_every_change_it_ends_equal(
         trainer.checkpoint()
     trainer.lose_the_log()
     trainer.publish()
-    monkeypatch.setattr("petps.server.ingest.catch_ups.partitions_at_once", lambda base: at_once)
+    monkeypatch.setattr(
+        "petps.server.ingest.catch_ups.count_partitions_at_once", lambda base: at_once
+    )
 
     def begun() -> MortalTables:
         server = MortalTables(SCHEMAS, P)
@@ -192,7 +194,7 @@ def test_killed_at_every_change_it_ends_equal(
     assert server.rows() == trainer.rows()
     changes = (1 << 60) - server.left
     assert changes > 20
-    catching = sum(each.standing is Standing.CATCHING_UP for each in server.history)
+    catching = sum(progress.standing is Standing.CATCHING_UP for progress in server.history)
     assert catching == P
     for last in range(changes):
         server = begun()
@@ -223,9 +225,7 @@ def test_a_store_is_read_once_for_many_partitions(
     monkeypatch.setattr(
         Store,
         "pieces",
-        lambda self, table, version, **options: (
-            reads.append(table) or pieces(self, table, version, **options)  # type: ignore[func-returns-value]
-        ),
+        lambda self, table, version: reads.append(table) or pieces(self, table, version),  # type: ignore[func-returns-value]
     )
     server = MemoryTables(SCHEMAS, P)
     driver_of(trainer, server).run().close()
@@ -252,7 +252,7 @@ def until(holds: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def test_only_own_partitions_are_loaded_and_emptied(tmp_path: Path) -> None:
+def test_a_catch_up_changes_only_its_own_partitions(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path)
     trainer.publish()
     server = MemoryTables(SCHEMAS, P)
@@ -275,13 +275,13 @@ def test_only_own_partitions_are_loaded_and_emptied(tmp_path: Path) -> None:
     ingest = ingest_of(trainer, server, partitions=[1])
     ingest.start()
     assert ingest.wait_for(trainer.newest, SECONDS)
-    assert [each.catch_ups for each in ingest.status().partitions] == [1]
+    assert [partition.catch_ups for partition in ingest.status().partitions] == [1]
     assert ingest.stop(SECONDS)
     expected: Mapping[str, dict[int, bytes]] = trainer.rows([1])
     assert server.rows() == {name: {**stays[name], **expected[name]} for name in expected}
 
 
-def test_rows_that_are_ahead_of_the_log_are_not_taken(
+def test_rows_that_are_newer_than_the_log_are_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Refuse rows ahead of the log: a trainer that resumes from an older version can't undo them.
@@ -309,7 +309,7 @@ def test_rows_that_are_ahead_of_the_log_are_not_taken(
     driver.close()
 
 
-def test_rows_are_in_the_served_dtype(tmp_path: Path) -> None:
+def test_rows_are_converted_to_the_served_dtype(tmp_path: Path) -> None:
     """Serve a float32 trainer's rows from a float16 table, encoded as its publisher does."""
     halves = [TableSchema("user", "f16", 4), TableSchema("item", "int8", 2)]
     trainer = Trainer(tmp_path)
@@ -325,7 +325,7 @@ def test_rows_are_in_the_served_dtype(tmp_path: Path) -> None:
         assert server.rows()[schema.name] == expected
 
 
-def test_quantised_rows_are_served_as_what_they_stand_for(tmp_path: Path) -> None:
+def test_quantised_rows_are_served_as_floats(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path, quantising=Quantising(10))
     trainer.checkpoint()
     trainer.checkpoint()
@@ -341,19 +341,19 @@ def test_quantised_rows_are_served_as_what_they_stand_for(tmp_path: Path) -> Non
     assert server.rows()["user"] != trainer.rows()["user"]
 
 
-def test_another_dim_is_told(tmp_path: Path) -> None:
+def test_another_dim_is_refused(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path)
     trainer.checkpoint()
     trainer.lose_the_log()
     server = MemoryTables([TableSchema("user", "f32", 3), SCHEMAS[1]], P)
     driver = driver_of(trainer, server).run()
     assert "table user is f32 of dim 4, in the pool f32 of dim 3" in driver.states[0].reason
-    assert all(each.standing is Standing.FOLLOWING for each in server.history)
+    assert all(progress.standing is Standing.FOLLOWING for progress in server.history)
     assert server.rows() == {"user": {}, "item": {}}
     driver.close()
 
 
-def test_a_damaged_version_is_passed_over_for_an_older_one(
+def test_an_older_version_is_used_if_one_is_damaged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = Trainer(tmp_path, policy="full")
@@ -367,15 +367,15 @@ def test_a_damaged_version_is_passed_over_for_an_older_one(
     path.write_bytes(body)
     server = MemoryTables(SCHEMAS, P)
     driver = driver_of(trainer, server).run().run()  # searches for versions again
-    with pytest.raises(DataLoss, match="version 2 does without it"):
+    with pytest.raises(DataLoss, match="version 2 does not need it"):
         trainer.store.restore()
-    assert {each.target for each in server.history if each.target} == {2, 3}
+    assert {progress.target for progress in server.history if progress.target} == {2, 3}
     assert "does not fit its checksum" in caplog.text
     assert server.rows() == trainer.rows(), "the log has what came since version 2"
     driver.close()
 
 
-def test_a_store_that_is_not_there_yet_or_not_to_be_read(tmp_path: Path) -> None:
+def test_a_store_that_does_not_exist_or_cannot_be_read(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path)
     trainer.publish()
     trainer.publish()
@@ -386,23 +386,23 @@ def test_a_store_that_is_not_there_yet_or_not_to_be_read(tmp_path: Path) -> None
     ingest.start()
 
     def reasons() -> str:
-        return " ".join(each.reason for each in ingest.status().partitions)
+        return " ".join(partition.reason for partition in ingest.status().partitions)
 
     until(lambda: "begins here with seq" in reasons())
     (tmp_path / "store").write_text("no folder")
-    until(lambda: "no base can be looked for:" in reasons())
+    until(lambda: "the bases cannot be listed:" in reasons())
     (tmp_path / "store").unlink()
     (tmp_path / "away").rename(tmp_path / "store")
-    until(lambda: "looked for" not in reasons())
+    until(lambda: "cannot be listed" not in reasons())
     trainer.checkpoint()
     assert ingest.wait_for(trainer.newest, SECONDS)
     status = ingest.status()
     assert ingest.stop(SECONDS)
-    assert {each.reason for each in status.partitions} == {""}
+    assert {partition.reason for partition in status.partitions} == {""}
     assert server.rows() == trainer.rows()
 
 
-def test_a_version_of_another_instance_mends_no_gap(tmp_path: Path) -> None:
+def test_a_version_of_another_instance_ends_no_gap(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path)
     publisher = Publisher(trainer.log, "m", tables=SCHEMAS, run=7)
     publisher.begin_base("nowhere", instance="m@7")
@@ -424,7 +424,7 @@ def test_a_version_of_another_instance_mends_no_gap(tmp_path: Path) -> None:
     driver.close()
 
 
-def test_positions_of_several_workers_are_one(tmp_path: Path) -> None:
+def test_positions_of_several_trainer_processes_are_joined(tmp_path: Path) -> None:
     """Join the positions of several workers; do not catch up to rows whose worker's log failed."""
     trainer = Trainer(tmp_path)
     server = MemoryTables(SCHEMAS, P)
@@ -440,7 +440,7 @@ def test_positions_of_several_workers_are_one(tmp_path: Path) -> None:
     store.write(4, none, kind=DELTA, parts={**one.parts(0), **whole.parts(1)})
     differs = Published(Position(2, (0, 7, 0), 3), {})
     store.write(5, none, kind=DELTA, parts={**one.parts(0), **differs.parts(1)})
-    found = {each.name: each for each in trainer.seen_by(server).of_model("m")}
+    found = {base.name: base for base in trainer.seen_by(server).of_model("m")}
     positions = {
         version: [found[f"version {version} of store {store.name}"].position(p) for p in range(P)]
         for version in (2, 3, 4)
@@ -454,7 +454,9 @@ def test_positions_of_several_workers_are_one(tmp_path: Path) -> None:
     assert len(found) == 4
 
 
-def test_a_version_rolled_back_gives_no_rows_of_another_that_has_its_number(tmp_path: Path) -> None:
+def test_a_version_that_was_rolled_back_is_not_read_as_another_with_its_number(
+    tmp_path: Path,
+) -> None:
     """Roll a version back and write another with its number while a catch-up waits or runs."""
     trainer = Trainer(tmp_path)
     server = MemoryTables(SCHEMAS, P)
@@ -477,13 +479,13 @@ def test_a_version_rolled_back_gives_no_rows_of_another_that_has_its_number(tmp_
     assert sum(len(keys) for keys, _ in anew.chunks("user")) > 0
     store.rollback(1)
     store.write(2, none, kind=DELTA)  # a trainer's version that is not published
-    assert [each.version for each in store.state.versions()] == [1, 2]
+    assert [entry.version for entry in store.state.versions()] == [1, 2]
     assert len(source.of_model("m")) == 1
     with pytest.raises(NotFound, match="rolled back"):
         list(anew.chunks("user"))
 
 
-def test_a_trainer_that_goes_back_takes_its_servers_along(tmp_path: Path) -> None:
+def test_servers_follow_a_trainer_that_goes_back(tmp_path: Path) -> None:
     """Restore a trainer that is behind its servers: a gap, until the new run's next version."""
     trainer = Trainer(tmp_path)
     trainer.checkpoint()
