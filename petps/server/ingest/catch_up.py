@@ -22,7 +22,7 @@ from petps.server.ingest.protocols import (
     Standing,
 )
 
-__all__ = ["CatchUp", "catch_up", "check_base", "partitions_at_once"]
+__all__ = ["CatchUp", "catch_up", "check_base", "count_partitions_at_once"]
 
 # Keys that a catch-up holds, to find the others and delete them: 8 bytes each, in a few copies.
 KEPT_KEYS_MAX: Final = 1 << 25
@@ -30,13 +30,14 @@ KEPT_KEYS_MAX: Final = 1 << 25
 
 @dataclass(slots=True)
 class CatchUp:
-    """A running catch-up. ``ways`` has its partitions, each with the progress to record at its end.
+    """A running catch-up.
 
-    ``fresh``: the partitions were healthy before. ``failed``: the offset to continue at after a
-    failure; None is the current reading position.
+    targets: Its partitions, each with the progress to record at the end.
+    fresh: Whether the partitions were healthy before.
+    failed: The offset to continue at after a failure; None: the current reading position.
     """
 
-    ways: list[tuple[PartitionState, Progress]]
+    targets: list[tuple[PartitionState, Progress]]
     base: BaseReader
     marker: BaseMarker | None
     fresh: bool
@@ -44,29 +45,32 @@ class CatchUp:
     steps: Generator[None, None, dict[int, Refusal]]
 
 
-def partitions_at_once(base: BaseReader) -> int:
+def count_partitions_at_once(base: BaseReader) -> int:
     """Return the number of partitions that one reading of a base can catch up."""
     largest = max((base.rows(name) for name in base.schemas()), default=0)
     return max(1, KEPT_KEYS_MAX * base.partitions // max(1, largest))
 
 
-def check_base(store: InstanceTables, base: BaseReader, tables: dict[str, InstanceTable]) -> None:
+def check_base(
+    instance: InstanceTables, base: BaseReader, tables: dict[str, InstanceTable]
+) -> None:
     """Raise InvalidArgument, naming the difference, if the base does not fit this instance."""
-    if base.model != store.model:
-        raise InvalidArgument(f"{base.name} is of model {base.model}, not of {store.model}")
-    if base.partitions != store.partitions:
+    if base.model != instance.model:
+        raise InvalidArgument(f"{base.name} is of model {base.model}, not of {instance.model}")
+    if base.partitions != instance.partitions:
         raise InvalidArgument(
-            f"{base.name} has {base.partitions} partitions, model {store.model} {store.partitions}"
+            f"{base.name} has {base.partitions} partitions, model {instance.model} has "
+            f"{instance.partitions}"
         )
     schemas = base.schemas()
     for name, schema in schemas.items():
         if name not in tables:
             raise InvalidArgument(f"{base.name} has a table {name}: create it in the pool first")
-        ours = tables[name].schema
-        if (ours.dtype, ours.dim) != (schema.dtype, schema.dim):
+        own = tables[name].schema
+        if (own.dtype, own.dim) != (schema.dtype, schema.dim):
             raise InvalidArgument(
                 f"{base.name}: table {name} is {schema.dtype} of dim {schema.dim}, "
-                f"in the pool {ours.dtype} of dim {ours.dim}"
+                f"in the pool {own.dtype} of dim {own.dim}"
             )
     for name in tables:
         if name not in schemas:
@@ -76,9 +80,9 @@ def check_base(store: InstanceTables, base: BaseReader, tables: dict[str, Instan
 
 
 def catch_up(
-    store: InstanceTables,
+    instance: InstanceTables,
     base: BaseReader,
-    ways: Sequence[tuple[Progress, Progress]],
+    targets: Sequence[tuple[Progress, Progress]],
     *,
     rows_max: int,
     pace: Callable[[int], None],
@@ -93,9 +97,9 @@ def catch_up(
     keys that the base lacks. During this, pulls see old or new rows.
 
     Args:
-        store: The instance to change.
+        instance: The instance to change.
         base: The base to read.
-        ways: For each partition, its recorded progress and the progress to record at the end.
+        targets: For each partition, its recorded progress and the progress to record at the end.
         rows_max: Largest number of rows in one apply.
         pace: Called with the number of rows after each apply; may block.
 
@@ -105,7 +109,7 @@ def catch_up(
     Raises:
         PetpsError: While progress says "catching up", rows are mixed.
     """
-    for before, after in ways:
+    for before, after in targets:
         # After a power loss the age of the served rows is unknown: any base is better.
         lost_power = before.standing is Standing.LOST_POWER
         if not lost_power and (after.run, after.seq) < (before.run, before.seq):
@@ -113,9 +117,9 @@ def catch_up(
                 f"{base.name} holds run {after.run} up to seq {after.seq}, and run {before.run} up "
                 f"to seq {before.seq} is applied: a base behind the served rows is refused"
             )
-    tables = dict(store.tables())
-    check_base(store, base, tables)
-    store.record_progress(
+    tables = dict(instance.tables())
+    check_base(instance, base, tables)
+    instance.record_progress(
         [
             replace(
                 before,
@@ -123,39 +127,39 @@ def catch_up(
                 standing=Standing.CATCHING_UP,
                 target=base.version,
             )
-            for before, after in ways
+            for before, after in targets
         ]
     )
-    partitions = {after.partition for _, after in ways}
+    partitions = {after.partition for _, after in targets}
     refused: dict[int, Refusal] = {}
     for table in tables.values():
-        one = _Table(store, table, base, partitions, rows_max, pace)
-        yield from one.apply()
-        yield from one.delete_absent()
-        if len(one.refused):  # the deletions may have made room
-            yield from one.apply()
-        name, reason = table.schema.name, full_reason(table, len(one.refused))
+        step = _TableCatchUp(instance, table, base, partitions, rows_max, pace)
+        yield from step.apply()
+        yield from step.delete_absent()
+        if len(step.refused):  # the deletions may have made room
+            yield from step.apply()
+        name, reason = table.schema.name, full_reason(table, len(step.refused))
         for partition, rows in Counter(
-            partition_of(one.refused, store.partitions).tolist()
+            partition_of(step.refused, instance.partitions).tolist()
         ).items():
             refused[partition] = Refusal(reason, name, rows)
-    store.record_progress([after for _, after in ways if after.partition not in refused])
+    instance.record_progress([after for _, after in targets if after.partition not in refused])
     return refused
 
 
-class _Table:
+class _TableCatchUp:
     """One table of a catch-up, processed in steps."""
 
     def __init__(
         self,
-        store: InstanceTables,
+        instance: InstanceTables,
         table: InstanceTable,
         base: BaseReader,
         partitions: Collection[int],
         rows_max: int,
         pace: Callable[[int], None],
     ) -> None:
-        self._all = store.partitions
+        self._all = instance.partitions
         self._table = table
         self._base = base
         self._partitions = partitions
@@ -187,8 +191,8 @@ class _Table:
         # Collect all keys first: deleting during the scan works, but delays migration for longer.
         absent = []
         for page in self._table.all_keys():
-            ours = np.isin(partition_of(page, self._all), list(self._partitions))
-            absent.append(_absent(page[ours], self._kept))
+            is_own = np.isin(partition_of(page, self._all), list(self._partitions))
+            absent.append(_find_absent(page[is_own], self._kept))
             yield
         for keys in absent:
             if len(keys):
@@ -196,10 +200,11 @@ class _Table:
                 yield
 
 
-def _absent(ours: Keys, kept: Keys) -> Keys:
+def _find_absent(keys: Keys, kept: Keys) -> Keys:
+    """Return the keys that are not in ``kept``, which is sorted."""
     if len(kept) == 0:
-        return ours
-    at = np.searchsorted(kept, ours)
+        return keys
+    at = np.searchsorted(kept, keys)
     at[at == len(kept)] = 0
-    absent: Keys = ours[kept[at] != ours]
+    absent: Keys = keys[kept[at] != keys]
     return absent

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from petps.errors import PetpsError, ResourceExhausted
-from petps.server.ingest.catch_up import CatchUp, catch_up, partitions_at_once
+from petps.server.ingest.catch_up import CatchUp, catch_up, count_partitions_at_once
 from petps.server.ingest.full import harms
 from petps.server.ingest.order import mark_of
 from petps.server.ingest.partition import BaseMarker, PartitionState, Refusal
@@ -28,14 +28,14 @@ _log = logging.getLogger("petps.server.ingest")
 class CatchUps:
     """Catch-ups run one after the other, a step at a time.
 
-    ``tables`` returns the instance's tables by name. ``settle`` returns once everything taken is
-    applied: a table takes one batch at a time. ``note_dense`` is told the version and the dense
-    weights of each base that partitions caught up to.
+    ``tables`` returns the instance's tables by name. ``settle`` returns once everything that was
+    read is applied: a table takes one batch at a time. ``note_dense`` receives the version and the
+    dense weights of each base that partitions caught up to.
     """
 
     def __init__(
         self,
-        store: InstanceTables,
+        instance: InstanceTables,
         bases: BaseSource | None,
         *,
         tables: Callable[[], Mapping[str, InstanceTable]],
@@ -44,7 +44,7 @@ class CatchUps:
         settle: Callable[[], None],
         note_dense: Callable[[int, str | None], None],
     ) -> None:
-        self._store = store
+        self._instance = instance
         self._bases = bases
         self._tables = tables
         self._rows_max = rows_max
@@ -61,7 +61,7 @@ class CatchUps:
     @property
     def partitions(self) -> list[int]:
         """Return the partitions of running and waiting catch-ups."""
-        return [state.partition for current in self._queue for state, _ in current.ways]
+        return [state.partition for current in self._queue for state, _ in current.targets]
 
     def add_of_marker(
         self,
@@ -89,7 +89,7 @@ class CatchUps:
                 )
             base = self._bases.open(marker.location)
             if not header.begins_run and not self._is_ours(base):
-                raise PetpsError(f"it holds {base.instance}, not {self._store.instance}")
+                raise PetpsError(f"it holds {base.instance}, not {self._instance.instance}")
             if not header.begins_run and harms(state, base, self._tables()):
                 raise PetpsError("it has more rows than the tables can hold")
         except PetpsError as error:
@@ -105,19 +105,19 @@ class CatchUps:
             return
         try:
             candidates = [
-                base for base in self._bases.of_model(self._store.model) if self._is_ours(base)
+                base for base in self._bases.of_model(self._instance.model) if self._is_ours(base)
             ]
         except PetpsError as error:
             for state in stopped:
-                state.explain_search(f"no base can be looked for: {error}")
+                state.explain_search(f"the bases cannot be listed: {error}")
             return
         together: dict[str, tuple[BaseReader, list[tuple[PartitionState, Progress]]]] = {}
         for state in stopped:
             state.explain_search("")
             for base in candidates:
                 run, seq = base.position(state.partition)
-                passed = base.name in state.tried or harms(state, base, self._tables())
-                if passed or not state.is_repaired_by(run, seq):
+                is_skipped = base.name in state.tried or harms(state, base, self._tables())
+                if is_skipped or not state.is_repaired_by(run, seq):
                     continue
                 publisher = state.publisher if run == state.run else 0
                 after = Progress(
@@ -132,10 +132,10 @@ class CatchUps:
                 break
             else:
                 state.tried.clear()  # next time, start with the newest again
-        for base, ways in together.values():
-            most = partitions_at_once(base)
-            for start in range(0, len(ways), most):
-                self._add(base, ways[start : start + most], None)
+        for base, targets in together.values():
+            at_once = count_partitions_at_once(base)
+            for start in range(0, len(targets), at_once):
+                self._add(base, targets[start : start + at_once], None)
 
     def step(self) -> dict[int, int | None]:
         """Run a step of the first catch-up; see Follower.step.
@@ -149,7 +149,7 @@ class CatchUps:
             return {}
         except StopIteration as end:
             refused: dict[int, Refusal] = end.value
-            for state, after in current.ways:
+            for state, after in current.targets:
                 if state.partition in refused:
                     self._stop_full(current, state, refused[state.partition])
                     offsets[state.partition] = current.failed
@@ -157,11 +157,11 @@ class CatchUps:
                 self._finish(current, state, after)
                 offsets[state.partition] = state.offset
         except ResourceExhausted as error:
-            for state, _ in current.ways:
+            for state, _ in current.targets:
                 self._stop_full(current, state, Refusal(str(error), "", 0))
                 offsets[state.partition] = current.failed
         except PetpsError as error:
-            for state, _ in current.ways:
+            for state, _ in current.targets:
                 state.tried.add(current.base.name)
                 reason = f"catch-up to {current.base.name}: {error}"
                 self.fail(state, reason, fresh=current.fresh)
@@ -177,13 +177,13 @@ class CatchUps:
 
     def fail(self, state: PartitionState, reason: str, *, fresh: bool) -> None:
         """Stop a partition whose catch-up failed; fresh: it was healthy before."""
-        state.fail_catch_up(self._store.progress(state.partition), reason, fresh=fresh)
+        state.fail_catch_up(self._instance.progress(state.partition), reason, fresh=fresh)
         _log.error("[ingest] partition %d: %s", state.partition, reason)
 
     def _add(
         self,
         base: BaseReader,
-        ways: list[tuple[PartitionState, Progress]],
+        targets: list[tuple[PartitionState, Progress]],
         marker: BaseMarker | None,
         *,
         fresh: bool = False,
@@ -191,16 +191,16 @@ class CatchUps:
     ) -> None:
         """Queue a catch-up of partitions to the base; each then follows from its new progress."""
         self._settle()
-        for state, _ in ways:
+        for state, _ in targets:
             state.begin_catch_up()
         steps = catch_up(
-            self._store,
+            self._instance,
             base,
-            [(state.recorded, after) for state, after in ways],
+            [(state.recorded, after) for state, after in targets],
             rows_max=self._rows_max,
             pace=self._pace,
         )
-        self._queue.append(CatchUp(ways, base, marker, fresh, failed, steps))
+        self._queue.append(CatchUp(targets, base, marker, fresh, failed, steps))
 
     def _finish(self, current: CatchUp, state: PartitionState, after: Progress) -> None:
         marker = current.marker
@@ -222,4 +222,4 @@ class CatchUps:
         state.find_base_too_large(replace(refusal, reason=reason))
 
     def _is_ours(self, base: BaseReader) -> bool:
-        return base.instance in (self._store.instance, self._store.model)
+        return base.instance in (self._instance.instance, self._instance.model)

@@ -141,7 +141,9 @@ def test_a_new_run_with_a_base_replaces_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_killed_at_every_change_it_ends_equal(tmp_path: Path, seed: int) -> None:
+def test_a_catch_up_killed_at_every_change_completes_after_a_restart(
+    tmp_path: Path, seed: int
+) -> None:
     """Kill at every apply and every progress record of the whole stream, catch-up included."""
     log, stream = two_runs(tmp_path / "log", tmp_path, base_seed=seed)
     bases = BaseFolder(tmp_path / "bases")
@@ -165,7 +167,7 @@ def test_killed_at_every_change_it_ends_equal(tmp_path: Path, seed: int) -> None
         assert all(state.following for state in again.states.values())
 
 
-def test_broken_off_catch_up_never_follows_the_old_stream(tmp_path: Path) -> None:
+def test_an_interrupted_catch_up_never_follows_the_old_stream(tmp_path: Path) -> None:
     """Kill a catch-up, restart without its base: stale, and nothing of run 1 is applied."""
     log, _ = two_runs(tmp_path / "log", tmp_path)
     store = MemoryTables(SCHEMAS, P)
@@ -181,7 +183,9 @@ def test_broken_off_catch_up_never_follows_the_old_stream(tmp_path: Path) -> Non
     driver.close()
 
 
-def test_rows_that_are_mixed_stay_so_while_another_instance_is_fed(tmp_path: Path) -> None:
+def test_an_interrupted_catch_up_stays_so_while_the_log_feeds_another_instance(
+    tmp_path: Path,
+) -> None:
     """Pass over a run of an instance that no store takes, but only where rows are consistent."""
     log = open_log(tmp_path / "log")
     first = Publisher(log, "m", tables=SCHEMAS, run=1)
@@ -218,7 +222,7 @@ def test_rows_that_are_mixed_stay_so_while_another_instance_is_fed(tmp_path: Pat
 
 
 @pytest.mark.parametrize("instance", ["m@2", None])
-def test_a_base_within_a_run_of_another_instance_mends_nothing(
+def test_a_base_of_another_instance_within_a_run_ends_no_gap(
     tmp_path: Path, instance: str | None
 ) -> None:
     """Lose the beginning of a run, so that only the base says whose instance's rows it holds."""
@@ -240,7 +244,7 @@ def test_a_base_within_a_run_of_another_instance_mends_nothing(
     assert rows_by_partition(driver.store) == stream.final()
 
 
-def test_others_follow_while_one_catches_up(tmp_path: Path) -> None:
+def test_other_partitions_follow_during_a_catch_up(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log")
     publisher = Publisher(log, "m", tables=SCHEMAS, run=1)
     publisher.begin_continue(None)
@@ -275,7 +279,7 @@ def test_others_follow_while_one_catches_up(tmp_path: Path) -> None:
     driver.close()
 
 
-def test_a_missing_base_is_stale_until_it_is_there(tmp_path: Path) -> None:
+def test_a_missing_base_stops_its_partitions_until_it_exists(tmp_path: Path) -> None:
     log, stream = two_runs(tmp_path / "log", tmp_path)
     (tmp_path / "bases").rename(tmp_path / "away")
     store = MemoryTables(SCHEMAS, P)
@@ -292,7 +296,7 @@ def test_a_missing_base_is_stale_until_it_is_there(tmp_path: Path) -> None:
     driver.close()
 
 
-def test_without_a_checkpoint_folder_it_says_so(tmp_path: Path) -> None:
+def test_without_a_folder_of_bases_the_reason_says_so(tmp_path: Path) -> None:
     log, _ = two_runs(tmp_path / "log", tmp_path)
     driver = Driver(log, MemoryTables(SCHEMAS, P), Letters()).run()
     assert "no checkpoint folder is configured" in driver.states[0].reason
@@ -300,7 +304,7 @@ def test_without_a_checkpoint_folder_it_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["seqs", "retention", "mismatch"])
-def test_a_gap_is_is_repaired_by_a_base_of_the_same_run(tmp_path: Path, lost: str) -> None:
+def test_a_base_of_the_same_run_ends_a_gap(tmp_path: Path, lost: str) -> None:
     log = open_log(tmp_path / "log")
     publisher = Publisher(log, "m", tables=SCHEMAS, run=1)
     publisher.begin_continue(None)
@@ -352,7 +356,7 @@ def test_a_gap_is_is_repaired_by_a_base_of_the_same_run(tmp_path: Path, lost: st
     driver.close()
 
 
-def test_a_base_behind_what_is_served_is_not_taken(tmp_path: Path) -> None:
+def test_a_base_behind_the_served_rows_is_not_used(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log")
     publisher = Publisher(log, "m", tables=SCHEMAS, run=1)
     publisher.begin_continue(None)
@@ -376,7 +380,7 @@ def test_a_base_behind_what_is_served_is_not_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mid_version", [False, True])
-def test_a_base_marker_behind_a_gap_mends_it(tmp_path: Path, mid_version: bool) -> None:
+def test_a_base_marker_after_a_gap_ends_it(tmp_path: Path, mid_version: bool) -> None:
     log = open_log(tmp_path / "log")
     publisher = Publisher(log, "m", tables=SCHEMAS, run=1)
     publisher.begin_continue(None)
@@ -408,7 +412,7 @@ def test_a_base_marker_behind_a_gap_mends_it(tmp_path: Path, mid_version: bool) 
 
 
 @pytest.mark.parametrize(
-    ("schemas", "partitions", "model", "what"),
+    ("schemas", "partitions", "model", "message"),
     [
         (SCHEMAS[:1], P, "m", "has a table item: create it in the pool first"),
         ([*SCHEMAS, TableSchema("more", "f32", 1)], P, "m", "lacks table more: catching up"),
@@ -416,8 +420,8 @@ def test_a_base_marker_behind_a_gap_mends_it(tmp_path: Path, mid_version: bool) 
         (SCHEMAS, P, "other", "is of model m, not of other"),
     ],
 )
-def test_a_base_of_something_else_is_refused_before_anything_changes(
-    tmp_path: Path, schemas: list[TableSchema], partitions: int, model: str, what: str
+def test_a_base_that_does_not_fit_is_refused_before_anything_changes(
+    tmp_path: Path, schemas: list[TableSchema], partitions: int, model: str, message: str
 ) -> None:
     from petps.server.ingest.catch_up import catch_up
 
@@ -431,7 +435,7 @@ def test_a_base_of_something_else_is_refused_before_anything_changes(
         rows_max=10,
         pace=lambda rows: None,
     )
-    with pytest.raises(PetpsError, match=what):
+    with pytest.raises(PetpsError, match=message):
         next(steps)
     assert store.history == []
     assert all(table.rows == {} for table in store.by_name.values())
@@ -459,8 +463,8 @@ def test_catching_up_one_of_8_partitions_reads_only_its_chunks(
     monkeypatch.setattr(Reader, "read", count)
     tables = MemoryTables(SCHEMAS, 8)
     base = BaseFolder(tmp_path).open("b")
-    ways = [(Progress(5), Progress(5, 2, 1, 5, 3))]
-    for _ in catch_up(tables, base, ways, rows_max=10, pace=lambda rows: None):
+    targets = [(Progress(5), Progress(5, 2, 1, 5, 3))]
+    for _ in catch_up(tables, base, targets, rows_max=10, pace=lambda rows: None):
         pass
     own = {
         name: {k for k in keys if partition_of(np.array([k], np.uint64), 8)[0] == 5}
@@ -509,7 +513,7 @@ def test_a_base_without_room_stops_its_partitions_until_there_is_some(tmp_path: 
     driver.close()
 
 
-def test_a_damaged_base_leaves_it_stale_and_says_which_file(tmp_path: Path) -> None:
+def test_a_damaged_base_stops_its_partition_and_the_reason_names_the_file(tmp_path: Path) -> None:
     log, stream = two_runs(tmp_path / "log", tmp_path)
     folder = tmp_path / "bases" / "b2"
     chunk = next(
