@@ -10,7 +10,7 @@ from petps.checkpoint.checkpointer import Checkpointer, Source
 from petps.checkpoint.chunk import Column, Rows, Table
 from petps.checkpoint.on_ray import OnRay
 from petps.checkpoint.policy import POLICIES, Policy
-from petps.checkpoint.published import BaseInfo, PositionEntry
+from petps.checkpoint.published import BaseInfo, list_positions
 from petps.checkpoint.quantise import Quantising
 from petps.checkpoint.staging import Bandwidth, Device, SourceDevice, StagedCheckpointer
 from petps.checkpoint.store import Store
@@ -26,7 +26,6 @@ __all__ = [
     "Device",
     "OnRay",
     "Policy",
-    "PositionEntry",
     "Quantising",
     "Rows",
     "Source",
@@ -34,6 +33,7 @@ __all__ = [
     "StagedCheckpointer",
     "Store",
     "Table",
+    "list_positions",
     "split_by_partition",
     "write_base",
 ]

@@ -49,7 +49,7 @@ __all__ = [
 
 # Bytes of rows in a chunk of a base. A writer holds one chunk in memory, a reader five.
 CHUNK_BYTES: Final = 32 << 20
-STATES: Final = "states"
+STATES: Final = "states/*.json"
 
 
 # ---- writing ----
@@ -114,7 +114,7 @@ def write_base(
 
 def check_is_new(folder: Path) -> None:
     """Raise AlreadyExists if the folder holds a base or a store."""
-    if (folder / MANIFEST).exists() or any(folder.glob(f"{STATES}/*.json")):
+    if (folder / MANIFEST).exists() or any(folder.glob(STATES)):
         raise AlreadyExists(f"{folder} holds a base already: name a new folder")
 
 
@@ -204,12 +204,12 @@ def open_store(folder: str | Path) -> Store:
     Raise NotFound, DataLoss, IoError, Unimplemented (newer format).
     """
     path = Path(folder)
-    if (path / STATES).is_dir():
+    if any(path.glob(STATES)):
         return Store.open(path)
     if (path / MANIFEST).exists():
         return OldBase(path)
     raise NotFound(
-        f"{path} holds no base: there is neither {STATES}/ nor {MANIFEST} (a base that was not "
+        f"{path} holds no base: there is neither {STATES} nor {MANIFEST} (a base that was not "
         "finished?)"
     )
 
@@ -374,7 +374,7 @@ class BaseFolder:
     def of_model(self, model: str) -> Sequence[Base]:
         """Return the readable bases of a model, newest first: by version, then by time."""
         bases = []
-        for path in [*self._root.glob(f"*/{STATES}"), *self._root.glob(f"*/{MANIFEST}")]:
+        for path in [*self._root.glob("*/states"), *self._root.glob(f"*/{MANIFEST}")]:
             try:
                 base = Base.open(path.parent)
             except PetpsError:

@@ -32,6 +32,7 @@ __all__ = [
     "PositionEntry",
     "Published",
     "Unsigned",
+    "list_positions",
 ]
 
 BASE_PART: Final = "petps.base"  # the part that write_base() stores
@@ -55,6 +56,14 @@ class PositionEntry(JsonModel):
     partition: Annotated[int, Field(ge=0, lt=MAX_PARTITIONS)]
     run: Unsigned
     seq: Unsigned
+
+
+def list_positions(positions: Mapping[int, tuple[int, int]]) -> list[PositionEntry]:
+    """Return the positions (run, seq), given by partition, in the form of BaseInfo."""
+    return [
+        PositionEntry(partition=partition, run=run, seq=seq)
+        for partition, (run, seq) in sorted(positions.items())
+    ]
 
 
 class BaseInfo(JsonModel):
@@ -91,16 +100,16 @@ class BaseInfo(JsonModel):
         position, behind = published.position, published.behind()
         # A server must not catch up to rows that are newer than the log: if the trainer continues
         # from an older version, the server could not notice that it has them. Seq 0: not known.
-        positions = [
-            PositionEntry(partition=partition, run=position.run, seq=seq)
+        positions = {
+            partition: (position.run, seq)
             for partition, seq in enumerate(position.seqs)
             if seq > 0 and partition not in behind
-        ]
+        }
         return cls(
             instance=position.instance or store.state.model,
             version=position.version,
             partitions=len(position.seqs),
-            positions=positions,
+            positions=list_positions(positions),
             behind=len(behind),
             by_partition=False,
         )

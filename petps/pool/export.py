@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from petps import _native, checkpoint
-from petps.checkpoint import BaseInfo, PositionEntry, Rows, split_by_partition
+from petps.checkpoint import BaseInfo, Rows, list_positions, split_by_partition
 from petps.delta import TableSchema
 
 __all__ = ["Bar", "write_base"]
@@ -38,11 +38,11 @@ def write_base(
     """
     # Read the positions before the first row: the rows may be newer than they, but never older. The
     # deltas after these positions then supply what the rows missed.
-    positions = [
-        PositionEntry(partition=progress.partition, run=progress.run, seq=progress.seq)
+    positions = {
+        progress.partition: (progress.run, progress.seq)
         for progress in tables.all_progress()
         if progress.instance == instance.id
-    ]
+    }
     version = tables.applied_version(instance.id)
     path = Path(folder)
     own = [table for table in tables.tables() if table.record.instance == instance.id]
@@ -50,7 +50,7 @@ def write_base(
         instance=instance.name,
         version=version,
         partitions=instance.partitions,
-        positions=positions,
+        positions=list_positions(positions),
     )
     rows = {
         TableSchema(table.name, table.dtype, table.dim): _read(table, instance.partitions, bar)

@@ -11,8 +11,8 @@ from petps import _native
 from petps.checkpoint import (
     BaseFolder,
     BaseInfo,
-    PositionEntry,
     Store,
+    list_positions,
     split_by_partition,
     write_base,
 )
@@ -141,12 +141,12 @@ def write_rows(
             ),
             partitions,
         )
-    entries = [
-        PositionEntry(partition=partition, run=run, seq=seq)
-        for partition, (run, seq) in positions.items()
-    ]
     info = BaseInfo(
-        instance=instance, version=version, partitions=partitions, positions=entries, dense=dense
+        instance=instance,
+        version=version,
+        partitions=partitions,
+        positions=list_positions(positions),
+        dense=dense,
     )
     write_base(folder, "m", info, tables)
     return folder
