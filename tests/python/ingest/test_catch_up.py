@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from petps.checkpoint import BaseFolder, Store
+from petps.checkpoint import BaseFolder
 from petps.delta import BaseBody, Kind, Record, RecordHeader, TableSchema, encode_record
 from petps.delta.directory import DirectoryLog
 from petps.delta.schema import partition_of
@@ -31,7 +31,7 @@ from tests.python.ingest.driver import (
 )
 from tests.python.ingest.model import Keys, Letters, Mask, MemoryTables, Report
 from tests.python.ingest.model import Rows as StoredRows
-from tests.python.ingest.world import write_rows
+from tests.python.ingest.world import damage_chunk, write_rows
 from tests.python.waiting import wait_until
 
 Apply = Callable[[Keys, StoredRows | None, Mask | None, int], Report]
@@ -504,21 +504,12 @@ def test_a_base_without_room_stops_its_partitions_until_there_is_some(tmp_path: 
 
 def test_a_damaged_base_stops_its_partition_and_the_reason_names_the_file(tmp_path: Path) -> None:
     log, stream = two_runs(tmp_path / "log", tmp_path)
-    folder = tmp_path / "bases" / "b2"
-    chunk = next(
-        chunk
-        for chunk in Store.open(folder).state.lineage.chunks
-        if chunk.table == "user" and partition_of(np.array([chunk.min_key], np.uint64), P)[0] == 1
-    )
-    path = folder / chunk.file
-    whole = path.read_bytes()
-    at = chunk.offset + chunk.length // 2
-    path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    path, whole, offset = damage_chunk(tmp_path / "bases" / "b2", "user", 1, P)
     store = MemoryTables(SCHEMAS, P)
     driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
     assert driver.states[0].following
     assert driver.states[1].mode is Mode.INCOMPLETE
-    assert f"{path} at {chunk.offset} does not fit its checksum" in driver.states[1].reason
+    assert f"{path} at {offset} does not fit its checksum" in driver.states[1].reason
     assert driver.states[1].recorded.standing is Standing.CATCHING_UP
     path.write_bytes(whole)
     driver.run()
