@@ -217,6 +217,7 @@ std::string Shared::status_json() {
   json.member("call_workers", options.call_workers);
   json.member("real_time", options.real_time);
   json.member("rdma", options.rdma == nullptr ? std::string("off") : options.rdma->device().name);
+  json.member("rdma_unavailable", std::string(transport::load_verbs_library().message()));
   write_pool(tables, json);
   write_shard(*current_ownership(), address, json);
   write_catalogue(tables, json);

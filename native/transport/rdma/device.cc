@@ -196,6 +196,7 @@ struct DeviceList {
 }  // namespace
 
 Result<std::unique_ptr<Verbs>> open_verbs(const std::string& device) {
+  PETPS_RETURN_IF_ERROR(load_verbs_library());
   const DeviceList list;
   std::string seen;
   Status failure;  // of the first device that could not be opened

@@ -84,9 +84,13 @@ class Verbs {
   VerbsDevice device_;
 };
 
-// Open a device through libibverbs: the one called `device`, or the first with an active port.
-// Errors: kFailedPrecondition (no device, no such device, no active port; the text names the
+// Load libibverbs, once. Errors: kFailedPrecondition (it cannot be loaded; the text names the
 // remedy).
+base::Status load_verbs_library();
+
+// Open a device through libibverbs: the one called `device`, or the first with an active port.
+// Errors: kFailedPrecondition (no library, no device, no such device, no active port; the text
+// names the remedy).
 base::Result<std::unique_ptr<Verbs>> open_verbs(const std::string& device);
 
 // How to reach a peer's queue pair; travels through the TCP port.

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from contextlib import closing
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from petps.cli.options import JsonReport, TargetName
 from petps.cli.output import bytes_text, facts, json_out, table
 from petps.cli.target import open_target
+from petps.errors import DeadlineExceeded, Unavailable
+
+POLL_SECONDS: Final = 0.05  # between two looks at a server that is not ready
 
 
-def status(target: TargetName, json_: JsonReport = False) -> None:
+def status(
+    target: TargetName,
+    wait: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0, help="Wait until the server is ready, at most this long."
+        ),
+    ] = 0.0,
+    json_: JsonReport = False,
+) -> None:
     """Show a pool or a running server: tables, rows, bytes, versions, ingest.
 
     [bold]Examples[/bold]
@@ -23,9 +36,10 @@ def status(target: TargetName, json_: JsonReport = False) -> None:
         petps status my.pool
 
         petps status petps://127.0.0.1:7070 --json
+
+        petps status petps://127.0.0.1:7070 --wait 30
     """
-    with closing(open_target(target, model=None, read_only=True)) as handle:
-        report = handle.status()
+    report = _wait_until_ready(target, wait) if wait else _read(target)
     if json_:
         json_out(report)
         return
@@ -37,6 +51,27 @@ def status(target: TargetName, json_: JsonReport = False) -> None:
         typer.echo(f"shard map not used: {report['shard_map_error']}")
     for incident in report.get("incidents", []):
         typer.echo(f"incident: {incident}")
+
+
+def _read(target: str) -> dict[str, Any]:
+    with closing(open_target(target, model=None, read_only=True)) as handle:
+        return handle.status()
+
+
+def _wait_until_ready(target: str, seconds: float) -> dict[str, Any]:
+    """Return the status once the server is ready. Raise DeadlineExceeded with the reason."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            report = _read(target)
+            reason = report.get("unready")
+        except Unavailable as error:
+            reason = str(error)
+        if not reason:
+            return report
+        if time.monotonic() >= deadline:
+            raise DeadlineExceeded(f"{target} is not ready after {seconds:g} s: {reason}")
+        time.sleep(POLL_SECONDS)
 
 
 def _show_pool(report: dict[str, Any]) -> None:
@@ -66,7 +101,7 @@ def _show_pool(report: dict[str, Any]) -> None:
             ("owns", _shard_text(report["shard"])),
             ("connections", stats["connections"]),
             ("gather", _gather_text(report["gather"])),
-            ("rdma", report["rdma"]),
+            ("rdma", _rdma_text(report)),
         ]
         for name, latency in report.get("latency", {}).items():
             quantiles = f"p50 {latency['p50_us']:.0f} us, p99 {latency['p99_us']:.0f} us"
@@ -77,6 +112,11 @@ def _show_pool(report: dict[str, Any]) -> None:
         text += f"version {instance['applied_version']}{alias}"
         pairs.append((f"instance {instance['name']}", text))
     facts(pairs)
+
+
+def _rdma_text(report: dict[str, Any]) -> str:
+    unavailable = report.get("rdma_unavailable")  # servers before 0.2 do not report it
+    return f"{report['rdma']} ({unavailable})" if unavailable else str(report["rdma"])
 
 
 def _shard_text(shard: dict[str, Any]) -> str:
