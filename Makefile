@@ -13,7 +13,7 @@ SOAK_ROUNDS := 10
 SOAK_JOBS := 5
 SOAK_SECONDS := 600
 
-.PHONY: help bootstrap build demo demo-train test test-train lab soak soak-pull bench format tidy clean
+.PHONY: help bootstrap build demo demo-train test test-train lab soak soak-pull bench docs wheels format tidy clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,9 +26,11 @@ help:
 	@echo "make soak-pull  pulls under updates and reclaim in each gather mode; SOAK_SECONDS=600 each"
 	@echo "make bench   build, then measure; ONLY=pull,apply measures parts; BEFORE=FOLDER compares"
 	@echo "make build   everything that is needed to run, into .venv and build/release"
+	@echo "make docs    the documentation as a site in build/docs; a warning is an error"
+	@echo "make wheels  both distributions into dist/, checked, and each tried in a clean environment"
 	@echo "make format  rewrite the sources in the one format that make test accepts"
 	@echo "make tidy    clang-tidy over native/ and client/cpp (slow; needs clang-tidy-14)"
-	@echo "make clean   remove build/ (not .venv)"
+	@echo "make clean   remove build/ and dist/ (not .venv)"
 
 bootstrap:
 	@deploy/bootstrap.sh
@@ -79,6 +81,15 @@ bench: build
 	cmake --build build/release -j $(JOBS) --target petps_bench
 	$(PYTHON) -m $(if $(BEFORE),bench.compare $(BEFORE),bench.report) $(if $(ONLY),--only $(ONLY))
 
+docs: build
+	@deploy/bootstrap.sh docs
+	@mkdir -p build/doxygen && doxygen docs/Doxyfile
+	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going -q -b html docs build/docs
+	@echo "build/docs/index.html"
+
+wheels: bootstrap
+	@deploy/wheels.sh
+
 format: bootstrap
 	$(FORMAT) -i $(CXX_SOURCES)
 	.venv/bin/ruff format -q $(PYTHON_FOLDERS)
@@ -90,4 +101,4 @@ tidy: build
 	  xargs -P $(JOBS) -n 4 clang-tidy-14 -p build/release --quiet
 
 clean:
-	rm -rf build
+	rm -rf build dist

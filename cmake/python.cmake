@@ -3,7 +3,7 @@
 if(NOT Python_EXECUTABLE AND EXISTS "${PROJECT_SOURCE_DIR}/.venv/bin/python")
   set(Python_EXECUTABLE "${PROJECT_SOURCE_DIR}/.venv/bin/python")
 endif()
-find_package(Python 3.11 COMPONENTS Interpreter Development.Module)
+find_package(Python 3.10 COMPONENTS Interpreter Development.Module)
 if(Python_FOUND AND NOT pybind11_DIR)
   execute_process(COMMAND "${Python_EXECUTABLE}" -m pybind11 --cmakedir
                   OUTPUT_VARIABLE pybind11_folder OUTPUT_STRIP_TRAILING_WHITESPACE
@@ -21,11 +21,15 @@ if(NOT pybind11_FOUND)
   return()
 endif()
 
+# The modules of each distribution: petps (pyproject.toml), petps-client (client/python).
 add_custom_target(petps_python)
+add_custom_target(petps_client_python)
 
-# petps_python_module(<target> FOLDER <folder> PACKAGE <package> LIBS <libraries...>)
+# petps_python_module(<target> FOLDER <folder> PACKAGE <package> PART <part> LIBS <libraries...>)
+#
+# PART is the custom target and the install component of a distribution.
 function(petps_python_module target)
-  cmake_parse_arguments(MODULE "" "FOLDER;PACKAGE" "LIBS" ${ARGN})
+  cmake_parse_arguments(MODULE "" "FOLDER;PACKAGE;PART" "LIBS" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${MODULE_FOLDER}/*.cc")
   if(NOT sources)
     return()
@@ -38,30 +42,28 @@ function(petps_python_module target)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/native")
   target_compile_definitions(${target} PRIVATE PETPS_VERSION="${PROJECT_VERSION}")
   target_link_libraries(${target} PRIVATE ${MODULE_LIBS})
-  install(TARGETS ${target} LIBRARY DESTINATION ${MODULE_PACKAGE} COMPONENT python)
-  add_dependencies(petps_python ${target})
+  install(TARGETS ${target} LIBRARY DESTINATION ${MODULE_PACKAGE} COMPONENT ${MODULE_PART})
+  add_dependencies(petps_${MODULE_PART} ${target})
 endfunction()
 
-# The gRPC messages (petps/v1): grpcio-tools generates the Python from petps.proto. Never commit it.
-set(petps_stubs petps/v1/petps_pb2.py petps/v1/petps_pb2_grpc.py)
-list(TRANSFORM petps_stubs PREPEND "${PROJECT_BINARY_DIR}/python/")
+# The gRPC messages: petps/v1/petps_pb2.py makes their classes from this descriptor.
+set(petps_descriptor "${PROJECT_BINARY_DIR}/python/petps/v1/descriptor.py")
 add_custom_command(
-  OUTPUT ${petps_stubs}
-  COMMAND "${CMAKE_COMMAND}" -E make_directory "${PROJECT_BINARY_DIR}/python"
-  COMMAND "${Python_EXECUTABLE}" -m grpc_tools.protoc "--proto_path=${PROJECT_SOURCE_DIR}"
-          "--python_out=${PROJECT_BINARY_DIR}/python"
-          "--grpc_python_out=${PROJECT_BINARY_DIR}/python" petps/v1/petps.proto
-  DEPENDS petps/v1/petps.proto
-  WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
-  COMMENT "petps/v1: messages and service"
+  OUTPUT "${petps_descriptor}"
+  COMMAND "${Python_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/cmake/compile_proto.py"
+          "${PROJECT_SOURCE_DIR}" petps/v1/petps.proto "${petps_descriptor}"
+  DEPENDS "${PROJECT_SOURCE_DIR}/petps/v1/petps.proto"
+          "${PROJECT_SOURCE_DIR}/cmake/compile_proto.py"
+  COMMENT "petps/v1: descriptor"
   VERBATIM)
-add_custom_target(petps_stubs DEPENDS ${petps_stubs})
-add_dependencies(petps_python petps_stubs)
-install(FILES ${petps_stubs} DESTINATION petps/v1 COMPONENT python)
+add_custom_target(petps_proto DEPENDS "${petps_descriptor}")
+add_dependencies(petps_python petps_proto)
+install(FILES "${petps_descriptor}" DESTINATION petps/v1 COMPONENT python)
 
 get_property(rooms GLOBAL PROPERTY PETPS_ROOMS)
 list(REMOVE_ITEM rooms client)
 list(TRANSFORM rooms PREPEND petps_)
-petps_python_module(petps_native FOLDER native/bindings PACKAGE petps LIBS ${rooms})
+petps_python_module(petps_native FOLDER native/bindings PACKAGE petps PART python
+                    LIBS ${rooms})
 petps_python_module(petps_client_native FOLDER client/python PACKAGE petps_client
-                    LIBS petps_client)
+                    PART client_python LIBS petps_client)

@@ -2,7 +2,7 @@
 # Installs what is missing to build and test petps on Debian 12: Debian packages, then .venv.
 #
 # It uses the network only if something is missing, so a second run works offline.
-# Usage: deploy/bootstrap.sh [packages|venv|lab|train]   (without an argument: the first two)
+# Usage: deploy/bootstrap.sh [packages|venv|lab|train|docs]   (without an argument: the first two)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -41,10 +41,17 @@ LAB_PACKAGES=(
   rdma-core
   xfsprogs
 )
+# Packages for `make docs`: the C++ interface from its header, and diagrams from text.
+DOCS_PACKAGES=(
+  doxygen
+  graphviz
+)
 CONSTRAINTS=deploy/requirements/constraints.txt
 # Packages that `make test-train` and `make demo-train` need in addition to .venv. They go into
 # .venv-train. Other targets do not install them.
 TRAIN=deploy/requirements/train.txt
+# What `make docs` needs in addition to .venv.
+DOCS=deploy/requirements/docs.txt
 # The last release of TorchRec with the first generation of its tracker. It has a folder of its own.
 OLD_TORCHREC=1.4.0
 
@@ -146,10 +153,11 @@ import tomllib
 with open("pyproject.toml", "rb") as file:
     document = tomllib.load(file)
 project = document["project"]
-requirements = document["build-system"]["requires"] + project["dependencies"]
+wanted = [*document["build-system"]["requires"], *project["dependencies"]]
 for name, extra in project["optional-dependencies"].items():
-    requirements += extra if name not in ("torch", "ray", "plots") else []
-print("\n".join(sorted(set(requirements))))
+    wanted += extra if name in ("test", "bench") else []
+# petps-client is built from this repository (deploy/build.sh).
+print("\n".join(sorted({name for name in wanted if not name.startswith("petps-client")})))
 PYTHON
 }
 
@@ -176,18 +184,11 @@ install_venv() {
   echo "$expected" >"$stamp"
 }
 
-# Creates an environment that also sees the packages of .venv, and installs PyTorch and Ray in it.
-install_train() {
-  local expected stamp=.venv-train/petps-requirements
-  expected=$({
-    cat "$CONSTRAINTS" "$TRAIN"
-    echo "$OLD_TORCHREC $PWD"
-  } | sha256sum | cut -d' ' -f1)
-  [ "$(cat "$stamp" 2>/dev/null)" = "$expected" ] && return
-  echo "bootstrap: installing PyTorch and Ray into .venv-train (2.5 GB to download, 6 GB on disk)"
-  rm -rf .venv-train
-  .venv/bin/python -m venv .venv-train || fail "python -m venv failed: install python3-venv"
-  .venv-train/bin/python - "$PWD/.venv" <<'PYTHON'
+# Makes $1, an environment that also sees the packages of .venv.
+make_environment() {
+  rm -rf "$1"
+  .venv/bin/python -m venv "$1" || fail "python -m venv failed: install python3-venv"
+  "$1/bin/python" - "$PWD/.venv" <<'PYTHON'
 import pathlib
 import sys
 import sysconfig
@@ -197,11 +198,39 @@ shared = pathlib.Path(sys.argv[1], "lib", version, "site-packages")
 own = pathlib.Path(sysconfig.get_path("purelib"))
 (own / "petps-shared.pth").write_text(f"import site; site.addsitedir({str(shared)!r})\n")
 PYTHON
+}
+
+# Adds PyTorch and Ray to the packages of .venv.
+install_train() {
+  local expected stamp=.venv-train/petps-requirements
+  expected=$({
+    cat "$CONSTRAINTS" "$TRAIN"
+    echo "$OLD_TORCHREC $PWD"
+  } | sha256sum | cut -d' ' -f1)
+  [ "$(cat "$stamp" 2>/dev/null)" = "$expected" ] && return
+  echo "bootstrap: installing PyTorch and Ray into .venv-train (2.5 GB to download, 6 GB on disk)"
+  make_environment .venv-train
   local pip=(.venv-train/bin/python -m pip install --quiet --disable-pip-version-check --no-deps
     --no-compile)
   { "${pip[@]}" --requirement "$TRAIN" &&
     "${pip[@]}" --target .venv-train/old-torchrec "torchrec==$OLD_TORCHREC"; } ||
     fail "pip could not install the packages pinned in $TRAIN (is there a network, and 9 GB?)"
+  echo "$expected" >"$stamp"
+}
+
+# Adds Sphinx to the packages of .venv.
+install_docs() {
+  local expected stamp=.venv-docs/petps-requirements
+  install_missing "${DOCS_PACKAGES[@]}"
+  expected=$({
+    cat "$CONSTRAINTS" "$DOCS"
+    echo "$PWD"
+  } | sha256sum | cut -d' ' -f1)
+  [ "$(cat "$stamp" 2>/dev/null)" = "$expected" ] && return
+  echo "bootstrap: installing Sphinx into .venv-docs"
+  make_environment .venv-docs
+  .venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+    --requirement "$DOCS" || fail "pip could not install the packages pinned in $DOCS"
   echo "$expected" >"$stamp"
 }
 
@@ -213,10 +242,11 @@ case "${1:-all}" in
   venv) install_venv ;;
   lab) install_missing "${LAB_PACKAGES[@]}" ;;
   train) install_train ;;
+  docs) install_docs ;;
   all)
     install_packages
     install_broker_packages
     install_venv
     ;;
-  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|lab|train]" ;;
+  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|lab|train|docs]" ;;
 esac

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the Python packages into .venv (editable), with build/release as the build folder.
-# deploy/bootstrap.sh must have run before. Needs no network.
+# Builds both distributions into .venv (editable): petps, with build/release as its build folder,
+# and petps-client, with build/client. deploy/bootstrap.sh must have run before. Needs no network.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -13,9 +13,17 @@ export PATH="$PWD/.venv/bin:$PATH"
 # need longer.
 cmake --version >/dev/null
 ninja --version >/dev/null
-if ! python -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
-  --no-build-isolation --editable . --config-settings=build-dir=build/release >build/install.log 2>&1; then
-  cat build/install.log >&2
-  echo "build: failed; the whole log is in build/install.log" >&2
-  exit 1
-fi
+
+# Installs the distribution of folder $1 with the build folder $2.
+install() {
+  local log="build/install-$(basename "$2").log"
+  if ! python -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
+    --no-build-isolation --editable "$1" --config-settings=build-dir="$PWD/$2" >"$log" 2>&1; then
+    cat "$log" >&2
+    echo "build: failed; the whole log is in $log" >&2
+    exit 1
+  fi
+}
+
+install client/python build/client
+install . build/release

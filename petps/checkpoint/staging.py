@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,9 @@ from petps.checkpoint.state import Version
 from petps.checkpoint.store import Store
 from petps.delta.arrow import RESERVED_BYTES
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11
 
 __all__ = ["Bandwidth", "Device", "SourceDevice", "StagedCheckpointer"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,11 @@ from pydantic import BaseModel, ValidationError
 from petps.config.reference import nested_section
 from petps.config.schema import Config
 from petps.errors import InvalidArgument, NotFound
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 __all__ = ["load", "merge", "parse"]
 
