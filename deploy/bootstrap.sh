@@ -153,11 +153,11 @@ import tomllib
 with open("pyproject.toml", "rb") as file:
     document = tomllib.load(file)
 project = document["project"]
-wanted = [*document["build-system"]["requires"], *project["dependencies"]]
+requirements = [*document["build-system"]["requires"], *project["dependencies"]]
 for name, extra in project["optional-dependencies"].items():
-    wanted += extra if name in ("test", "bench") else []
+    requirements += extra if name in ("test", "bench") else []
 # petps-client is built from this repository (deploy/build.sh).
-print("\n".join(sorted({name for name in wanted if not name.startswith("petps-client")})))
+print("\n".join(sorted({name for name in requirements if not name.startswith("petps-client")})))
 PYTHON
 }
 

@@ -121,7 +121,8 @@ def _make_certificates(folder: Path) -> None:
 class Broker:
     """One broker and its data. It can be stopped or killed, and restarted on the same ports."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ports: tuple[int, int, int, int] | None = None) -> None:
+        """Start a broker. ports: plaintext, SASL, TLS, controller (None: any free ones)."""
         self._folder = folder
         self._java = java()
         self._classpath = f"{artifacts()}/*"
@@ -129,7 +130,8 @@ class Broker:
         folder.mkdir(parents=True, exist_ok=True)
         _make_certificates(folder)
         for tries_left in reversed(range(START_TRIES)):
-            self._plain, self._sasl, self._tls, self._controller = (stable_port() for _ in range(4))
+            chosen = ports or tuple(stable_port() for _ in range(4))
+            self._plain, self._sasl, self._tls, self._controller = chosen
             self._format()
             try:
                 self.start()

@@ -1,0 +1,47 @@
+"""Configuration of Sphinx: `make docs` builds the site into build/docs, and fails on a warning."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "client" / "python"), str(ROOT / "docs")]
+
+import generate  # noqa: E402  # in this folder
+
+project = "petps"
+release = version = generate.version()
+extensions = [
+    "breathe",
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.graphviz",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["decisions/template.md"]
+html_theme = "furo"
+html_title = f"petps {release}"
+graphviz_output_format = "svg"
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+# Documents beside the code are included, with links that Sphinx cannot follow to source files.
+suppress_warnings = ["myst.xref_missing", "myst.header"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_mock_imports = ["torch"]
+breathe_projects = {"petps_client": str(ROOT / "build" / "doxygen" / "xml")}
+breathe_default_project = "petps_client"
+
+
+def leave_out_sign(_app, what, _name, _object, _options, lines) -> None:  # type: ignore[no-untyped-def]
+    """Cut a package's docstring before its sign (Owns, Never does, ...), which is for developers."""
+    if what == "module":
+        del lines[next((n for n, line in enumerate(lines) if line.startswith("Owns:")), len(lines)) :]
+
+
+def setup(app) -> None:  # type: ignore[no-untyped-def]
+    """Write the generated pages before Sphinx reads the sources."""
+    app.connect("autodoc-process-docstring", leave_out_sign)
+    generate.write_pages(ROOT / "docs" / "reference" / "generated")

@@ -1,0 +1,153 @@
+"""The pages of the reference that are made from the code: they cannot say anything else than it.
+
+`python docs/generate.py FOLDER` writes them; `make docs` calls it through conf.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+SERVER_SECONDS_MAX: Final = 60.0
+
+
+def version() -> str:
+    """Return the version of pyproject.toml."""
+    match = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert match is not None
+    return match[1]
+
+
+def write_pages(folder: Path) -> None:
+    """Write all generated pages into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pages = {
+        "command-line.md": command_line(),
+        "configuration.md": configuration(),
+        "metrics.md": metrics(),
+    }
+    for name, text in pages.items():
+        path = folder / name
+        if not path.exists() or path.read_text() != text:  # unchanged pages are not built again
+            path.write_text(text)
+
+
+def command_line() -> str:
+    """Return the page with every command's help."""
+    import typer
+
+    from petps.cli.app import app
+
+    lines = ["# Command line", "", _plain(app.info.help or ""), "", app.info.epilog or "", ""]
+    for name, command in _commands(typer.main.get_command(app), "petps"):
+        lines += [f"## {name}", "", _plain(command.help or ""), ""]
+        pieces = command.collect_usage_pieces(typer.Context(command, info_name=name))
+        lines += [f"    {' '.join([name, *pieces])}", ""]
+        for parameter in command.params:
+            lines += _parameter(parameter)
+    return "\n".join(lines) + "\n"
+
+
+def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
+    for name, command in sorted(group.commands.items()):
+        if command.hidden:
+            continue
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}", command
+
+
+def _parameter(parameter: Any) -> list[str]:
+    text = getattr(parameter, "help", None)
+    if not text or getattr(parameter, "hidden", False):
+        return []
+    if parameter.param_type_name == "argument":
+        names = parameter.metavar or parameter.name.upper()
+    else:
+        names = ", ".join([*parameter.opts, *parameter.secondary_opts])
+    default = parameter.default
+    shown = default not in (None, False, ()) and not callable(default)
+    suffix = f" Default: `{default}`." if shown else ""
+    return [f"`{names}`", f": {_plain(text)}{suffix}", ""]
+
+
+def _plain(text: str) -> str:
+    """Return a help text as Markdown: rich's bold, and examples as code blocks."""
+    text = re.sub(r"\[/?bold\]", "**", text)
+    blocks = [block.strip() for block in re.split(r"\n\s*\n", text)]
+    return "\n\n".join(
+        f"```sh\n{block}\n```" if block.startswith("petps ") else block for block in blocks
+    )
+
+
+def configuration() -> str:
+    """Return the page with every key of the configuration file."""
+    from petps.config import keys_markdown
+
+    return keys_markdown()
+
+
+def metrics() -> str:
+    """Return the page with every metric of a server that follows a log."""
+    text = _scrape()
+    helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    lines = [
+        "# Metrics",
+        "",
+        "A server answers `GET /metrics` on its HTTP port in Prometheus' text format. This page",
+        "is made from the reply of a running server.",
+        "",
+        "| metric | type | labels | meaning |",
+        "|---|---|---|---|",
+    ]
+    for name, kind in sorted(kinds.items()):
+        if not name.startswith("petps_"):
+            continue
+        sample = re.search(rf"^{name}(?:_bucket)?\{{(.*?)\}}", text, re.MULTILINE)
+        labels = re.findall(r"(\w+)=", sample[1]) if sample else []
+        named = ", ".join(f"`{label}`" for label in labels if label != "le")
+        lines.append(f"| `{name}` | {kind} | {named} | {helps[name]} |")
+    return "\n".join(lines) + "\n"
+
+
+def _scrape() -> str:
+    """Return what /metrics answers: of a server with one table and a log of one version."""
+    import numpy as np
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        np.savez(folder / "rows.npz", keys=np.arange(8, dtype=np.uint64), rows=np.ones((8, 4), "f4"))
+        petps = [sys.executable, "-m", "petps.cli"]
+        pool, log, ready = folder / "my.pool", folder / "log", folder / "ready"
+        create = ["create", str(pool), "--table", "items:4:f32:100", "--feed", "delta"]
+        publish = ["publish", str(log), "items", str(folder / "rows.npz"), "--dim", "4"]
+        for command in (create, publish):
+            subprocess.run([*petps, *command], cwd=ROOT, check=True, capture_output=True)
+        ports = [option for door in ("", "http-", "grpc-") for option in (f"--{door}port", "0")]
+        serve = ["serve", str(pool), "--log", str(log), "--ready-file", str(ready), *ports]
+        with subprocess.Popen([*petps, *serve], cwd=ROOT, stdout=subprocess.DEVNULL) as server:
+            try:
+                deadline = time.monotonic() + SERVER_SECONDS_MAX
+                while not ready.exists() and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                port = json.loads(ready.read_text())["http_port"]
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
+                    body: bytes = reply.read()
+                    return body.decode()
+            finally:
+                server.terminate()
+
+
+if __name__ == "__main__":
+    write_pages(Path(sys.argv[1]))
