@@ -58,27 +58,27 @@ Status Shared::open_rdma() {
   return {};
 }
 
-void Shared::add_line(uint64_t line, const Door& door) {
-  const std::lock_guard lock(lines_mutex);
-  lines[line] = door;
+void Shared::add_pairing(uint64_t pairing, const Door& door) {
+  const std::lock_guard lock(pairings_mutex);
+  pairings[pairing] = door;
 }
 
-void Shared::drop_line(uint64_t line) {
+void Shared::drop_pairing(uint64_t pairing) {
   {
-    const std::lock_guard lock(lines_mutex);
-    lines.erase(line);
+    const std::lock_guard lock(pairings_mutex);
+    pairings.erase(pairing);
   }
-  rdma->hang_up(line);
+  rdma->hang_up(pairing);
 }
 
-void Shared::close_door(uint64_t line) {
+void Shared::close_door(uint64_t pairing) {
   Door door{};
   {
-    const std::lock_guard lock(lines_mutex);
-    const auto found = lines.find(line);
-    if (found == lines.end()) return;  // the TCP connection was closed first
+    const std::lock_guard lock(pairings_mutex);
+    const auto found = pairings.find(pairing);
+    if (found == pairings.end()) return;  // the TCP connection was closed first
     door = found->second;
-    lines.erase(found);
+    pairings.erase(found);
   }
   workers[door.worker]->close_soon(door.connection);
 }
@@ -87,7 +87,7 @@ Status Worker::open_rdma(ConnectionId connection, const wire::FrameHeader& heade
                          std::span<const std::byte> body) {
   if (shared_.rdma == nullptr)
     return Status(Code::kUnimplemented, "this server does not offer rdma: see server.rdma");
-  if (over_rdma_ || state_of(connection).line != 0)
+  if (over_rdma_ || state_of(connection).pairing != 0)
     return Status(Code::kFailedPrecondition, "this connection has its queue pair already");
   wire::RdmaRequest request;
   PETPS_RETURN_IF_ERROR(wire::decode_rdma(header, body, request));
@@ -95,9 +95,9 @@ Status Worker::open_rdma(ConnectionId connection, const wire::FrameHeader& heade
                                    request.ring_bytes, request.ring_messages};
   auto welcome = shared_.rdma->accept({endpoint_.peer(connection)}, hello);
   if (!welcome.ok()) return welcome.status();
-  state_of(connection).line = welcome->line;
+  state_of(connection).pairing = welcome->pairing;
   endpoint_.keep(connection);
-  shared_.add_line(welcome->line, {number_, connection});
+  shared_.add_pairing(welcome->pairing, {number_, connection});
   wire::encode_rdma_reply(header.request_id,
                           {pair_of(welcome->pair), welcome->credits, welcome->message_bytes, 0},
                           reply_);
@@ -108,18 +108,18 @@ void Worker::opened(ConnectionId connection) {
   ConnectionState& state = state_of(connection);
   state = {.id = connection};
   if (over_rdma_)
-    state.line = shared_.rdma->line(number_ - shared_.first_rdma_worker(), connection);
+    state.pairing = shared_.rdma->pairing(number_ - shared_.first_rdma_worker(), connection);
 }
 
 void Worker::closed(const transport::Event& event) {
   if (!event.reason.ok()) shared_.report_incident(event.reason.to_string());
   ConnectionState& state = state_of(event.connection);
-  const uint64_t line = std::exchange(state.line, 0);
-  if (line == 0) return;
+  const uint64_t pairing = std::exchange(state.pairing, 0);
+  if (pairing == 0) return;
   if (over_rdma_) {
-    shared_.close_door(line);
+    shared_.close_door(pairing);
   } else {
-    shared_.drop_line(line);
+    shared_.drop_pairing(pairing);
   }
 }
 
@@ -142,7 +142,7 @@ void Worker::close_doors() {
   for (const ConnectionId door : doors) {
     // Not state_of(): by now a new connection may use the slot, and its state must stay.
     const uint32_t slot = transport::slot_of(door);
-    if (slot < connections_.size() && connections_[slot].id == door) connections_[slot].line = 0;
+    if (slot < connections_.size() && connections_[slot].id == door) connections_[slot].pairing = 0;
     endpoint_.close(door, {});
   }
 }

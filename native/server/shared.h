@@ -62,8 +62,8 @@ struct Shared {
     size_t worker;
     transport::ConnectionId connection;
   };
-  std::mutex lines_mutex;  // guards lines
-  std::unordered_map<uint64_t, Door> lines;
+  std::mutex pairings_mutex;  // guards pairings
+  std::unordered_map<uint64_t, Door> pairings;
 
   std::string address;  // in the shard map; set before the workers start
   // Grows with every change of `ownership`. A worker compares it with the change count of its own
@@ -79,9 +79,9 @@ struct Shared {
   base::Status set_shard_map(const wire::ShardMap& map);
   base::Status open_rdma();
   size_t first_rdma_worker() const { return options.workers + calls->endpoints(); }
-  void add_line(uint64_t line, const Door& door);
-  void drop_line(uint64_t line);
-  void close_door(uint64_t line);
+  void add_pairing(uint64_t pairing, const Door& door);
+  void drop_pairing(uint64_t pairing);
+  void close_door(uint64_t pairing);
   std::shared_ptr<const Ownership> current_ownership() const {
     const std::lock_guard lock(ownership_mutex);
     return ownership;

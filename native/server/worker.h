@@ -53,7 +53,7 @@ class Worker {
     transport::ConnectionId id = 0;
     uint32_t pushes_in_flight = 0;
     uint64_t parked_until_ns = 0;  // of the frame at the front; 0: it has not been parked
-    uint64_t line = 0;             // the rdma connection that it opened, or its own over rdma
+    uint64_t pairing = 0;          // the rdma connection that it opened, or its own over rdma
   };
   struct Parked {
     transport::ConnectionId connection;

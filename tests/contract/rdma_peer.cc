@@ -23,7 +23,7 @@ class RdmaClient final : public Client {
       test_rules().encode_error(welcome.status(), refusal_);
       return;
     }
-    line_ = welcome->line;
+    pairing_ = welcome->pairing;
     const Status connected = opened.value()->connect(welcome.value());
     EXPECT_TRUE(connected.ok()) << connected.to_string();
     peer_ = std::move(opened.value());
@@ -62,7 +62,7 @@ class RdmaClient final : public Client {
     const std::lock_guard lock(mutex_);
     if (peer_ == nullptr) return;
     peer_.reset();
-    rdma_.rdma().hang_up(line_);
+    rdma_.rdma().hang_up(pairing_);
   }
 
  private:
@@ -77,7 +77,7 @@ class RdmaClient final : public Client {
   std::mutex mutex_;
   std::unique_ptr<RdmaPeer> peer_;  // null: refused, or closed
   std::vector<std::byte> refusal_;
-  uint64_t line_ = 0;
+  uint64_t pairing_ = 0;
 };
 
 RowMemory everything() {

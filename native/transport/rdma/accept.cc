@@ -75,7 +75,7 @@ int RdmaEndpoint::post_buffer(Connection& c, uint16_t buffer) {
   std::byte* const memory = c.receive_memory.get() + size_t{buffer} * kMessageBytes;
   ibv_sge piece{reinterpret_cast<uint64_t>(memory), kMessageBytes, c.receive_region->local_key};
   ibv_recv_wr request{};
-  request.wr_id = c.number << 16 | buffer;
+  request.wr_id = c.pairing << 16 | buffer;
   request.sg_list = &piece;
   request.num_sge = 1;
   return c.pair->post_receive(&request);
@@ -110,9 +110,9 @@ void RdmaEndpoint::give_up(Connection& c) {
 }
 
 Result<RdmaWelcome> RdmaEndpoint::accept(const Peer& peer, const RdmaHello& hello,
-                                         uint64_t number) {
+                                         uint64_t pairing) {
   auto c = std::make_unique<Connection>();
-  c->number = number;
+  c->pairing = pairing;
   c->address = peer.address;
   c->ring = {hello.ring_address, hello.ring_key, hello.ring_bytes};
   c->ring_messages = hello.ring_messages;
@@ -139,13 +139,13 @@ Result<RdmaWelcome> RdmaEndpoint::accept(const Peer& peer, const RdmaHello& hell
   }
   has_new_.store(true, std::memory_order_release);
   wake();
-  return RdmaWelcome{own, kCredits, kMessageBytes, number};
+  return RdmaWelcome{own, kCredits, kMessageBytes, pairing};
 }
 
-void RdmaEndpoint::hang_up(uint64_t number) {
+void RdmaEndpoint::hang_up(uint64_t pairing) {
   {
     const std::lock_guard lock(mutex_);
-    gone_.push_back(number);
+    gone_.push_back(pairing);
   }
   has_new_.store(true, std::memory_order_release);
   wake();
@@ -171,16 +171,16 @@ void RdmaEndpoint::adopt_new() {
     free_slots_.pop_back();
     peer->slot = slot;
     peer->generation = ++generations_[slot];
-    by_number_[peer->number] = peer.get();
+    by_pairing_[peer->pairing] = peer.get();
     peer->idle_clock.begin(peer->in, base::monotonic_ns());
     count_memory(*peer);
     Counters::add(counters_.opened, 1);
     next_events_.push_back({Event::Kind::kOpened, id_of(*peer), {}});
     slots_[slot] = std::move(peer);
   }
-  for (const uint64_t number : gone) {
-    const auto found = by_number_.find(number);
-    if (found == by_number_.end()) continue;
+  for (const uint64_t pairing : gone) {
+    const auto found = by_pairing_.find(pairing);
+    if (found == by_pairing_.end()) continue;
     Connection& c = *found->second;
     if (c.state == Connection::State::kOpen) {
       break_connection(c, {});

@@ -119,7 +119,7 @@ void RdmaEndpoint::destroy(Connection& c) {
   c.pair.reset();  // from here on the device reads nothing for this connection
   for (const RdmaSent& sent : c.sent) stage_.give_back(sent.block);
   give_up(c);
-  by_number_.erase(c.number);
+  by_pairing_.erase(c.pairing);
   const uint32_t slot = c.slot;
   slots_[slot].reset();  // drops the pins
   free_slots_.push_back(slot);

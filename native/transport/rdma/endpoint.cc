@@ -62,7 +62,7 @@ std::span<const Event> RdmaEndpoint::poll(int timeout_ms) {
     if (now >= next_sweep_ns_) sweep(now);
     review_candidates();
     if (!next_events_.empty() || woken_ || now >= until) break;
-    wait(by_number_.empty() ? until : std::min(until, next_sweep_ns_));
+    wait(by_pairing_.empty() ? until : std::min(until, next_sweep_ns_));
   }
   woken_ = false;
   events_.clear();
@@ -112,13 +112,13 @@ bool RdmaEndpoint::run_completions() {
 }
 
 void RdmaEndpoint::complete(const ibv_wc& completion) {
-  const uint64_t number = completion.wr_id >> 16;
-  auto found = by_number_.find(number);
-  if (found == by_number_.end() && has_new_.load(std::memory_order_acquire)) {
+  const uint64_t pairing = completion.wr_id >> 16;
+  auto found = by_pairing_.find(pairing);
+  if (found == by_pairing_.end() && has_new_.load(std::memory_order_acquire)) {
     adopt_new();  // a peer may send before poll() has adopted its connection
-    found = by_number_.find(number);
+    found = by_pairing_.find(pairing);
   }
-  if (found == by_number_.end()) return;  // the queue pair is gone
+  if (found == by_pairing_.end()) return;  // the queue pair is gone
   Connection& c = *found->second;
   add_candidate(c);
   if (completion.status != IBV_WC_SUCCESS) {
@@ -308,9 +308,9 @@ std::vector<ConnectionId> RdmaEndpoint::connections() const {
   return ids;
 }
 
-uint64_t RdmaEndpoint::line(ConnectionId connection) const {
+uint64_t RdmaEndpoint::pairing(ConnectionId connection) const {
   const Connection* c = find(connection);
-  return c == nullptr ? 0 : c->number;
+  return c == nullptr ? 0 : c->pairing;
 }
 
 std::string RdmaEndpoint::peer(ConnectionId connection) const {

@@ -63,7 +63,7 @@ struct RdmaConnection {
   std::deque<RdmaSent> sent;  // in order of posting, which is the order of completion
   std::unique_ptr<QueuePair> pair;
   RdmaQueue* queue = nullptr;
-  uint64_t number = 0;  // names it in work request ids and to hang_up(); never reused
+  uint64_t pairing = 0;  // names the connection in work request ids and to hang_up(); never reused
   uint32_t slot = 0;
   uint32_t generation = 0;
   State state = State::kOpen;
@@ -133,9 +133,9 @@ class RdmaEndpoint final : public Endpoint {
   void wake() override;
 
   // Make the queue pair and connect it to the peer; poll() then reports kOpened. Any thread.
-  base::Result<RdmaWelcome> accept(const Peer& peer, const RdmaHello& hello, uint64_t number);
-  void hang_up(uint64_t number);
-  uint64_t line(ConnectionId connection) const;
+  base::Result<RdmaWelcome> accept(const Peer& peer, const RdmaHello& hello, uint64_t pairing);
+  void hang_up(uint64_t pairing);
+  uint64_t pairing(ConnectionId connection) const;
   void end();
   uint32_t assigned() const { return assigned_.load(std::memory_order_relaxed); }
 
@@ -207,7 +207,7 @@ class RdmaEndpoint final : public Endpoint {
   std::vector<std::unique_ptr<Connection>> slots_;  // null: free
   std::vector<uint32_t> generations_;
   std::vector<uint32_t> free_slots_;
-  std::unordered_map<uint64_t, Connection*> by_number_;
+  std::unordered_map<uint64_t, Connection*> by_pairing_;
   std::vector<uint32_t> candidates_;
   std::vector<uint32_t> scratch_;
   std::vector<Event> events_;

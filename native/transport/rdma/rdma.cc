@@ -56,9 +56,11 @@ class Rdma final : public RdmaTransport {
     return welcome;
   }
 
-  void hang_up(uint64_t line) override { endpoints_[line % endpoints_.size()]->hang_up(line); }
-  uint64_t line(size_t endpoint, ConnectionId connection) const override {
-    return endpoints_[endpoint]->line(connection);
+  void hang_up(uint64_t pairing) override {
+    endpoints_[pairing % endpoints_.size()]->hang_up(pairing);
+  }
+  uint64_t pairing(size_t endpoint, ConnectionId connection) const override {
+    return endpoints_[endpoint]->pairing(connection);
   }
   void end() override {
     stop_accepting();
@@ -83,8 +85,8 @@ class Rdma final : public RdmaTransport {
     }
     if (options_.admit) PETPS_RETURN_IF_ERROR(options_.admit(peer));
     PETPS_RETURN_IF_ERROR(check_hello(hello));
-    const uint64_t number = ++accepted_ * endpoints_.size() + fewest;
-    return endpoints_[fewest]->accept(peer, hello, number);
+    const uint64_t pairing = ++accepted_ * endpoints_.size() + fewest;
+    return endpoints_[fewest]->accept(peer, hello, pairing);
   }
 
   const RdmaOptions options_;

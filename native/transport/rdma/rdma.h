@@ -2,8 +2,8 @@
 // by RDMA_WRITE that gathers header and rows in place. RDMA.md beside this file is the essay: the
 // life of a reply, who owns what, credits, how a connection is closed.
 //
-// A peer is introduced over another connection (through the TCP port): accept() takes what the
-// peer reports about its queue pair and returns what the peer must receive. When that other
+// A peer is introduced over a TCP connection: accept() takes what the peer reports about its queue
+// pair and returns what the peer must receive. The two connections are a pairing. When the TCP
 // connection closes, the peer is gone: call hang_up().
 #pragma once
 
@@ -58,7 +58,7 @@ struct RdmaWelcome {
   QueuePairAddress pair;
   uint32_t credits = 0;
   uint32_t message_bytes = 0;
-  uint64_t line = 0;  // not for the peer: names the connection to hang_up()
+  uint64_t pairing = 0;  // not for the peer: names the connection to hang_up()
 };
 
 // ---- The server's side
@@ -86,11 +86,11 @@ class RdmaTransport : public Transport {
   // completions), kInvalidArgument (the hello), kUnavailable (not accepting, the device), and
   // those of `admit`.
   virtual base::Result<RdmaWelcome> accept(const Peer& peer, const RdmaHello& hello) = 0;
-  // Report that the peer of `line` is gone. Any thread; an unknown line is no error.
-  virtual void hang_up(uint64_t line) = 0;
-  // Return the `line` of a connection (RdmaWelcome), or 0 if it is gone. Only the endpoint's
+  // Report that the peer of `pairing` is gone. Any thread; an unknown pairing is no error.
+  virtual void hang_up(uint64_t pairing) = 0;
+  // Return the `pairing` of a connection (RdmaWelcome), or 0 if it is gone. Only the endpoint's
   // thread.
-  virtual uint64_t line(size_t endpoint, ConnectionId connection) const = 0;
+  virtual uint64_t pairing(size_t endpoint, ConnectionId connection) const = 0;
 };
 
 // Make the transport and register the memory that exists. `verbs` must outlive the transport.

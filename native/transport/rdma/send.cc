@@ -160,7 +160,7 @@ void RdmaEndpoint::post_message(Connection& c, size_t bytes, bool last, unsigned
   const uint32_t credits = std::min(c.credits_owed, kReplyCreditsMax);
   const uint32_t immediate =
       static_cast<uint32_t>(bytes) | credits << kReplyBytesBits | (last ? kLastMessage : 0);
-  ibv_send_wr* const chain = chain_.finish(immediate, c.number << 16 | kSendId, flags);
+  ibv_send_wr* const chain = chain_.finish(immediate, c.pairing << 16 | kSendId, flags);
   const int error = c.pair->post_send(chain);
   sent.requests = chain_.requests();
   sent.posted_ns = base::monotonic_ns();
