@@ -62,7 +62,7 @@ void measure(Shared& shared) {
 }  // namespace
 
 void start_measuring(Shared& shared) {
-  if (shared.gather->wish() != transport::GatherMode::kAuto) return;
+  if (shared.gather->configured() != transport::GatherMode::kAuto) return;
   shared.measuring = std::thread([&shared] { measure(shared); });
   pthread_setname_np(shared.measuring.native_handle(), "petps-measure");
 }

@@ -144,7 +144,7 @@ Worker::Outcome Worker::park(transport::ConnectionId connection, const wire::Pul
 bool Worker::copies_rows(size_t keys, uint64_t rows_bytes_max) const {
   if (over_rdma_) return false;  // the network card reads them
   if (keys == 0) return true;
-  return shared_.gather->of(rows_bytes_max / keys, keys) == transport::GatherMode::kCopy;
+  return shared_.gather->mode_for(rows_bytes_max / keys, keys) == transport::GatherMode::kCopy;
 }
 
 void Worker::gather_section(std::span<const uint64_t> keys, const table::Table& table,

@@ -26,7 +26,7 @@ std::string uuid_text(const std::array<uint8_t, 16>& uuid) {
 void write_gather(const transport::GatherChoice& gather, const StatsSnapshot& stats,
                   JsonWriter& json) {
   json.begin_object("gather");
-  json.member("mode", transport::gather_mode_name(gather.wish()));
+  json.member("mode", transport::gather_mode_name(gather.configured()));
   json.member("lists_copied", stats.lists_copied);
   json.member("lists_gathered", stats.lists_gathered);
   json.member("lists_zerocopy", stats.lists_zerocopy);

@@ -5,7 +5,7 @@ namespace petps::transport {
 namespace {
 
 constexpr std::array<const char*, 4> kNames{"auto", "copy", "sendmsg", "zerocopy"};
-// Used without figures: on every machine that was measured, the kernel's walk over the pieces
+// Used without measured costs. On every machine tried so far, the kernel's walk over the pieces
 // costs more than a copy up to this row size, and less from twice this size on.
 constexpr size_t kCopyRowBytes = 1024;
 // A gain below a tenth of the cost may be chance.
@@ -40,13 +40,14 @@ GatherMode GatherCosts::Cell::cheapest(size_t row_class) const {
   const size_t usual = kRowBytes[row_class] <= kCopyRowBytes ? 0 : 1;
   size_t best = usual;
   for (size_t i = 0; i < kGatherModes.size(); ++i) {
-    const bool counts = ns[i] > 0 && !(kGatherModes[i] == GatherMode::kZerocopy && zerocopy_copied);
-    if (counts && (ns[best] == 0 || ns[i] < ns[best])) best = i;
+    const bool is_valid =
+        ns[i] > 0 && !(kGatherModes[i] == GatherMode::kZerocopy && zerocopy_copied);
+    if (is_valid && (ns[best] == 0 || ns[i] < ns[best])) best = i;
   }
   return kGatherModes[ns[best] < ns[usual] - ns[usual] / kNoiseShare ? best : usual];
 }
 
-GatherChoice::GatherChoice(GatherMode wish) : wish_(wish) {
+GatherChoice::GatherChoice(GatherMode configured) : configured_(configured) {
   for (size_t r = 0; r < modes_.size(); ++r) {
     for (auto& mode : modes_[r]) mode.store(GatherCosts::Cell{}.cheapest(r));
   }

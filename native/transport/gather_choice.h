@@ -1,5 +1,5 @@
 // The choice of how the rows of a reply are sent. The server asks whether to copy the rows during
-// the lookup or to list them as pieces; tcp asks how to send the pieces.
+// the lookup or to list them as pieces. The tcp transport asks how to send the pieces.
 //
 // ASSUMPTIONS: publish() is called at most once, by one thread; any thread may call the rest.
 #pragma once
@@ -33,9 +33,9 @@ struct GatherCosts {
     // 0: not measured, because the time limit was reached.
     std::array<uint64_t, kGatherModes.size()> ns{};
     bool zerocopy_copied = false;  // the kernel copied although MSG_ZEROCOPY was set
-    // Return the cheapest mode. A mode without a figure is never chosen, nor is zero-copy that
-    // copied. Without figures, and where the gain is below the noise, return the usual mode: copy
-    // up to the class of 1 KiB, sendmsg above.
+    // Return the cheapest mode. Never choose a mode that was not measured, or zero-copy that
+    // copied. Without costs, and where the gain is below the noise, return the usual mode: copy up
+    // to the class of 1 KiB, sendmsg above.
     GatherMode cheapest(size_t row_class) const;
   };
   std::array<std::array<Cell, kBatches.size()>, kRowBytes.size()> cells{};
@@ -45,16 +45,16 @@ struct GatherCosts {
 
 class GatherChoice {
  public:
-  // Use `wish` for every reply unless it is kAuto, whatever the figures say.
-  explicit GatherChoice(GatherMode wish = GatherMode::kAuto);
+  // Unless `configured` is kAuto, use it for every reply, whatever the measured costs are.
+  explicit GatherChoice(GatherMode configured = GatherMode::kAuto);
 
   // Return how to send `pieces` pieces of `piece_bytes` bytes on average. Never returns kAuto.
-  GatherMode of(size_t piece_bytes, size_t pieces) const {
-    if (wish_ != GatherMode::kAuto) return wish_;
+  GatherMode mode_for(size_t piece_bytes, size_t pieces) const {
+    if (configured_ != GatherMode::kAuto) return configured_;
     return modes_[GatherCosts::row_class(piece_bytes)][GatherCosts::batch_class(pieces)].load(
         std::memory_order_relaxed);
   }
-  GatherMode wish() const { return wish_; }
+  GatherMode configured() const { return configured_; }
   void publish(const GatherCosts& costs);
   // Return the published costs, or null before publish().
   const GatherCosts* costs() const {
@@ -62,7 +62,7 @@ class GatherChoice {
   }
 
  private:
-  const GatherMode wish_;
+  const GatherMode configured_;
   std::array<std::array<std::atomic<GatherMode>, GatherCosts::kBatches.size()>,
              GatherCosts::kRowBytes.size()>
       modes_;

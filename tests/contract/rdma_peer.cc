@@ -32,7 +32,7 @@ class RdmaClient final : public Client {
 
   bool send(std::span<const std::byte> bytes) override {
     const std::lock_guard lock(mutex_);
-    return peer_ != nullptr && !peer_->ended() && peer_->send(bytes).ok();
+    return peer_ != nullptr && !peer_->has_ended() && peer_->send(bytes).ok();
   }
   size_t receive(std::span<std::byte> out, int timeout_ms) override {
     const uint64_t until = base::monotonic_ns() + static_cast<uint64_t>(timeout_ms) * 1'000'000;
@@ -44,7 +44,7 @@ class RdmaClient final : public Client {
         Status status = peer_->arm();
         if (status.ok()) status = peer_->progress();
         const size_t n = peer_->receive(out);
-        if (n > 0 || !status.ok() || peer_->ended()) return n;
+        if (n > 0 || !status.ok() || peer_->has_ended()) return n;
         waiting.fd = peer_->file();
       }
       if (base::monotonic_ns() >= until) return 0;

@@ -247,7 +247,7 @@ Result<std::span<const std::byte>> Connection::ask(const wire::Frame& request,
 
 bool Connection::is_reusable() {
   if (broken_ || outgoing_sent_ < outgoing_.size() || has_read_ahead()) return false;
-  if (rdma_ != nullptr && (!rdma_->progress().ok() || rdma_->has_bytes() || rdma_->ended()))
+  if (rdma_ != nullptr && (!rdma_->progress().ok() || rdma_->has_bytes() || rdma_->has_ended()))
     return false;
   return is_quiet();
 }

@@ -73,7 +73,7 @@ Status Connection::wait_rdma(const Deadline& deadline) {
   if (status.ok()) status = rdma_->progress();
   if (rdma_->has_bytes()) return {};
   if (!status.ok()) return break_with(status.code(), status.message());
-  if (rdma_->ended() || !is_quiet()) {
+  if (rdma_->has_ended() || !is_quiet()) {
     return closed_by_server();
   }
   pollfd entry{either_, POLLIN, 0};
@@ -97,7 +97,7 @@ pollfd Connection::wish() {
 bool Connection::has_arrived(short events) {
   if (rdma_ == nullptr) return (events & ~POLLOUT) != 0;
   if (events == 0) return false;
-  return !rdma_->progress().ok() || rdma_->has_bytes() || rdma_->ended() || !is_quiet();
+  return !rdma_->progress().ok() || rdma_->has_bytes() || rdma_->has_ended() || !is_quiet();
 }
 
 }  // namespace petps::client

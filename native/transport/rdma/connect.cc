@@ -20,7 +20,7 @@ constexpr uint8_t kNotReadyRetries = 7;
 constexpr uint8_t kNotReadyTimer = 12;  // 0.64 ms
 constexpr uint8_t kHops = 64;
 
-Status refused(const char* step, int error) {
+Status refusal(const char* step, int error) {
   return base::errno_status(Code::kUnavailable, std::string("rdma: the device refused ") + step,
                             error);
 }
@@ -46,21 +46,21 @@ QueuePairAddress address_of(const VerbsDevice& device, const QueuePair& pair) {
 }
 
 Status connect_pair(QueuePair& pair, const VerbsDevice& device, const QueuePairAddress& own,
-                    const QueuePairAddress& peer, bool writable) {
+                    const QueuePairAddress& peer, bool is_writable) {
   if (peer.number == 0 || peer.number > kPacketNumberMask ||
       peer.packet_number > kPacketNumberMask || peer.mtu < IBV_MTU_256 || peer.mtu > IBV_MTU_4096) {
-    return Status(Code::kInvalidArgument, "rdma: queue pair " + std::to_string(peer.number) +
-                                              ", packet number " +
-                                              std::to_string(peer.packet_number) + ", mtu " +
-                                              std::to_string(peer.mtu) + " is no address");
+    return Status(Code::kInvalidArgument,
+                  "rdma: the peer's queue pair " + std::to_string(peer.number) +
+                      ", packet number " + std::to_string(peer.packet_number) + ", mtu " +
+                      std::to_string(peer.mtu) + ", is not a valid address");
   }
   ibv_qp_attr init{};
   init.qp_state = IBV_QPS_INIT;
   init.port_num = 1;
-  init.qp_access_flags = writable ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE : 0;
+  init.qp_access_flags = is_writable ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE : 0;
   int error =
       pair.modify(init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-  if (error != 0) return refused("a new queue pair", error);
+  if (error != 0) return refusal("a new queue pair", error);
   ibv_qp_attr receive{};
   receive.qp_state = IBV_QPS_RTR;
   receive.path_mtu = static_cast<ibv_mtu>(std::min(own.mtu, peer.mtu));
@@ -71,7 +71,7 @@ Status connect_pair(QueuePair& pair, const VerbsDevice& device, const QueuePairA
   error =
       pair.modify(receive, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
                                IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
-  if (error != 0) return refused("the peer's address", error);
+  if (error != 0) return refusal("the peer's address", error);
   ibv_qp_attr send{};
   send.qp_state = IBV_QPS_RTS;
   send.timeout = kAcknowledgeTimeout;
@@ -80,7 +80,7 @@ Status connect_pair(QueuePair& pair, const VerbsDevice& device, const QueuePairA
   send.sq_psn = own.packet_number;
   error = pair.modify(send, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
                                 IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
-  return error == 0 ? Status() : refused("to send", error);
+  return error == 0 ? Status() : refusal("to send", error);
 }
 
 }  // namespace petps::transport

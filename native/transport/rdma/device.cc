@@ -63,26 +63,26 @@ class RealVerbs final : public Verbs {
     if (context_ != nullptr) ibv_close_device(context_);
   }
 
-  // Open `device`. Return false if no port of it is active. Errors: the device is broken.
+  // Open `device`. Return false if it has no active port. Errors: kUnavailable (a call failed).
   Result<bool> open(ibv_device* device) {
     device_.name = ibv_get_device_name(device);
     context_ = ibv_open_device(device);
-    if (context_ == nullptr) return failed("cannot be opened");
+    if (context_ == nullptr) return failure("cannot be opened");
     ibv_device_attr attributes{};
-    if (ibv_query_device(context_, &attributes) != 0) return failed("tells no limits");
+    if (ibv_query_device(context_, &attributes) != 0) return failure("cannot report its limits");
     device_.sge_max = static_cast<uint32_t>(std::max(attributes.max_sge, 1));
     device_.work_requests_max = static_cast<uint32_t>(std::max(attributes.max_qp_wr, 1));
     device_.completions_max = static_cast<uint32_t>(std::max(attributes.max_cqe, 1));
     device_.region_bytes_max = attributes.max_mr_size;
     ibv_port_attr port{};
-    if (ibv_query_port(context_, kPort, &port) != 0) return failed("tells nothing of its port");
+    if (ibv_query_port(context_, kPort, &port) != 0) return failure("cannot report its port");
     if (port.state != IBV_PORT_ACTIVE) return false;
     device_.lid = port.lid;
     device_.mtu = static_cast<uint8_t>(port.active_mtu);
     device_.ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET;
     if (device_.ethernet && !choose_gid(port.gid_tbl_len)) return false;
     domain_ = ibv_alloc_pd(context_);
-    if (domain_ == nullptr) return failed("gives no protection domain");
+    if (domain_ == nullptr) return failure("cannot allocate a protection domain");
     return true;
   }
 
@@ -96,42 +96,42 @@ class RealVerbs final : public Verbs {
         return base::errno_status(
             Code::kFailedPrecondition,
             "rdma device " + device_.name +
-                " cannot keep this memory: a file's pages move under it (use a device-DAX or an "
-                "anonymous pool, or serve without rdma)",
+                " cannot keep this memory registered, because a file's pages may move: use a "
+                "device-DAX or anonymous pool, or serve without rdma",
             error);
       }
       return base::errno_status(Code::kResourceExhausted,
-                                "rdma device " + device_.name + " does not register " +
+                                "rdma device " + device_.name + " cannot register " +
                                     std::to_string(bytes) +
-                                    " bytes (raise the locked-memory limit, ulimit -l)",
+                                    " bytes: raise the locked-memory limit (ulimit -l)",
                                 error);
     }
-    auto made = std::make_unique<RealRegion>();
-    made->region = region;
-    made->local_key = region->lkey;
-    made->remote_key = region->rkey;
-    return std::unique_ptr<MemoryRegion>(std::move(made));
+    auto owner = std::make_unique<RealRegion>();
+    owner->region = region;
+    owner->local_key = region->lkey;
+    owner->remote_key = region->rkey;
+    return std::unique_ptr<MemoryRegion>(std::move(owner));
   }
 
   Result<std::unique_ptr<CompletionChannel>> make_channel() override {
     ibv_comp_channel* channel = ibv_create_comp_channel(context_);
-    if (channel == nullptr) return failed("makes no completion channel");
-    auto made = std::make_unique<RealChannel>();
-    made->channel = channel;
-    made->file = channel->fd;
+    if (channel == nullptr) return failure("cannot create a completion channel");
+    auto owner = std::make_unique<RealChannel>();
+    owner->channel = channel;
+    owner->file = channel->fd;
     if (fcntl(channel->fd, F_SETFL, fcntl(channel->fd, F_GETFL) | O_NONBLOCK) != 0)
-      return failed("makes no completion channel");
-    return std::unique_ptr<CompletionChannel>(std::move(made));
+      return failure("cannot create a completion channel");
+    return std::unique_ptr<CompletionChannel>(std::move(owner));
   }
 
   Result<std::unique_ptr<CompletionQueue>> make_queue(uint32_t completions,
                                                       CompletionChannel& channel) override {
     ibv_cq* queue = ibv_create_cq(context_, static_cast<int>(completions), nullptr,
                                   static_cast<RealChannel&>(channel).channel, 0);
-    if (queue == nullptr) return failed("makes no completion queue");
-    auto made = std::make_unique<RealQueue>();
-    made->queue = queue;
-    return std::unique_ptr<CompletionQueue>(std::move(made));
+    if (queue == nullptr) return failure("cannot create a completion queue");
+    auto owner = std::make_unique<RealQueue>();
+    owner->queue = queue;
+    return std::unique_ptr<CompletionQueue>(std::move(owner));
   }
 
   Result<std::unique_ptr<QueuePair>> make_pair(const ibv_qp_cap& wanted,
@@ -150,17 +150,17 @@ class RealVerbs final : public Verbs {
       pair = ibv_create_qp(domain_, &init);
       if (pair != nullptr || bytes == 0) break;
     }
-    if (pair == nullptr) return failed("makes no queue pair");
-    auto made = std::make_unique<RealPair>();
-    made->pair = pair;
-    made->number = pair->qp_num;
-    made->cap = init.cap;
-    return std::unique_ptr<QueuePair>(std::move(made));
+    if (pair == nullptr) return failure("cannot create a queue pair");
+    auto owner = std::make_unique<RealPair>();
+    owner->pair = pair;
+    owner->number = pair->qp_num;
+    owner->cap = init.cap;
+    return std::unique_ptr<QueuePair>(std::move(owner));
   }
 
  private:
-  Status failed(const char* what) const {
-    return base::errno_status(Code::kUnavailable, "rdma device " + device_.name + " " + what,
+  Status failure(const char* problem) const {
+    return base::errno_status(Code::kUnavailable, "rdma device " + device_.name + " " + problem,
                               errno);
   }
 

@@ -60,7 +60,7 @@ Status RdmaPeer::make() {
   return {};
 }
 
-Status RdmaPeer::broke(std::string text) {
+Status RdmaPeer::break_with(std::string text) {
   if (broken_.ok()) broken_ = Status(Code::kUnavailable, "rdma: " + std::move(text));
   return broken_;
 }
@@ -73,12 +73,12 @@ int RdmaPeer::post_receive() {
 
 Status RdmaPeer::connect(const RdmaWelcome& welcome) {
   if (welcome.credits == 0 || welcome.message_bytes == 0)
-    return broke("the server grants no credits");
+    return break_with("the server's welcome grants no credits");
   credits_ = std::min(welcome.credits, kBuffers);
   message_bytes_ = std::min(welcome.message_bytes, kMessageBytes);
   PETPS_RETURN_IF_ERROR(connect_pair(*pair_, verbs_.device(), hello_.pair, welcome.pair, true));
   for (uint32_t i = 0; i < options_.ring_messages; ++i) {
-    if (post_receive() != 0) return broke("the device takes no receive");
+    if (post_receive() != 0) return break_with("the device refused a receive request");
   }
   return {};
 }
@@ -120,20 +120,20 @@ Status RdmaPeer::send_message(std::span<const std::byte> bytes, bool last) {
     --credits_;
   }
   if (const int error = pair_->post_send(&request); error != 0)
-    return broke("post send failed: errno " + std::to_string(error));
+    return break_with("post send failed: errno " + std::to_string(error));
   ++sends_in_flight_;
-  told_lines_ = taken_lines_;
-  untold_messages_ = 0;
+  reported_lines_ = taken_lines_;
+  unreported_messages_ = 0;
   return {};
 }
 
 Status RdmaPeer::send_some() {
-  while (unsent() && credits_ > 0 && !free_buffers_.empty() && sends_in_flight_ < kBuffers) {
+  while (has_unsent() && credits_ > 0 && !free_buffers_.empty() && sends_in_flight_ < kBuffers) {
     const size_t n = std::min<size_t>(out_.size() - out_at_, message_bytes_);
     PETPS_RETURN_IF_ERROR(send_message(std::span(out_).subspan(out_at_, n), false));
     out_at_ += n;
   }
-  if (!unsent()) {
+  if (!has_unsent()) {
     out_.clear();
     out_at_ = 0;
     if (ending_ && !ended_ && sends_in_flight_ < kSends) {
@@ -141,22 +141,22 @@ Status RdmaPeer::send_some() {
       return send_message({}, true);
     }
   }
-  return tell_taken();
+  return report_taken();
 }
 
 // The server must learn of taken lines before its room is used up, so report them at half of it.
 // Lines that are taken earlier are reported by the next request.
-Status RdmaPeer::tell_taken() {
-  const bool half = (taken_lines_ - told_lines_) * 2 >= options_.ring_bytes / kLineBytes ||
-                    untold_messages_ * 2 >= options_.ring_messages;
+Status RdmaPeer::report_taken() {
+  const bool half = (taken_lines_ - reported_lines_) * 2 >= options_.ring_bytes / kLineBytes ||
+                    unreported_messages_ * 2 >= options_.ring_messages;
   if (!half || sends_in_flight_ >= kSends) return {};
   return send_message({}, false);
 }
 
 Status RdmaPeer::complete(const ibv_wc& completion) {
   if (completion.status != IBV_WC_SUCCESS)
-    return broke("the connection broke (completion status " + std::to_string(completion.status) +
-                 ")");
+    return break_with("the connection failed (completion status " +
+                      std::to_string(completion.status) + ")");
   if (completion.wr_id != kReceive) {
     --sends_in_flight_;
     if (completion.wr_id != kNoBuffer)
@@ -170,14 +170,14 @@ Status RdmaPeer::complete(const ibv_wc& completion) {
   const uint64_t unread = arrived_lines_ - taken_lines_;
   if ((completion.wc_flags & IBV_WC_WITH_IMM) == 0 ||
       (unread + lines) * kLineBytes > options_.ring_bytes) {
-    return broke("the server wrote more than the ring holds");
+    return break_with("the server wrote more than the ring holds");
   }
   credits_ += given;
   if ((immediate & kLastMessage) != 0) last_seen_ = true;
   messages_.push_back({arrived_lines_, bytes, 0});
   arrived_lines_ += lines;
   // Post before the server may learn that it has room, so that its next message finds a receive.
-  if (!last_seen_ && post_receive() != 0) return broke("the device takes no receive");
+  if (!last_seen_ && post_receive() != 0) return break_with("the device refused a receive request");
   return {};
 }
 
@@ -189,11 +189,11 @@ Status RdmaPeer::progress() {
   while ((n = queue_->poll(completions)) > 0) {
     // Handle all of them: a reply may have arrived before the failure that broke the connection.
     for (int i = 0; i < n; ++i) {
-      const Status one = complete(completions[static_cast<size_t>(i)]);
-      if (status.ok()) status = one;
+      Status completed = complete(completions[static_cast<size_t>(i)]);
+      if (status.ok()) status = std::move(completed);
     }
   }
-  if (n < 0) return broke("the completion queue is lost");
+  if (n < 0) return break_with("the completion queue is lost");
   drop_empty();
   return status.ok() ? send_some() : status;
 }
@@ -202,33 +202,33 @@ Status RdmaPeer::progress() {
 void RdmaPeer::drop_empty() {
   while (!messages_.empty() && messages_.front().bytes == 0) {
     ++taken_lines_;
-    ++untold_messages_;
+    ++unreported_messages_;
     messages_.pop_front();
   }
 }
 
 size_t RdmaPeer::receive(std::span<std::byte> out) {
-  size_t got = 0;
-  while (got < out.size() && !messages_.empty()) {
+  size_t copied = 0;
+  while (copied < out.size() && !messages_.empty()) {
     Message& front = messages_.front();
     const uint64_t at = (front.line * kLineBytes + front.read) % options_.ring_bytes;
-    const size_t n =
-        std::min<uint64_t>({out.size() - got, front.bytes - front.read, options_.ring_bytes - at});
-    std::memcpy(out.data() + got, ring_.get() + at, n);
-    got += n;
+    const size_t n = std::min<uint64_t>(
+        {out.size() - copied, front.bytes - front.read, options_.ring_bytes - at});
+    std::memcpy(out.data() + copied, ring_.get() + at, n);
+    copied += n;
     front.read += static_cast<uint32_t>(n);
     if (front.read < front.bytes) continue;
     taken_lines_ += std::max<uint64_t>(1, (uint64_t{front.bytes} + kLineBytes - 1) / kLineBytes);
-    ++untold_messages_;
+    ++unreported_messages_;
     messages_.pop_front();
     drop_empty();
   }
-  return got;
+  return copied;
 }
 
 Status RdmaPeer::arm() {
   channel_->drain();
-  if (queue_->arm() != 0) return broke("the completion queue cannot be armed");
+  if (queue_->arm() != 0) return break_with("the completion queue cannot be armed");
   return {};
 }
 

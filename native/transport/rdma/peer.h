@@ -1,7 +1,7 @@
-// The client's end of the rdma transport: one connection, as a stream of bytes.
+// The client's side of the rdma transport: one connection, as a stream of bytes.
 //
 // ASSUMPTIONS: one thread at a time. The Verbs outlives the peer.
-// ERRORS: kUnavailable (the connection broke). It stays broken.
+// ERRORS: kUnavailable (the connection failed). Every later call fails too.
 #pragma once
 
 #include <array>
@@ -23,21 +23,22 @@ class RdmaPeer {
  public:
   static base::Result<std::unique_ptr<RdmaPeer>> open(Verbs& verbs, const RdmaPeerOptions& options);
 
-  const RdmaHello& hello() const { return hello_; }  // to be sent to the server
+  // Return what the server must receive.
+  const RdmaHello& hello() const { return hello_; }
   base::Status connect(const RdmaWelcome& welcome);
 
   // Queue bytes and send what the credits allow now; later calls of any of these send the rest.
   base::Status send(std::span<const std::byte> bytes);
   base::Status end_sending();
-  // Send and take what is possible. An error means that the connection broke; what arrived before
-  // can still be read.
+  // Send and take what is possible. On an error the connection has failed, but bytes that arrived
+  // before can still be read.
   base::Status progress();
   // Return up to out.size() bytes that have arrived; 0: none yet.
   size_t receive(std::span<std::byte> out);
-  // Whether everything that the server sent was received and the server sends no more.
-  bool ended() const { return last_seen_ && messages_.empty(); }
+  // Return whether the server sends no more and everything that it sent was received.
+  bool has_ended() const { return last_seen_ && messages_.empty(); }
   bool has_bytes() const { return !messages_.empty(); }
-  bool unsent() const { return out_at_ < out_.size(); }
+  bool has_unsent() const { return out_at_ < out_.size(); }
   // The file becomes readable when progress() may have something to do. First call arm(), then
   // progress() once more.
   int file() const { return channel_->file; }
@@ -56,9 +57,9 @@ class RdmaPeer {
   int post_receive();
   base::Status send_some();
   base::Status send_message(std::span<const std::byte> bytes, bool last);
-  base::Status tell_taken();
+  base::Status report_taken();
   void drop_empty();
-  base::Status broke(std::string text);
+  base::Status break_with(std::string text);
 
   Verbs& verbs_;
   const RdmaPeerOptions options_;
@@ -83,8 +84,8 @@ class RdmaPeer {
   std::deque<Message> messages_;
   uint64_t arrived_lines_ = 0;
   uint64_t taken_lines_ = 0;
-  uint64_t told_lines_ = 0;  // taken lines that were reported
-  uint32_t untold_messages_ = 0;
+  uint64_t reported_lines_ = 0;  // taken lines that were reported
+  uint32_t unreported_messages_ = 0;
   bool last_seen_ = false;
   base::Status broken_;
 };

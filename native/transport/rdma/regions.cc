@@ -11,8 +11,8 @@ using base::Status;
 
 namespace {
 
-// The pause between two registrations, however many rows lie outside: not one registration per row.
-constexpr std::chrono::milliseconds kLook(20);
+// The pause between two registrations, so that many rows outside cause one registration.
+constexpr std::chrono::milliseconds kPause(20);
 
 }  // namespace
 
@@ -27,7 +27,7 @@ void Regions::end() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  wanted_.notify_one();
+  changed_.notify_one();
   thread_.join();
   const size_t count = count_.exchange(0, std::memory_order_relaxed);
   for (size_t i = 0; i < count; ++i) regions_[i].registered.reset();
@@ -35,7 +35,7 @@ void Regions::end() {
 
 Status Regions::start() {
   if (!memory_) return {};
-  PETPS_RETURN_IF_ERROR(follow());
+  PETPS_RETURN_IF_ERROR(register_growth());
   thread_ = std::thread([this] { run(); });
   pthread_setname_np(thread_.native_handle(), "petps-register");
   return {};
@@ -44,18 +44,18 @@ Status Regions::start() {
 void Regions::run() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
-    wanted_.wait(lock, [this] { return stopping_ || asked_; });
+    changed_.wait(lock, [this] { return stopping_ || is_requested_; });
     if (stopping_) return;
     lock.unlock();
     // Rows that cannot be registered are copied, so a failure here never refuses a reply.
-    [[maybe_unused]] const Status status = follow();
-    asked_.store(false, std::memory_order_release);
+    [[maybe_unused]] const Status status = register_growth();
+    is_requested_.store(false, std::memory_order_release);
     lock.lock();
-    wanted_.wait_for(lock, kLook, [this] { return stopping_; });
+    changed_.wait_for(lock, kPause, [this] { return stopping_; });
   }
 }
 
-Status Regions::follow() {
+Status Regions::register_growth() {
   const RowMemory memory = memory_();
   if (end_ == nullptr) end_ = memory.address;
   const std::byte* const until = memory.address + memory.bytes;
@@ -63,10 +63,10 @@ Status Regions::follow() {
   while (end_ < until && count_.load(std::memory_order_relaxed) < kRegionsMax) {
     auto bytes = static_cast<size_t>(until - end_);
     if (limit != 0) bytes = static_cast<size_t>(std::min<uint64_t>(bytes, limit));
-    auto made = verbs_.register_memory(end_, bytes, 0);
-    if (!made.ok()) return made.status();
+    auto region = verbs_.register_memory(end_, bytes, 0);
+    if (!region.ok()) return region.status();
     const size_t count = count_.load(std::memory_order_relaxed);
-    regions_[count] = {end_, end_ + bytes, made.value()->local_key, std::move(made.value())};
+    regions_[count] = {end_, end_ + bytes, region.value()->local_key, std::move(region.value())};
     count_.store(count + 1, std::memory_order_release);
     bytes_.store(bytes_.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
     end_ += bytes;

@@ -1,8 +1,8 @@
 // The row memory that the device may read, registered piece by piece as it grows. Internal to
 // transport/rdma.
 //
-// Threads: any thread may call find() and ask(). One thread of this class registers, because that
-// takes milliseconds per GiB and a worker must not wait for it.
+// Threads: any thread may call find() and request_check(). A thread of this class registers memory,
+// because that takes milliseconds per GiB and a worker must not wait for it.
 #pragma once
 
 #include <array>
@@ -32,10 +32,10 @@ class Regions {
   size_t find(const std::byte* address, uint32_t& key) const;
   // Request a check whether the memory has grown, because a row lay outside. Costs one load if a
   // check is already requested.
-  void ask() {
-    if (asked_.load(std::memory_order_relaxed) || asked_.exchange(true)) return;
-    { const std::lock_guard lock(mutex_); }  // the thread now sleeps, or it will see asked_
-    wanted_.notify_one();
+  void request_check() {
+    if (is_requested_.load(std::memory_order_relaxed) || is_requested_.exchange(true)) return;
+    { const std::lock_guard lock(mutex_); }  // the thread now sleeps, or it will see is_requested_
+    changed_.notify_one();
   }
   uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 
@@ -50,7 +50,7 @@ class Regions {
   // copied.
   static constexpr size_t kRegionsMax = 1024;
 
-  base::Status follow();
+  base::Status register_growth();
   void run();
 
   Verbs& verbs_;
@@ -59,9 +59,9 @@ class Regions {
   std::atomic<size_t> count_{0};
   std::atomic<uint64_t> bytes_{0};
   const std::byte* end_ = nullptr;  // end of the registered memory
-  std::atomic<bool> asked_{false};
+  std::atomic<bool> is_requested_{false};
   std::mutex mutex_;
-  std::condition_variable wanted_;
+  std::condition_variable changed_;
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -84,7 +84,7 @@ bool RdmaEndpoint::chain_piece(const std::byte* address, size_t bytes, RdmaSent&
     uint32_t key = 0;
     const size_t registered = regions_.find(address, key);
     if (registered == 0) {
-      regions_.ask();
+      regions_.request_check();
       return chain_copied(address, bytes, sent);
     }
     const size_t n = std::min(registered, bytes);

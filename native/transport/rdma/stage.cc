@@ -7,9 +7,9 @@ bool Stage::grow() {
   Slab slab;
   const size_t bytes = kSlabBlocks * kStageBlockBytes;
   slab.memory = std::make_unique<std::byte[]>(bytes);
-  auto made = verbs_.register_memory(slab.memory.get(), bytes, IBV_ACCESS_LOCAL_WRITE);
-  if (!made.ok()) return false;
-  slab.region = std::move(made.value());
+  auto region = verbs_.register_memory(slab.memory.get(), bytes, IBV_ACCESS_LOCAL_WRITE);
+  if (!region.ok()) return false;
+  slab.region = std::move(region.value());
   const auto first = static_cast<uint32_t>(slabs_.size()) * kSlabBlocks;
   slabs_.push_back(std::move(slab));
   next_.resize(first + kSlabBlocks);

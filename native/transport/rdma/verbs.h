@@ -1,6 +1,6 @@
 // The part of an RDMA device that rdma uses: the interface between the transport and libibverbs.
 //
-// Owns:        the handles. Every object here releases its device resource in its destructor.
+// Owns:        the handles. Every object releases its device resource in its destructor.
 // Never does:  decide anything; limits are queried from the device and reported, never assumed.
 // Called by:   transport/rdma. open_verbs() opens a real device; tests/contract has one in memory.
 // Invariants:  after the destructor of a QueuePair, the device neither reads nor writes for it; an
@@ -43,14 +43,17 @@ struct MemoryRegion {
 
 struct CompletionChannel {
   virtual ~CompletionChannel() = default;
-  int file = -1;             // readable when an armed queue has a completion
-  virtual void drain() = 0;  // takes the events, so that the file is no longer readable
+  int file = -1;  // readable when an armed queue has a completion
+  // Take the events, so that the file is no longer readable.
+  virtual void drain() = 0;
 };
 
 struct CompletionQueue {
   virtual ~CompletionQueue() = default;
-  virtual int poll(std::span<ibv_wc> out) = 0;  // the number; negative: the queue is lost
-  virtual int arm() = 0;                        // errno; the next completion raises one event
+  // Return the number of completions moved to `out`. A negative number: the queue is lost.
+  virtual int poll(std::span<ibv_wc> out) = 0;
+  // Let the next completion raise one event. Return an errno.
+  virtual int arm() = 0;
 };
 
 struct QueuePair {
@@ -103,10 +106,10 @@ struct QueuePairAddress {
 };
 
 QueuePairAddress address_of(const VerbsDevice& device, const QueuePair& pair);
-// Connect `pair` to the peer's and make it ready to send. `writable`: the peer may write to our
+// Connect `pair` to the peer's and make it ready to send. `is_writable`: the peer may write to our
 // memory.
 // Errors: kInvalidArgument (no address of a queue pair), kUnavailable (the device refused).
 base::Status connect_pair(QueuePair& pair, const VerbsDevice& device, const QueuePairAddress& own,
-                          const QueuePairAddress& peer, bool writable);
+                          const QueuePairAddress& peer, bool is_writable);
 
 }  // namespace petps::transport

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -11,7 +12,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 #include "base/clock.h"
 
@@ -46,18 +46,12 @@ Status parse_address(const std::string& host, uint16_t port, sockaddr_storage& o
 }
 
 std::string address_text(const sockaddr_storage& address) {
-  char text[INET6_ADDRSTRLEN] = "?";
-  uint16_t port = 0;
-  if (address.ss_family == AF_INET) {
-    const auto* v4 = reinterpret_cast<const sockaddr_in*>(&address);
-    inet_ntop(AF_INET, &v4->sin_addr, text, sizeof(text));
-    port = ntohs(v4->sin_port);
-    return std::string(text) + ":" + std::to_string(port);
-  }
-  const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&address);
-  inet_ntop(AF_INET6, &v6->sin6_addr, text, sizeof(text));
-  port = ntohs(v6->sin6_port);
-  return "[" + std::string(text) + "]:" + std::to_string(port);
+  std::array<char, NI_MAXHOST> host{};
+  std::array<char, NI_MAXSERV> port{};
+  getnameinfo(reinterpret_cast<const sockaddr*>(&address), sizeof(address), host.data(),
+              host.size(), port.data(), port.size(), NI_NUMERICHOST | NI_NUMERICSERV);
+  const std::string text = host.data();
+  return (address.ss_family == AF_INET6 ? "[" + text + "]" : text) + ":" + port.data();
 }
 
 }  // namespace
@@ -111,7 +105,7 @@ Status Acceptor::listen() {
 }
 
 Status Acceptor::start() {
-  if (thread_.joinable()) return Status(Code::kFailedPrecondition, "already accepting");
+  if (thread_.joinable()) return Status(Code::kFailedPrecondition, "tcp: start() was called twice");
   thread_ = std::thread([this] { run(); });
   pthread_setname_np(thread_.native_handle(), "petps-accept");
   return {};
@@ -122,7 +116,7 @@ void Acceptor::stop() {
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t n = ::write(stop_, &one, sizeof(one));
   thread_.join();
-  ::close(listener_);  // resets the peers in the backlog now, so that they do not wait in vain
+  ::close(listener_);  // resets the peers in the backlog, so that they do not wait for an answer
   listener_ = -1;
 }
 
@@ -132,11 +126,11 @@ void Acceptor::run() {
     const int n = ::poll(fds.data(), fds.size(), -1);
     if (n < 0 && errno != EINTR) return;
     if (fds[1].revents != 0) return;
-    if (n > 0 && fds[0].revents != 0) accept_one();
+    if (n > 0 && fds[0].revents != 0) accept_peer();
   }
 }
 
-void Acceptor::accept_one() {
+void Acceptor::accept_peer() {
   sockaddr_storage address{};
   socklen_t length = sizeof(address);
   const int fd = ::accept4(listener_, reinterpret_cast<sockaddr*>(&address), &length,
@@ -147,7 +141,7 @@ void Acceptor::accept_one() {
   }
   // A peer that gave up (ECONNABORTED) or a network error concerns that peer only.
   if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
-    survive_no_descriptors();
+    refuse_without_descriptors();
 }
 
 void Acceptor::hand_over(int fd, std::string address) {
@@ -161,7 +155,7 @@ void Acceptor::hand_over(int fd, std::string address) {
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
-  // The one place where a peer becomes known: checks of TLS, certificates and tokens belong into
+  // The one place where a peer becomes known: checks of TLS, certificates and tokens belong in
   // options_.admit.
   Status refusal = options_.admit ? options_.admit(Peer{address}) : Status();
   uint32_t open = 0;
@@ -194,18 +188,19 @@ void Acceptor::hand_over(int fd, std::string address) {
 // for kSpareIdleMs.
 TcpEndpoint* Acceptor::longest_idle() const {
   const uint64_t now = base::monotonic_ns();
-  TcpEndpoint* found = nullptr;
+  TcpEndpoint* idlest = nullptr;
   uint64_t since = now - std::min(now, kSpareIdleMs * 1'000'000);
   for (const auto& endpoint : endpoints_) {
     if (endpoint->idle_since_ns() > since) continue;
     since = endpoint->idle_since_ns();
-    found = endpoint.get();
+    idlest = endpoint.get();
   }
-  return found;
+  return idlest;
 }
 
-// Without this the listener stays readable forever: the thread spins, and the peer waits in vain.
-void Acceptor::survive_no_descriptors() {
+// Refuse the peer that waits. Otherwise the listener stays readable, the thread spins, and the peer
+// gets no answer.
+void Acceptor::refuse_without_descriptors() {
   ::close(reserve_);
   const int fd = ::accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd >= 0) {

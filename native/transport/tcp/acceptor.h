@@ -31,9 +31,9 @@ class Acceptor {
 
  private:
   void run();
-  void accept_one();
+  void accept_peer();
   void hand_over(int fd, std::string address);
-  void survive_no_descriptors();
+  void refuse_without_descriptors();
   TcpEndpoint* longest_idle() const;
 
   const TcpOptions& options_;

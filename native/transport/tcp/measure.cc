@@ -22,7 +22,7 @@ namespace {
 
 // Only the beginning of a longer reply is measured: beyond this size, each further row costs as
 // much as the last.
-constexpr size_t kReplyBytesMax = size_t{1} << 20;
+constexpr size_t kMeasuredBytesMax = size_t{1} << 20;
 constexpr size_t kHeaderBytes = 64;
 // The first figure may include page faults and a growing socket buffer.
 constexpr int kRoundsMin = 2;
@@ -44,9 +44,9 @@ class Lane {
     options.gather = std::make_shared<const GatherChoice>(mode_);
     options.rules.header_bytes = kHeaderBytes;
     options.rules.frame_bytes_max = kHeaderBytes;
-    auto made = make_tcp(options);
-    if (!made.ok()) return made.status();
-    transport_ = std::move(made.value());
+    auto transport = make_tcp(options);
+    if (!transport.ok()) return transport.status();
+    transport_ = std::move(transport.value());
     PETPS_RETURN_IF_ERROR(transport_->start());
     client_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in address{};
@@ -55,12 +55,14 @@ class Lane {
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     if (client_ < 0 ||
         ::connect(client_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
-      return base::errno_status(Code::kUnavailable, "a loopback connection to measure over", errno);
+      return base::errno_status(Code::kUnavailable,
+                                "measure gather modes: cannot open a loopback connection", errno);
     }
     const uint64_t until = base::monotonic_ns() + kStuckNs;
     while (endpoint().connections().empty()) {
       if (base::monotonic_ns() > until)
-        return Status(Code::kUnavailable, "a loopback connection was not accepted");
+        return Status(Code::kUnavailable,
+                      "measure gather modes: a loopback connection was not accepted");
       endpoint().poll(10);
     }
     connection_ = endpoint().connections().front();
@@ -95,7 +97,7 @@ class Lane {
     }
     return mode_ == GatherMode::kZerocopy && counters.lists_zerocopy == zerocopy ? 0 : spent;
   }
-  bool copied() const { return transport_->endpoint(0).counters().zerocopy_copied > 0; }
+  bool has_copied() const { return transport_->endpoint(0).counters().zerocopy_copied > 0; }
 
  private:
   Endpoint& endpoint() { return transport_->endpoint(0); }
@@ -147,15 +149,15 @@ base::Result<GatherCosts> measure_gather(std::span<const std::byte> memory, uint
   }
   GatherCosts costs;
   std::mt19937_64 random(1);
-  const auto round = [&] {
+  const auto measure_round = [&] {
     for (size_t r = 0; r < costs.cells.size(); ++r) {
       for (size_t b = 0; b < costs.cells[r].size(); ++b) {
         const size_t row_bytes = GatherCosts::kRowBytes[r];
-        const size_t rows = std::min(GatherCosts::kBatches[b], kReplyBytesMax / row_bytes);
+        const size_t rows = std::min(GatherCosts::kBatches[b], kMeasuredBytesMax / row_bytes);
         for (size_t m = 0; m < lanes.size(); ++m) {
           if (stop.load(std::memory_order_relaxed) || base::monotonic_ns() > until) return false;
-          // Zero-copy that copies never wins: one figure to show is enough.
-          if (lanes[m]->copied() && costs.cells[r][b].ns[m] > 0) continue;
+          // Zero-copy that copies never wins, so one figure for the status is enough.
+          if (lanes[m]->has_copied() && costs.cells[r][b].ns[m] > 0) continue;
           const uint64_t ns =
               lanes[m]->send(row_bytes, rows, random) * GatherCosts::kBatches[b] / rows;
           uint64_t& lowest = costs.cells[r][b].ns[m];
@@ -165,9 +167,10 @@ base::Result<GatherCosts> measure_gather(std::span<const std::byte> memory, uint
     }
     return true;
   };
-  for (int done = 0; done < kRoundsMax && round();) costs.complete = ++done >= kRoundsMin;
+  for (int done = 0; done < kRoundsMax && measure_round();) costs.complete = ++done >= kRoundsMin;
   for (auto& row : costs.cells) {
-    for (GatherCosts::Cell& cell : row) cell.zerocopy_copied = cell.ns[2] > 0 && lanes[2]->copied();
+    for (GatherCosts::Cell& cell : row)
+      cell.zerocopy_copied = cell.ns[2] > 0 && lanes[2]->has_copied();
   }
   costs.milliseconds = static_cast<double>(base::monotonic_ns() - start) / 1e6;
   return costs;

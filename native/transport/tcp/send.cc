@@ -50,7 +50,7 @@ void TcpEndpoint::post(ConnectionId connection, gather::GatherList&& list, epoch
 
 GatherMode TcpEndpoint::mode_of(Connection& c, const gather::GatherList& list) {
   if (list.pieces() == 0) return GatherMode::kCopy;
-  const GatherMode mode = options_.gather->of(
+  const GatherMode mode = options_.gather->mode_for(
       (list.bytes() - list.header_bytes().size()) / list.pieces(), list.pieces());
   if (mode != GatherMode::kZerocopy) return mode;
   if (!c.zerocopy) return GatherMode::kSendmsg;

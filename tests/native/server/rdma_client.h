@@ -68,7 +68,7 @@ class RdmaClient {
       const size_t n = peer->receive(out);
       out = out.subspan(n);
       if (n > 0) continue;
-      if (!status.ok() || peer->ended() || base::monotonic_ns() > until_) return false;
+      if (!status.ok() || peer->has_ended() || base::monotonic_ns() > until_) return false;
       pollfd waiting{peer->file(), POLLIN, 0};
       ::poll(&waiting, 1, 100);
     }

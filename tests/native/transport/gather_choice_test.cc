@@ -1,5 +1,5 @@
 // The choice between copy, sendmsg and zero-copy, and the measurement behind it.
-// Does not cover: whether the figures are right (run make bench ONLY=gather for that).
+// Does not cover: whether the costs are right (run make bench ONLY=gather for that).
 #include "transport/gather_choice.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 namespace petps::transport {
 namespace {
 
-TEST(GatherChoice, NamesGoBothWays) {
+TEST(GatherChoice, ParsesTheNameOfEveryMode) {
   for (const char* name : {"auto", "copy", "sendmsg", "zerocopy"}) {
     GatherMode mode;
     ASSERT_TRUE(parse_gather_mode(name, mode)) << name;
@@ -20,29 +20,29 @@ TEST(GatherChoice, NamesGoBothWays) {
   EXPECT_FALSE(parse_gather_mode("Copy", mode));
 }
 
-TEST(GatherChoice, AWishIsObeyedWhateverTheFiguresSay) {
+TEST(GatherChoice, UsesTheConfiguredModeWhateverTheCostsAre) {
   GatherCosts costs;
   for (auto& row : costs.cells) {
     for (GatherCosts::Cell& cell : row) cell.ns = {1, 2, 3};
   }
-  for (const GatherMode wish : kGatherModes) {
-    GatherChoice choice(wish);
+  for (const GatherMode configured : kGatherModes) {
+    GatherChoice choice(configured);
     choice.publish(costs);
-    EXPECT_EQ(choice.of(64, 10), wish);
-    EXPECT_EQ(choice.of(100'000, 10), wish);
+    EXPECT_EQ(choice.mode_for(64, 10), configured);
+    EXPECT_EQ(choice.mode_for(100'000, 10), configured);
   }
 }
 
-TEST(GatherChoice, WithoutFiguresSmallRowsAreCopied) {
+TEST(GatherChoice, WithoutCostsSmallRowsAreCopied) {
   const GatherChoice choice;
   EXPECT_EQ(choice.costs(), nullptr);
-  EXPECT_EQ(choice.of(1, 1), GatherMode::kCopy);
-  EXPECT_EQ(choice.of(1536, 500), GatherMode::kCopy);
-  EXPECT_EQ(choice.of(1537, 500), GatherMode::kSendmsg);
-  EXPECT_EQ(choice.of(1 << 20, 5000), GatherMode::kSendmsg);
+  EXPECT_EQ(choice.mode_for(1, 1), GatherMode::kCopy);
+  EXPECT_EQ(choice.mode_for(1536, 500), GatherMode::kCopy);
+  EXPECT_EQ(choice.mode_for(1537, 500), GatherMode::kSendmsg);
+  EXPECT_EQ(choice.mode_for(1 << 20, 5000), GatherMode::kSendmsg);
 }
 
-TEST(GatherChoice, TheCheapestOfTheNearestClassIsTaken) {
+TEST(GatherChoice, UsesTheCheapestModeOfTheNearestClass) {
   GatherCosts costs;
   costs.cells[GatherCosts::row_class(512)][GatherCosts::batch_class(500)].ns = {30, 20, 10};
   costs.cells[GatherCosts::row_class(512)][GatherCosts::batch_class(100)].ns = {10, 20, 0};
@@ -52,13 +52,13 @@ TEST(GatherChoice, TheCheapestOfTheNearestClassIsTaken) {
   GatherChoice choice;
   choice.publish(costs);
   ASSERT_NE(choice.costs(), nullptr);
-  EXPECT_EQ(choice.of(512, 500), GatherMode::kZerocopy);
-  EXPECT_EQ(choice.of(600, 300), GatherMode::kZerocopy);
-  EXPECT_EQ(choice.of(512, 100), GatherMode::kCopy);
-  EXPECT_EQ(choice.of(128, 65'536), GatherMode::kCopy) << "nothing to compare with";
-  EXPECT_EQ(choice.of(64, 2000), GatherMode::kCopy) << "that little may be chance";
-  EXPECT_EQ(choice.of(64, 500), GatherMode::kSendmsg);
-  EXPECT_EQ(choice.of(4096, 500), GatherMode::kSendmsg) << "as without figures";
+  EXPECT_EQ(choice.mode_for(512, 500), GatherMode::kZerocopy);
+  EXPECT_EQ(choice.mode_for(600, 300), GatherMode::kZerocopy);
+  EXPECT_EQ(choice.mode_for(512, 100), GatherMode::kCopy);
+  EXPECT_EQ(choice.mode_for(128, 65'536), GatherMode::kCopy) << "nothing to compare with";
+  EXPECT_EQ(choice.mode_for(64, 2000), GatherMode::kCopy) << "so small a gain may be chance";
+  EXPECT_EQ(choice.mode_for(64, 500), GatherMode::kSendmsg);
+  EXPECT_EQ(choice.mode_for(4096, 500), GatherMode::kSendmsg) << "as without costs";
 }
 
 TEST(GatherChoice, ZeroCopyThatCopiedNeverWins) {
@@ -67,10 +67,10 @@ TEST(GatherChoice, ZeroCopyThatCopiedNeverWins) {
   cell.zerocopy_copied = true;
   EXPECT_EQ(cell.cheapest(0), GatherMode::kSendmsg);
   cell.ns = {0, 0, 10};
-  EXPECT_EQ(cell.cheapest(0), GatherMode::kCopy) << "as without figures";
+  EXPECT_EQ(cell.cheapest(0), GatherMode::kCopy) << "as without costs";
 }
 
-TEST(MeasureGather, MeasuresEveryWayAndSeesThatLoopbackCopies) {
+TEST(MeasureGather, MeasuresEveryModeAndNoticesThatLoopbackCopies) {
   const std::vector<std::byte> memory(size_t{1} << 20, std::byte{1});
   const std::atomic<bool> stop{false};
   const auto measured = measure_gather(memory, 60'000, stop);  // returns when it is complete
@@ -92,7 +92,7 @@ TEST(MeasureGather, MeasuresEveryWayAndSeesThatLoopbackCopies) {
   }
 }
 
-TEST(MeasureGather, EndsWhenItIsTold) {
+TEST(MeasureGather, StopsWhenRequested) {
   const std::vector<std::byte> memory(size_t{1} << 16);
   const std::atomic<bool> stop{true};
   const auto measured = measure_gather(memory, 60'000, stop);
