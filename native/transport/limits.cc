@@ -15,7 +15,7 @@ Status too_many_connections(const Limits& limits) {
                     " connections already: close one or ask another replica");
 }
 
-Status reads_nothing(const std::string& address, const Limits& limits) {
+Status stalled_peer(const std::string& address, const Limits& limits) {
   return Status(Code::kResourceExhausted, "peer " + address + " has read nothing for " +
                                               std::to_string(limits.output_stall_ms) + " ms");
 }
@@ -39,7 +39,7 @@ size_t default_memory_bytes() {
                   static_cast<size_t>(pages) * static_cast<size_t>(page) / kMemoryShare);
 }
 
-bool IdleClock::idle_for(const ReceiveBuffer& in, bool is_awaited, uint64_t now, uint64_t ms) {
+bool IdleClock::is_idle_for(const ReceiveBuffer& in, bool is_awaited, uint64_t now, uint64_t ms) {
   if (is_awaited || frames_ != in.frames_consumed()) begin(in, now);
   return now >= since_ns_ + ms * 1'000'000;
 }
@@ -49,7 +49,7 @@ void IdleClock::begin(const ReceiveBuffer& in, uint64_t now) {
   frames_ = in.frames_consumed();
 }
 
-bool FrameClock::overdue(const ReceiveBuffer& in, const Limits& limits, uint64_t now) {
+bool FrameClock::is_overdue(const ReceiveBuffer& in, const Limits& limits, uint64_t now) {
   if (since_ns_ == 0 || frame_ != in.frames_consumed()) {
     since_ns_ = now;
     frame_ = in.frames_consumed();

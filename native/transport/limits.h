@@ -1,5 +1,5 @@
-// Error texts for peers that broke one of Limits, and the clocks that measure incomplete frames
-// and idle connections. Internal to transport.
+// The errors for peers that broke one of Limits, and the clocks that measure incomplete frames and
+// idle connections. Internal to transport.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 namespace petps::transport {
 
 base::Status too_many_connections(const Limits& limits);
-base::Status reads_nothing(const std::string& address, const Limits& limits);
+base::Status stalled_peer(const std::string& address, const Limits& limits);
 base::Status truncated_frame(size_t bytes);
 base::Status slow_frame(const Limits& limits);
 
@@ -24,7 +24,7 @@ class FrameClock {
   void reset() { since_ns_ = 0; }
   // Call this while the frame at the front of `in` is incomplete. Return whether it has been
   // incomplete for longer than Limits::frame_ms.
-  bool overdue(const ReceiveBuffer& in, const Limits& limits, uint64_t now);
+  bool is_overdue(const ReceiveBuffer& in, const Limits& limits, uint64_t now);
 
  private:
   uint64_t since_ns_ = 0;
@@ -35,13 +35,14 @@ class FrameClock {
 // hello takes.
 inline constexpr uint64_t kSpareIdleMs = 1'000;
 
-// The time for which a connection has brought no whole frame although nothing is owed to it. The
-// sweep reads it now and then, so that requests pay nothing for it.
+// Measures for how long a connection has sent no whole frame although nothing is owed to it. Only
+// the sweep uses it, so requests pay nothing for it.
 class IdleClock {
  public:
   void begin(const ReceiveBuffer& in, uint64_t now);
-  // is_awaited: a reply is owed to the peer, or something depends on the connection.
-  bool idle_for(const ReceiveBuffer& in, bool is_awaited, uint64_t now, uint64_t ms);
+  // Return whether the connection has been idle for `ms`. `is_awaited`: a reply is owed to the
+  // peer, or something depends on the connection.
+  bool is_idle_for(const ReceiveBuffer& in, bool is_awaited, uint64_t now, uint64_t ms);
   uint64_t since_ns() const { return since_ns_; }
 
  private:

@@ -27,7 +27,8 @@ class ReceiveBuffer {
   // Return room for at least one more byte. Return an empty span if the buffer already holds a
   // whole frame of the largest size.
   std::span<std::byte> space(const FrameRules& rules);
-  void received(size_t bytes) {
+  // Add the bytes that were written to the start of space().
+  void commit(size_t bytes) {
     end_ += bytes;
     touched_ = std::max(touched_, end_);
   }
@@ -35,7 +36,8 @@ class ReceiveBuffer {
   enum class Look { kNothing, kPartial, kFrame, kBroken };
   // Look at the front of the buffer. kFrame: `frame` views the frame. kBroken: `reason` says why.
   Look look(const FrameRules& rules, std::span<const std::byte>& frame, base::Status& reason);
-  void consume();  // removes the frame that look() returned last
+  // Remove the frame that look() returned last.
+  void consume();
 
   size_t bytes() const { return end_ - begin_; }
   // Return the memory in use: pages that were never written cost nothing.

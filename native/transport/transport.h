@@ -1,5 +1,5 @@
-// Room transport: frames in, gather lists out. One contract, two implementations: tcp/ and rdma/.
-// (tests/support/loopback is a third one, in memory, for tests.)
+// Room transport: frames in, gather lists out. One contract, two implementations: tcp/ and rdma/,
+// which share stream.h. (tests/support/loopback is a third one, in memory, for tests.)
 //
 // Owns:        connections, receive buffers, output that a peer has not taken yet, accepting and
 //              refusing peers.
@@ -113,7 +113,7 @@ struct Counters {
   std::atomic<uint64_t> zerocopy_refused{0};  // the kernel had no memory for it: sent without it
   std::atomic<uint64_t> opened{0};
   std::atomic<uint64_t> closed{0};
-  // Of closed: for a broken rule or limit, not at the wish of the peer or the server.
+  // Of closed: for a broken rule or limit, not because the peer or the server wanted it.
   std::atomic<uint64_t> closed_for_cause{0};
   std::atomic<uint64_t> closed_idle{0};      // after Limits::idle_ms
   std::atomic<uint64_t> closed_for_room{0};  // idle, and a new peer needed its place

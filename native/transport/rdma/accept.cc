@@ -1,10 +1,6 @@
 // How a peer becomes a connection: the thread that calls accept() makes the queue pair and hands
 // it to the endpoint's thread.
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 
 #include "base/clock.h"
 #include "transport/rdma/endpoint.h"
@@ -16,26 +12,19 @@ using base::Result;
 using base::Status;
 
 RdmaEndpoint::RdmaEndpoint(Verbs& verbs, const RdmaOptions& options, Regions& regions)
-    : verbs_(verbs),
-      options_(options),
+    : StreamEndpoint(options.limits, options.rules, options.budget),
+      verbs_(verbs),
       regions_(regions),
       send_requests_(std::min(verbs.device().work_requests_max, kSendRequests)),
       pieces_max_(std::min(verbs.device().sge_max, kPiecesMax)),
       stage_(verbs),
-      chain_(send_requests_, pieces_max_) {
-  const Limits& limits = options_.limits;
-  const uint64_t idle_ms = limits.idle_ms == 0 ? limits.pin_ms : limits.idle_ms;
-  const uint64_t shortest =
-      std::min({limits.output_stall_ms, limits.frame_ms, limits.pin_ms, idle_ms, kRdmaLingerMs});
-  sweep_ns_ = std::clamp<uint64_t>(shortest / 4, 1, 250) * 1'000'000;  // as tcp
-}
+      chain_(send_requests_, pieces_max_) {}
 
 RdmaEndpoint::~RdmaEndpoint() {
   slots_.clear();  // queue pairs before the completion queues that they use
   new_.clear();
   queues_.clear();
   channel_.reset();
-  if (wake_ >= 0) ::close(wake_);
 }
 
 Status RdmaEndpoint::open() {
@@ -49,8 +38,7 @@ Status RdmaEndpoint::open() {
                       " completions; a connection needs " + std::to_string(kReceiveRequests) +
                       " and " + std::to_string(completions_of_pair()) + ": use another device");
   }
-  wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake_ < 0) return base::errno_status(Code::kIoError, "eventfd", errno);
+  PETPS_RETURN_IF_ERROR(open_wake());
   auto channel = verbs_.make_channel();
   if (!channel.ok()) return channel.status();
   channel_ = std::move(channel.value());
@@ -65,9 +53,9 @@ Result<RdmaQueue*> RdmaEndpoint::queue_with_room() {
   }
   const uint32_t pairs =
       std::clamp(verbs_.device().completions_max / completions_of_pair(), 1u, kPairsPerQueue);
-  auto made = verbs_.make_queue(pairs * completions_of_pair(), *channel_);
-  if (!made.ok()) return made.status();
-  queues_.push_back(std::make_unique<RdmaQueue>(RdmaQueue{std::move(made.value()), pairs}));
+  auto queue = verbs_.make_queue(pairs * completions_of_pair(), *channel_);
+  if (!queue.ok()) return queue.status();
+  queues_.push_back(std::make_unique<RdmaQueue>(RdmaQueue{std::move(queue.value()), pairs}));
   return queues_.back().get();
 }
 
@@ -84,6 +72,7 @@ int RdmaEndpoint::post_buffer(Connection& c, uint16_t buffer) {
 // Make everything that the connection needs of the device.
 Status RdmaEndpoint::prepare(Connection& c) {
   const size_t bytes = size_t{kReceiveRequests} * kMessageBytes;
+  c.fixed_bytes = bytes;
   c.receive_memory = std::make_unique<std::byte[]>(bytes);
   auto region = verbs_.register_memory(c.receive_memory.get(), bytes, IBV_ACCESS_LOCAL_WRITE);
   if (!region.ok()) return region.status();
@@ -126,13 +115,15 @@ Result<RdmaWelcome> RdmaEndpoint::accept(const Peer& peer, const RdmaHello& hell
   for (uint16_t i = 0; status.ok() && error == 0 && i < kReceiveRequests; ++i)
     error = post_buffer(*c, i);
   if (error != 0)
-    status = base::errno_status(Code::kUnavailable, "rdma: the device takes no receive", error);
+    status =
+        base::errno_status(Code::kUnavailable, "rdma: the device refused a receive request", error);
   if (!status.ok()) {
     c->pair.reset();
     give_up(*c);
     return status;
   }
   assigned_.fetch_add(1, std::memory_order_relaxed);
+  open_.fetch_add(1, std::memory_order_relaxed);
   {
     const std::lock_guard lock(mutex_);
     new_.push_back(std::move(c));
@@ -162,27 +153,14 @@ void RdmaEndpoint::adopt_new() {
     for (size_t i = polled_.size(); i < queues_.size(); ++i) polled_.push_back(queues_[i].get());
   }
   for (std::unique_ptr<Connection>& peer : peers) {
-    if (free_slots_.empty()) {
-      free_slots_.push_back(static_cast<uint32_t>(slots_.size()));
-      slots_.emplace_back();
-      generations_.push_back(0);
-    }
-    const uint32_t slot = free_slots_.back();
-    free_slots_.pop_back();
-    peer->slot = slot;
-    peer->generation = ++generations_[slot];
     by_pairing_[peer->pairing] = peer.get();
-    peer->idle_clock.begin(peer->in, base::monotonic_ns());
-    count_memory(*peer);
-    Counters::add(counters_.opened, 1);
-    next_events_.push_back({Event::Kind::kOpened, id_of(*peer), {}});
-    slots_[slot] = std::move(peer);
+    report_opened(take_slot(std::move(peer)));
   }
   for (const uint64_t pairing : gone) {
-    const auto found = by_pairing_.find(pairing);
-    if (found == by_pairing_.end()) continue;
-    Connection& c = *found->second;
-    if (c.state == Connection::State::kOpen) {
+    const auto entry = by_pairing_.find(pairing);
+    if (entry == by_pairing_.end()) continue;
+    Connection& c = *entry->second;
+    if (c.state == State::kOpen) {
       break_connection(c, {});
     } else {
       destroy(c);

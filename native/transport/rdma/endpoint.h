@@ -9,12 +9,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "transport/limits.h"
 #include "transport/rdma/chain.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/regions.h"
 #include "transport/rdma/stage.h"
-#include "transport/receive_buffer.h"
+#include "transport/stream.h"
 
 namespace petps::transport {
 
@@ -36,8 +35,6 @@ inline constexpr size_t kPartBytes = size_t{1} << 20;
 // The low bits of a work request id are a receive buffer's number, or this value.
 inline constexpr uint16_t kSendId = 0xffff;
 static_assert(kReceiveRequests < kSendId, "a buffer's number must not look like a send");
-// A peer that receives the reason of its closing may take this long to read it.
-inline constexpr uint64_t kRdmaLingerMs = 1'000;
 
 struct RdmaQueue {
   std::unique_ptr<CompletionQueue> queue;
@@ -54,8 +51,14 @@ struct RdmaSent {
   uint64_t posted_ns = 0;
 };
 
-struct RdmaConnection {
-  enum class State : uint8_t { kOpen, kLingering };
+struct RdmaConnection final : StreamConnection {
+  size_t lists_in_flight() const override { return sent.size(); }
+  bool take_overdue(uint64_t since_ns) override;
+  uint64_t room_bytes() const {
+    if (untaken.size() >= ring_messages) return 0;
+    return ring.bytes - (written_lines - taken_lines) * kLineBytes;
+  }
+
   // Members that hold the device's memory come before its queue pair, so that they are destroyed
   // after it.
   std::unique_ptr<std::byte[]> receive_memory;
@@ -64,10 +67,6 @@ struct RdmaConnection {
   std::unique_ptr<QueuePair> pair;
   RdmaQueue* queue = nullptr;
   uint64_t pairing = 0;  // names the connection in work request ids and to hang_up(); never reused
-  uint32_t slot = 0;
-  uint32_t generation = 0;
-  State state = State::kOpen;
-  std::string address;
 
   Ring ring;
   uint32_t ring_messages = 0;
@@ -82,38 +81,11 @@ struct RdmaConnection {
   };
   std::deque<Received> received;  // not yet in `in`
   uint32_t credits_owed = 0;      // buffers that the peer may use again but does not know of yet
-  ReceiveBuffer in;
-  bool ended = false;  // the peer sends no more
-
   uint32_t requests_in_flight = 0;
-  std::vector<std::byte> out;  // out[out_at, end) waits for room in the ring or for the device
-  size_t out_at = 0;
-  uint64_t out_since_ns = 0;
   bool last_sent = false;
-
-  bool paused = false;
-  bool candidate = false;
-  bool broken = false;
-  bool broken_for_cause = false;
-  base::Status broken_reason;
-  int64_t owed = 0;  // frames consumed minus lists posted
-  FrameClock frame_clock;
-  IdleClock idle_clock;
-  size_t counted = 0;  // bytes of this connection in the memory budget
-  uint64_t linger_until_ns = 0;
-
-  size_t output() const { return out.size() - out_at; }
-  // The peer waits for the server, not the server for the peer.
-  bool is_awaited() const {
-    return paused || owed > 0 || output() > 0 || !sent.empty() || !received.empty();
-  }
-  uint64_t room_bytes() const {
-    if (untaken.size() >= ring_messages) return 0;
-    return ring.bytes - (written_lines - taken_lines) * kLineBytes;
-  }
 };
 
-class RdmaEndpoint final : public Endpoint {
+class RdmaEndpoint final : public StreamEndpoint {
  public:
   RdmaEndpoint(Verbs& verbs, const RdmaOptions& options, Regions& regions);
   ~RdmaEndpoint() override;
@@ -121,31 +93,19 @@ class RdmaEndpoint final : public Endpoint {
 
   std::span<const Event> poll(int timeout_ms) override;
   bool peek(ConnectionId connection, std::span<const std::byte>& frame) override;
-  void consume(ConnectionId connection) override;
   void post(ConnectionId connection, gather::GatherList&& list, epoch::Pin&& pin) override;
-  void flush() override;
-  void pause(ConnectionId connection) override;
-  void resume(ConnectionId connection) override;
-  void close(ConnectionId connection, base::Status reason) override;
-  size_t pending_posts() const override;
-  std::vector<ConnectionId> connections() const override;
-  std::string peer(ConnectionId connection) const override;
-  void wake() override;
+  void flush() override {}  // post() sends each list at once
 
   // Make the queue pair and connect it to the peer; poll() then reports kOpened. Any thread.
   base::Result<RdmaWelcome> accept(const Peer& peer, const RdmaHello& hello, uint64_t pairing);
   void hang_up(uint64_t pairing);
   uint64_t pairing(ConnectionId connection) const;
   void end();
-  uint32_t assigned() const { return assigned_.load(std::memory_order_relaxed); }
 
  private:
   using Connection = RdmaConnection;
 
-  ConnectionId id_of(const Connection& c) const { return uint64_t{c.generation} << 32 | c.slot; }
-  Connection* find(ConnectionId id) const;
-  bool may_read(const Connection& c) const;
-  void add_candidate(Connection& c);
+  static Connection& rdma(StreamConnection& c) { return static_cast<Connection&>(c); }
 
   // Set-up: accept.cc.
   base::Status prepare(Connection& c);
@@ -159,11 +119,10 @@ class RdmaEndpoint final : public Endpoint {
   void complete(const ibv_wc& completion);
   void receive(Connection& c, uint16_t buffer, const ibv_wc& completion);
   void take(Connection& c, uint32_t lines);
-  void take_input(Connection& c);
+  void receive_waiting(StreamConnection& c) override;
   int post_buffer(Connection& c, uint16_t buffer);
+  void repost_buffer(Connection& c, uint16_t buffer);
   void review_candidates();
-  void report(Connection& c);
-  bool may_end(const Connection& c) const;
   void wait(uint64_t until_ns);
 
   // Send side: send.cc.
@@ -174,23 +133,17 @@ class RdmaEndpoint final : public Endpoint {
   bool chain_copy(Connection& c, const gather::GatherList& list, RdmaSent& sent);
   bool chain_output(Connection& c, size_t most, RdmaSent& sent, size_t& n);
   void post_message(Connection& c, size_t bytes, bool last, unsigned flags, RdmaSent sent);
-  void send_output(Connection& c);
+  void post_empty_message(Connection& c, bool last);
+  void send_output(StreamConnection& c) override;
   void send_credits(Connection& c);
-  std::byte* grow_output(Connection& c, size_t n);
-  void count_memory(Connection& c);
+  // Return whether the peer and the device take a message without content.
+  bool has_room(const Connection& c) const {
+    return c.room_bytes() > 0 && c.requests_in_flight < send_requests_;
+  }
 
-  // Closing: close.cc.
-  void sweep(uint64_t now);
-  void sweep_connection(Connection& c, uint64_t now);
-  void break_connection(Connection& c, base::Status reason, bool for_cause = false);
-  void fail(Connection& c, base::Status reason);
-  void abort_connection(Connection& c, base::Status reason, bool for_cause);
-  void finish(Connection& c, base::Status reason, bool for_cause);
-  void start_linger(Connection& c);
-  void destroy(Connection& c);
+  void destroy(StreamConnection& c) override;
 
   Verbs& verbs_;
-  const RdmaOptions& options_;
   Regions& regions_;
   const uint32_t send_requests_;
   const uint32_t pieces_max_;
@@ -198,26 +151,13 @@ class RdmaEndpoint final : public Endpoint {
   Chain chain_;
   size_t stage_used_ = 0;  // bytes used in the current block of the message that is being chained
   bool in_place_ = false;  // the device reads rows of that message in place
-  int wake_ = -1;
   bool woken_ = false;
   std::unique_ptr<CompletionChannel> channel_;
   std::array<ibv_wc, kCompletionsAtOnce> completions_{};
   std::array<std::byte, kInlineBytes> inline_{};
-
-  std::vector<std::unique_ptr<Connection>> slots_;  // null: free
-  std::vector<uint32_t> generations_;
-  std::vector<uint32_t> free_slots_;
   std::unordered_map<uint64_t, Connection*> by_pairing_;
-  std::vector<uint32_t> candidates_;
-  std::vector<uint32_t> scratch_;
-  std::vector<Event> events_;
-  std::vector<Event> next_events_;
   std::vector<RdmaQueue*> polled_;
-  std::vector<std::byte> waste_;  // receives the replies of broken connections
-  uint64_t next_sweep_ns_ = 0;
-  uint64_t sweep_ns_ = 0;
 
-  std::atomic<uint32_t> assigned_{0};
   std::atomic<bool> has_new_{false};
   std::mutex mutex_;  // guards the members below, and each queue's room
   std::vector<std::unique_ptr<RdmaQueue>> queues_;

@@ -50,7 +50,7 @@ class Rdma final : public RdmaTransport {
   const char* name() const override { return "rdma"; }
 
   Result<RdmaWelcome> accept(const Peer& peer, const RdmaHello& hello) override {
-    const std::lock_guard lock(accept_mutex_);  // so that the counts below are consistent
+    const std::lock_guard lock(accept_mutex_);  // place() compares counts that accept() changes
     auto welcome = place(peer, hello);
     if (!welcome.ok()) refused_.fetch_add(1, std::memory_order_relaxed);
     return welcome;
@@ -78,11 +78,7 @@ class Rdma final : public RdmaTransport {
       open += endpoints_[i]->assigned();
       if (endpoints_[i]->assigned() < endpoints_[fewest]->assigned()) fewest = i;
     }
-    if (open >= options_.limits.connections) {
-      return Status(Code::kResourceExhausted,
-                    "the server has its " + std::to_string(options_.limits.connections) +
-                        " connections already: close one or ask another replica");
-    }
+    if (open >= options_.limits.connections) return too_many_connections(options_.limits);
     if (options_.admit) PETPS_RETURN_IF_ERROR(options_.admit(peer));
     PETPS_RETURN_IF_ERROR(check_hello(hello));
     const uint64_t pairing = ++accepted_ * endpoints_.size() + fewest;

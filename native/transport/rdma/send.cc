@@ -11,26 +11,18 @@ using base::Code;
 using base::Status;
 
 void RdmaEndpoint::post(ConnectionId connection, gather::GatherList&& list, epoch::Pin&& pin) {
-  // Dropped on return, unless the device was given the rows in place.
-  epoch::Pin reading = std::move(pin);
-  Connection* c = find(connection);
-  if (c == nullptr || c->broken) {
-    list.clear();
-    return;
-  }
-  Counters::add(counters_.lists_posted, 1);
-  if (--c->owed <= 0 && c->ended) add_candidate(*c);
+  // Dropped on return, unless the device reads the rows in place.
+  epoch::Pin held = std::move(pin);
+  auto* c = static_cast<Connection*>(begin_post(connection, list));
+  if (c == nullptr) return;
   // A peer that takes nothing must not hold the pin, so a list that it has no room for is copied
   // out.
-  if (c->output() > 0 || !send_list(*c, list, reading)) {
+  if (c->out.bytes() > 0 || !send_list(*c, list, held)) {
     if (!c->broken) list.copy_to(grow_output(*c, list.bytes()));
     Counters::add(counters_.lists_copied, 1);
   }
   list.clear();
 }
-
-// Does nothing: post() sends each list at once, and report() returns the peer's credits.
-void RdmaEndpoint::flush() {}
 
 bool RdmaEndpoint::send_list(Connection& c, const gather::GatherList& list, epoch::Pin& pin) {
   const size_t n = list.bytes();
@@ -147,7 +139,7 @@ bool RdmaEndpoint::chain_output(Connection& c, size_t most, RdmaSent& sent, size
     if (block == kNoBlock) break;
     sent.block = block;
     const size_t part = std::min(most - n, kStageBlockBytes);
-    std::memcpy(stage_.memory(block), c.out.data() + c.out_at + n, part);
+    std::memcpy(stage_.memory(block), c.out.data() + n, part);
     if (!chain_.add(stage_.memory(block), stage_.key(block), part)) break;
     n += part;
   }
@@ -179,75 +171,31 @@ void RdmaEndpoint::post_message(Connection& c, size_t bytes, bool last, unsigned
   Counters::add(counters_.bytes_sent, bytes);
 }
 
-void RdmaEndpoint::send_output(Connection& c) {
-  const bool had = c.output() > 0;
-  while (c.output() > 0 && !c.broken) {
-    const size_t most = std::min({c.output(), size_t{c.room_bytes()}, kPartBytes});
+void RdmaEndpoint::post_empty_message(Connection& c, bool last) {
+  chain_.begin(c.ring, c.written_lines * kLineBytes, 1);
+  post_message(c, 0, last, 0, {});
+}
+
+void RdmaEndpoint::send_output(StreamConnection& connection) {
+  Connection& c = rdma(connection);
+  while (c.out.bytes() > 0 && !c.broken) {
+    const size_t most = std::min({c.out.bytes(), size_t{c.room_bytes()}, kPartBytes});
     RdmaSent sent;
     size_t n = 0;
-    if (most == 0 || !chain_output(c, most, sent, n)) break;
-    const bool last = c.state == Connection::State::kLingering && n == c.output();
+    if (most == 0 || !chain_output(c, most, sent, n)) return;
+    const bool last = c.state == State::kLingering && n == c.out.bytes();
     post_message(c, n, last, 0, std::move(sent));
-    c.out_at += n;
-    c.out_since_ns = base::monotonic_ns();
+    consume_output(c, n);
   }
-  if (c.output() > 0 || c.broken) {
-    if (c.out_at > c.out.size() / 2) {  // so each byte moves at most once
-      c.out.erase(c.out.begin(), c.out.begin() + static_cast<ptrdiff_t>(c.out_at));
-      c.out_at = 0;
-    }
-    return;
-  }
-  if (had) {
-    c.out = std::vector<std::byte>();
-    c.out_at = 0;
-    count_memory(c);
-    if (c.state == Connection::State::kOpen) add_candidate(c);  // it may be read again
-  }
-  if (c.state == Connection::State::kLingering && !c.last_sent && c.room_bytes() > 0 &&
-      c.requests_in_flight < send_requests_) {
-    chain_.begin(c.ring, c.written_lines * kLineBytes, 1);
-    post_message(c, 0, true, 0, {});
-  }
+  if (c.state == State::kLingering && !c.last_sent && !c.broken && has_room(c))
+    post_empty_message(c, true);
 }
 
 // Returning half of them is early enough, because the peer still has the others. Fewer travel
 // with the next reply.
 void RdmaEndpoint::send_credits(Connection& c) {
-  if (c.credits_owed * 2 < kCredits || c.broken || c.output() > 0 || c.room_bytes() == 0 ||
-      c.requests_in_flight == send_requests_) {
-    return;
-  }
-  chain_.begin(c.ring, c.written_lines * kLineBytes, 1);
-  post_message(c, 0, false, 0, {});
-}
-
-void RdmaEndpoint::count_memory(Connection& c) {
-  const size_t now = c.in.touched() + c.out.capacity() + size_t{kReceiveRequests} * kMessageBytes;
-  options_.budget->change(c.counted, now);
-  c.counted = now;
-}
-
-// Return room for n bytes behind the waiting output. If a limit forbids them, return a scratch
-// buffer and break the connection.
-std::byte* RdmaEndpoint::grow_output(Connection& c, size_t n) {
-  Status refusal =
-      options_.budget->admit_output(c.address, c.output(), n, options_.limits.output_close_bytes);
-  if (!refusal.ok() || c.broken) {
-    break_connection(c, std::move(refusal), true);
-    if (waste_.size() < n) waste_.resize(n);
-    return waste_.data();
-  }
-  if (c.output() == 0) {
-    c.out.clear();
-    c.out_at = 0;
-    c.out_since_ns = base::monotonic_ns();
-    add_candidate(c);  // the next poll sends what fits
-  }
-  const size_t at = c.out.size();
-  c.out.resize(at + n);
-  count_memory(c);
-  return c.out.data() + at;
+  if (c.credits_owed * 2 >= kCredits && !c.broken && c.out.bytes() == 0 && has_room(c))
+    post_empty_message(c, false);
 }
 
 }  // namespace petps::transport

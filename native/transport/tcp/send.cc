@@ -22,22 +22,17 @@ using base::Status;
 void TcpEndpoint::post(ConnectionId connection, gather::GatherList&& list, epoch::Pin&& pin) {
   // Every path through this function has read the rows or given them up, so the pin is dropped on
   // return. Zero-copy is the exception: it takes the pin.
-  epoch::Pin reading = std::move(pin);
-  Connection* c = find(connection);
-  if (c == nullptr || c->broken) {
-    list.clear();
-    return;
-  }
-  Counters::add(counters_.lists_posted, 1);
-  if (--c->owed <= 0 && c->ended) add_candidate(*c);
+  epoch::Pin held = std::move(pin);
+  auto* c = static_cast<Connection*>(begin_post(connection, list));
+  if (c == nullptr) return;
   if (staged_for_ != nullptr && staged_for_ != c) send_staged();
   const GatherMode mode = mode_of(*c, list);
   if (mode != GatherMode::kCopy && staged_for_ == c) send_staged();
-  if (c->output() > 0) {
+  if (c->out.bytes() > 0) {
     Counters::add(counters_.lists_copied, 1);
     list.copy_to(grow_output(*c, list.bytes()));
   } else if (mode != GatherMode::kCopy) {
-    send_list(*c, list, reading, mode == GatherMode::kZerocopy);
+    send_list(*c, list, held, mode == GatherMode::kZerocopy);
   } else if (list.pieces() == 0 && staged_ == 0 && list.bytes() >= kStageBytes) {
     Counters::add(counters_.lists_copied, 1);
     send_whole(*c, list.header_bytes());
@@ -55,9 +50,9 @@ GatherMode TcpEndpoint::mode_of(Connection& c, const gather::GatherList& list) {
   if (mode != GatherMode::kZerocopy) return mode;
   if (!c.zerocopy) return GatherMode::kSendmsg;
   if (c.flights.size() >= kZerocopyListsPerConnection) collect_completions(c);
-  const bool full =
+  const bool is_full =
       c.flights.size() >= kZerocopyListsPerConnection || in_flight_ >= kZerocopyListsMax;
-  return full || list.bytes() < options_.zerocopy_bytes ? GatherMode::kCopy : mode;
+  return is_full || list.bytes() < options_.zerocopy_bytes ? GatherMode::kCopy : mode;
 }
 
 // Send bytes that lie in one place and are worth a send of their own.
@@ -71,7 +66,7 @@ void TcpEndpoint::stage_list(Connection& c, const gather::GatherList& list) {
   gather::Position at;
   size_t left = list.bytes();
   while (left > 0) {
-    if (c.output() > 0) {  // the socket is full: queue the rest behind what it did not take
+    if (c.out.bytes() > 0) {  // the socket is full: queue the rest behind what it did not take
       list.copy_from(at, grow_output(c, left));
       return;
     }
@@ -95,16 +90,16 @@ void TcpEndpoint::send_staged() {
   staged_for_ = nullptr;
   const size_t n = std::exchange(staged_, 0);
   size_t sent = 0;
-  if (c.output() == 0 && !send_some(c, stage_.data(), n, sent)) return;
+  if (c.out.bytes() == 0 && !send_some(c, stage_.data(), n, sent)) return;
   if (sent < n) keep_output(c, stage_.data() + sent, n - sent);
 }
 
 bool TcpEndpoint::send_some(Connection& c, const std::byte* bytes, size_t n, size_t& sent) {
   sent = 0;
   while (sent < n) {
-    const ssize_t took = ::send(c.fd, bytes + sent, n - sent, MSG_NOSIGNAL);
-    if (took >= 0) {
-      sent += static_cast<size_t>(took);
+    const ssize_t taken = ::send(c.fd, bytes + sent, n - sent, MSG_NOSIGNAL);
+    if (taken >= 0) {
+      sent += static_cast<size_t>(taken);
       continue;
     }
     if (errno == EINTR) continue;
@@ -128,9 +123,9 @@ void TcpEndpoint::send_list(Connection& c, gather::GatherList& list, epoch::Pin&
     message.msg_iov = iovecs.data();
     message.msg_iovlen = list.fill_iovecs(at, iovecs);
     if (message.msg_iovlen == 0) break;
-    const ssize_t took =
+    const ssize_t taken =
         ::sendmsg(c.fd, &message, zerocopy ? MSG_NOSIGNAL | MSG_ZEROCOPY : MSG_NOSIGNAL);
-    if (took < 0) {
+    if (taken < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) break;
       if (errno == ENOBUFS && zerocopy) {  // optmem_max or locked memory used up: let it copy
@@ -146,8 +141,8 @@ void TcpEndpoint::send_list(Connection& c, gather::GatherList& list, epoch::Pin&
       break;
     }
     if (zerocopy) ++c.next_send;  // the kernel numbers only the calls that took something
-    sent += static_cast<size_t>(took);
-    at = list.advance(at, static_cast<size_t>(took));
+    sent += static_cast<size_t>(taken);
+    at = list.advance(at, static_cast<size_t>(taken));
   }
   Counters::add(counters_.bytes_sent, sent);
   // The rows may change once the pin is dropped, and a slow peer must not hold the pin. So copy
@@ -199,60 +194,24 @@ void TcpEndpoint::collect_completions(Connection& c) {
   if (before > 0 && c.flights.empty() && c.state == State::kOpen) add_candidate(c);
 }
 
-// Return room for n bytes behind the waiting output. If a limit forbids them, return a scratch
-// buffer and break the connection.
-std::byte* TcpEndpoint::grow_output(Connection& c, size_t n) {
-  Status refusal =
-      options_.memory->admit_output(c.address, c.output(), n, options_.limits.output_close_bytes);
-  if (!refusal.ok() || c.broken) {
-    break_connection(c, std::move(refusal), true);
-    if (waste_.size() < n) waste_.resize(n);
-    return waste_.data();
-  }
-  if (c.output() == 0) {
-    c.out.clear();
-    c.out_at = 0;
-    c.out_since_ns = base::monotonic_ns();
-    ++with_output_;
-    add_candidate(c);  // its interest changes
-  }
-  const size_t at = c.out.size();
-  c.out.resize(at + n);
-  count_memory(c);
-  return c.out.data() + at;
-}
-
 void TcpEndpoint::keep_output(Connection& c, const std::byte* bytes, size_t n) {
   if (n > 0) std::memcpy(grow_output(c, n), bytes, n);
 }
 
-void TcpEndpoint::send_output(Connection& c) {
+void TcpEndpoint::send_output(StreamConnection& connection) {
+  Connection& c = tcp(connection);
   size_t sent = 0;
-  const bool had = c.output() > 0;
-  if (had && !send_some(c, c.out.data() + c.out_at, c.output(), sent)) {
+  if (c.out.bytes() > 0 && !send_some(c, c.out.data(), c.out.bytes(), sent)) {
     if (c.state == State::kLingering) destroy(c);
     return;
   }
-  if (sent > 0) c.out_since_ns = base::monotonic_ns();
-  c.out_at += sent;
-  if (c.output() == 0) {
-    if (had) --with_output_;
-    // `= {}` would keep the memory.
-    c.out = std::vector<std::byte>();
-    c.out_at = 0;
-    count_memory(c);
-    if (c.state == State::kLingering) {
-      ::shutdown(c.fd, SHUT_WR);
-      if (c.ended && c.flights.empty()) {
-        destroy(c);
-        return;
-      }
-    } else {
-      add_candidate(c);  // it may be read again
+  consume_output(c, sent);
+  if (c.out.bytes() == 0 && c.state == State::kLingering) {
+    ::shutdown(c.fd, SHUT_WR);
+    if (c.ended && c.flights.empty()) {
+      destroy(c);
+      return;
     }
-  } else if (c.out_at > c.out.size() / 2) {  // so each byte moves at most once
-    c.out.erase(c.out.begin(), c.out.begin() + static_cast<ptrdiff_t>(c.out_at));
-    c.out_at = 0;
   }
   set_interest(c);
 }

@@ -14,7 +14,7 @@ using base::Status;
 namespace {
 
 // How often a waiting poll checks the limits.
-constexpr std::chrono::milliseconds kLook(1);
+constexpr std::chrono::milliseconds kCheckInterval(1);
 
 uint64_t ns(uint64_t ms) { return ms * 1'000'000; }
 
@@ -28,10 +28,10 @@ LoopbackEndpoint::Connection* LoopbackEndpoint::find(ConnectionId id) const {
 }
 
 bool LoopbackEndpoint::may_read(const Connection& c) const {
-  return !c.paused && c.line->unread() < transport_.options_.limits.output_pause_bytes;
+  return !c.paused && c.pipe->unread() < transport_.options_.limits.output_pause_bytes;
 }
 
-void LoopbackEndpoint::adopt(std::shared_ptr<Line> line, std::string address) {
+void LoopbackEndpoint::adopt(std::shared_ptr<Pipe> pipe, std::string address) {
   const auto free =
       std::find_if(slots_.begin(), slots_.end(), [](const auto& c) { return !c->open; });
   Connection* c = nullptr;
@@ -43,7 +43,7 @@ void LoopbackEndpoint::adopt(std::shared_ptr<Line> line, std::string address) {
     c->slot = static_cast<uint32_t>(slots_.size() - 1);
   }
   c->open = true;
-  c->line = std::move(line);
+  c->pipe = std::move(pipe);
   c->address = std::move(address);
   Counters::add(counters_.opened, 1);
   next_events_.push_back({Event::Kind::kOpened, id_of(*c), {}});
@@ -65,7 +65,7 @@ std::span<const Event> LoopbackEndpoint::poll(int timeout_ms) {
     check_pins(now);
     collect(now);
     if (!next_events_.empty() || woken_ || now >= until) break;
-    transport_.changed_.wait_for(lock, kLook);
+    transport_.changed_.wait_for(lock, kCheckInterval);
   }
   woken_ = false;
   events_.clear();
@@ -81,14 +81,14 @@ void LoopbackEndpoint::collect(uint64_t now) {
 
 void LoopbackEndpoint::collect_connection(Connection& c, uint64_t now) {
   const Limits& limits = transport_.options_.limits;
-  Line& line = *c.line;
-  if (line.client_gone) {
-    end_connection(c, {}, false, false);
+  Pipe& pipe = *c.pipe;
+  if (pipe.client_gone) {
+    close_connection(c, {}, false, false);
     return;
   }
-  if (line.unread() == 0) line.taken_ns = now;
-  if (now > line.taken_ns + ns(limits.output_stall_ms)) {
-    end_connection(c, reads_nothing(c.address, limits), true, false);
+  if (pipe.unread() == 0) pipe.taken_ns = now;
+  if (now > pipe.taken_ns + ns(limits.output_stall_ms)) {
+    close_connection(c, stalled_peer(c.address, limits), true, false);
     return;
   }
   if (!may_read(c)) {
@@ -102,29 +102,29 @@ void LoopbackEndpoint::collect_connection(Connection& c, uint64_t now) {
   if (look == ReceiveBuffer::Look::kFrame) {
     next_events_.push_back({Event::Kind::kFrames, id_of(c), {}});
   } else if (look == ReceiveBuffer::Look::kBroken) {
-    end_connection(c, std::move(reason), true, true);
-  } else if (look == ReceiveBuffer::Look::kPartial && line.client_ended) {
-    end_connection(c, truncated_frame(c.in.bytes()), true, true);
+    close_connection(c, std::move(reason), true, true);
+  } else if (look == ReceiveBuffer::Look::kPartial && pipe.client_ended) {
+    close_connection(c, truncated_frame(c.in.bytes()), true, true);
   } else if (look == ReceiveBuffer::Look::kPartial) {
-    if (c.frame_clock.overdue(c.in, limits, now)) {
-      end_connection(c, slow_frame(limits), true, true);
+    if (c.frame_clock.is_overdue(c.in, limits, now)) {
+      close_connection(c, slow_frame(limits), true, true);
     }
-  } else if (line.client_ended && line.unread() == 0 && c.owed <= 0 &&
+  } else if (pipe.client_ended && pipe.unread() == 0 && c.owed <= 0 &&
              std::none_of(posted_.begin(), posted_.end(),
                           [&](const Posted& p) { return p.connection == id_of(c); })) {
-    end_connection(c, {}, false, false);
+    close_connection(c, {}, false, false);
   }
 }
 
 void LoopbackEndpoint::take_input(Connection& c) {
-  std::vector<std::byte>& input = c.line->to_server;
+  std::vector<std::byte>& input = c.pipe->to_server;
   while (!input.empty()) {
     const std::span<std::byte> space = c.in.space(transport_.options_.rules);
     if (space.empty()) return;
     const size_t n = std::min(space.size(), input.size());
     std::memcpy(space.data(), input.data(), n);
     input.erase(input.begin(), input.begin() + static_cast<ptrdiff_t>(n));
-    c.in.received(n);
+    c.in.commit(n);
     Counters::add(counters_.bytes_received, n);
     std::span<const std::byte> frame;
     Status reason;
@@ -140,7 +140,7 @@ bool LoopbackEndpoint::peek(ConnectionId connection, std::span<const std::byte>&
   if (c == nullptr || !may_read(*c)) return false;
   Status reason;
   const ReceiveBuffer::Look look = c->in.look(transport_.options_.rules, frame, reason);
-  if (look == ReceiveBuffer::Look::kBroken) end_connection(*c, std::move(reason), true, true);
+  if (look == ReceiveBuffer::Look::kBroken) close_connection(*c, std::move(reason), true, true);
   return look == ReceiveBuffer::Look::kFrame;
 }
 
@@ -170,12 +170,13 @@ void LoopbackEndpoint::post(ConnectionId connection, gather::GatherList&& list, 
   if (transport_.completions_ == Completions::kAtOnce) complete(posted_.back());
   deliver();
   const Limits& limits = transport_.options_.limits;
-  if (c->line->unread() > limits.output_close_bytes) {
-    end_connection(*c,
-                   Status(Code::kResourceExhausted, "peer " + c->address + " leaves more than " +
-                                                        std::to_string(limits.output_close_bytes) +
-                                                        " bytes of replies unread"),
-                   true, false);
+  if (c->pipe->unread() > limits.output_close_bytes) {
+    close_connection(
+        *c,
+        Status(Code::kResourceExhausted, "peer " + c->address + " leaves more than " +
+                                             std::to_string(limits.output_close_bytes) +
+                                             " bytes of replies unread"),
+        true, false);
   }
 }
 
@@ -204,12 +205,12 @@ void LoopbackEndpoint::deliver() {
       continue;
     }
     if (c != nullptr) {
-      if (c->line->unread() == 0) {
-        c->line->to_client.clear();
-        c->line->to_client_at = 0;
-        c->line->taken_ns = base::monotonic_ns();
+      if (c->pipe->unread() == 0) {
+        c->pipe->to_client.clear();
+        c->pipe->to_client_at = 0;
+        c->pipe->taken_ns = base::monotonic_ns();
       }
-      c->line->to_client.insert(c->line->to_client.end(), it->bytes.begin(), it->bytes.end());
+      c->pipe->to_client.insert(c->pipe->to_client.end(), it->bytes.begin(), it->bytes.end());
       Counters::add(counters_.bytes_sent, it->bytes.size());
       transport_.changed_.notify_all();
     }
@@ -253,22 +254,22 @@ void LoopbackEndpoint::close(ConnectionId connection, Status reason) {
   Connection* c = find(connection);
   if (c == nullptr) return;
   const bool for_cause = !reason.ok();
-  end_connection(*c, std::move(reason), for_cause, for_cause);
+  close_connection(*c, std::move(reason), for_cause, for_cause);
 }
 
-// Lists that are still in flight stay in posted_, with their pins, until they complete; their
-// bytes are then lost.
-void LoopbackEndpoint::end_connection(Connection& c, Status reason, bool for_cause, bool tell) {
-  if (tell) {
+// Lists in flight stay in posted_ with their pins until they complete. Their bytes are then lost.
+void LoopbackEndpoint::close_connection(Connection& c, Status reason, bool for_cause,
+                                        bool sends_error) {
+  if (sends_error) {
     std::vector<std::byte> frame;
     transport_.options_.rules.encode_error(reason, frame);
-    c.line->to_client.insert(c.line->to_client.end(), frame.begin(), frame.end());
+    c.pipe->to_client.insert(c.pipe->to_client.end(), frame.begin(), frame.end());
   }
   Counters::add(counters_.closed, 1);
   if (for_cause) Counters::add(counters_.closed_for_cause, 1);
   next_events_.push_back({Event::Kind::kClosed, id_of(c), std::move(reason)});
-  c.line->server_ended = true;
-  c.line.reset();
+  c.pipe->server_ended = true;
+  c.pipe.reset();
   c.open = c.paused = false;
   ++c.generation;
   c.in.release();

@@ -45,7 +45,7 @@ class LoopbackEndpoint final : public Endpoint {
     std::vector<std::byte> bytes;  // of a complete list, until the lists before it are complete
   };
   struct Connection {
-    std::shared_ptr<Line> line;
+    std::shared_ptr<Pipe> pipe;
     uint32_t slot = 0;
     uint32_t generation = 1;
     bool open = false;
@@ -60,7 +60,7 @@ class LoopbackEndpoint final : public Endpoint {
   ConnectionId id_of(const Connection& c) const { return uint64_t{c.generation} << 32 | c.slot; }
   Connection* find(ConnectionId id) const;
   bool may_read(const Connection& c) const;
-  void adopt(std::shared_ptr<Line> line, std::string address);
+  void adopt(std::shared_ptr<Pipe> pipe, std::string address);
   size_t open_connections() const;
   void collect(uint64_t now);
   void collect_connection(Connection& c, uint64_t now);
@@ -69,7 +69,7 @@ class LoopbackEndpoint final : public Endpoint {
   void deliver();
   void complete_some();
   void check_pins(uint64_t now);
-  void end_connection(Connection& c, base::Status reason, bool for_cause, bool tell);
+  void close_connection(Connection& c, base::Status reason, bool for_cause, bool sends_error);
 
   LoopbackTransport& transport_;
   std::vector<std::unique_ptr<Connection>> slots_;

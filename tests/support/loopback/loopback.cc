@@ -16,8 +16,8 @@ using base::Status;
 
 bool LoopbackClient::send(std::span<const std::byte> bytes) {
   const std::lock_guard lock(transport_.mutex_);
-  if (line_->server_ended || line_->client_ended) return false;
-  line_->to_server.insert(line_->to_server.end(), bytes.begin(), bytes.end());
+  if (pipe_->server_ended || pipe_->client_ended) return false;
+  pipe_->to_server.insert(pipe_->to_server.end(), bytes.begin(), bytes.end());
   transport_.changed_.notify_all();
   return true;
 }
@@ -25,15 +25,15 @@ bool LoopbackClient::send(std::span<const std::byte> bytes) {
 size_t LoopbackClient::receive(std::span<std::byte> out, int timeout_ms) {
   std::unique_lock lock(transport_.mutex_);
   transport_.changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
-                               [&] { return line_->unread() > 0 || line_->server_ended; });
-  const size_t n = std::min(out.size(), line_->unread());
+                               [&] { return pipe_->unread() > 0 || pipe_->server_ended; });
+  const size_t n = std::min(out.size(), pipe_->unread());
   if (n == 0) return 0;
-  std::memcpy(out.data(), line_->to_client.data() + line_->to_client_at, n);
-  line_->to_client_at += n;
-  line_->taken_ns = base::monotonic_ns();
-  if (line_->unread() == 0) {
-    line_->to_client.clear();
-    line_->to_client_at = 0;
+  std::memcpy(out.data(), pipe_->to_client.data() + pipe_->to_client_at, n);
+  pipe_->to_client_at += n;
+  pipe_->taken_ns = base::monotonic_ns();
+  if (pipe_->unread() == 0) {
+    pipe_->to_client.clear();
+    pipe_->to_client_at = 0;
   }
   transport_.changed_.notify_all();
   return n;
@@ -41,13 +41,13 @@ size_t LoopbackClient::receive(std::span<std::byte> out, int timeout_ms) {
 
 void LoopbackClient::end_sending() {
   const std::lock_guard lock(transport_.mutex_);
-  line_->client_ended = true;
+  pipe_->client_ended = true;
   transport_.changed_.notify_all();
 }
 
 void LoopbackClient::close() {
   const std::lock_guard lock(transport_.mutex_);
-  line_->client_ended = line_->client_gone = true;
+  pipe_->client_ended = pipe_->client_gone = true;
   transport_.changed_.notify_all();
 }
 
@@ -75,8 +75,8 @@ void LoopbackTransport::stop_accepting() {
 
 std::unique_ptr<LoopbackClient> LoopbackTransport::connect() {
   const std::lock_guard lock(mutex_);
-  auto line = std::make_shared<Line>();
-  line->taken_ns = base::monotonic_ns();
+  auto pipe = std::make_shared<Pipe>();
+  pipe->taken_ns = base::monotonic_ns();
   const std::string address = "loopback:" + std::to_string(next_peer_++);
   size_t open = 0;
   size_t fewest = 0;
@@ -88,20 +88,18 @@ std::unique_ptr<LoopbackClient> LoopbackTransport::connect() {
   if (!accepting_) {
     refusal = Status(Code::kUnavailable, "the server is stopping");
   } else if (open >= options_.limits.connections) {
-    refusal = Status(Code::kResourceExhausted,
-                     "the server has its " + std::to_string(options_.limits.connections) +
-                         " connections already: close one or ask another replica");
+    refusal = too_many_connections(options_.limits);
   } else if (options_.admit) {
     refusal = options_.admit(Peer{address});
   }
-  auto client = std::make_unique<LoopbackClient>(*this, line);
+  auto client = std::make_unique<LoopbackClient>(*this, pipe);
   if (!refusal.ok()) {
     refused_.fetch_add(1, std::memory_order_relaxed);
-    options_.rules.encode_error(refusal, line->to_client);
-    line->server_ended = true;
+    options_.rules.encode_error(refusal, pipe->to_client);
+    pipe->server_ended = true;
     return client;
   }
-  endpoints_[fewest]->adopt(line, address);
+  endpoints_[fewest]->adopt(pipe, address);
   changed_.notify_all();
   return client;
 }
@@ -123,7 +121,7 @@ size_t LoopbackTransport::held() const {
   return n;
 }
 
-bool LoopbackTransport::end_one(Which which, bool lost) {
+bool LoopbackTransport::finish_list(Which which, bool is_lost) {
   const std::lock_guard lock(mutex_);
   LoopbackEndpoint* at = nullptr;
   LoopbackEndpoint::Posted* chosen = nullptr;
@@ -138,9 +136,9 @@ bool LoopbackTransport::end_one(Which which, bool lost) {
     }
   }
   if (chosen == nullptr) return false;
-  if (lost) {
+  if (is_lost) {
     if (auto* c = at->find(chosen->connection)) {
-      at->end_connection(*c, Status(Code::kUnavailable, "the connection broke"), false, false);
+      at->close_connection(*c, Status(Code::kUnavailable, "the connection broke"), false, false);
     }
     chosen->list.clear();
   }
@@ -150,9 +148,9 @@ bool LoopbackTransport::end_one(Which which, bool lost) {
   return true;
 }
 
-bool LoopbackTransport::complete_oldest() { return end_one(Which::kOldest, false); }
-bool LoopbackTransport::complete_newest() { return end_one(Which::kNewest, false); }
-bool LoopbackTransport::drop_newest() { return end_one(Which::kNewest, true); }
+bool LoopbackTransport::complete_oldest() { return finish_list(Which::kOldest, false); }
+bool LoopbackTransport::complete_newest() { return finish_list(Which::kNewest, false); }
+bool LoopbackTransport::drop_newest() { return finish_list(Which::kNewest, true); }
 
 void LoopbackTransport::complete_all() {
   while (complete_oldest()) {

@@ -29,7 +29,7 @@ enum class Completions : uint8_t {
 };
 
 // Both directions of one connection. LoopbackTransport's mutex guards it.
-struct Line {
+struct Pipe {
   std::vector<std::byte> to_server;
   std::vector<std::byte> to_client;
   size_t to_client_at = 0;
@@ -45,11 +45,12 @@ class LoopbackTransport;
 // The peer's side. Any thread may use it.
 class LoopbackClient {
  public:
-  LoopbackClient(LoopbackTransport& transport, std::shared_ptr<Line> line)
-      : transport_(transport), line_(std::move(line)) {}
+  LoopbackClient(LoopbackTransport& transport, std::shared_ptr<Pipe> pipe)
+      : transport_(transport), pipe_(std::move(pipe)) {}
   ~LoopbackClient() { close(); }
 
-  bool send(std::span<const std::byte> bytes);  // false: the server has closed
+  // Send all of `bytes`. Return false if the server has closed.
+  bool send(std::span<const std::byte> bytes);
   // Receive up to out.size() bytes and return their number. Return 0 after timeout_ms, or when the
   // server has closed and all its bytes are read.
   size_t receive(std::span<std::byte> out, int timeout_ms);
@@ -58,7 +59,7 @@ class LoopbackClient {
 
  private:
   LoopbackTransport& transport_;
-  std::shared_ptr<Line> line_;
+  std::shared_ptr<Pipe> pipe_;
 };
 
 class LoopbackEndpoint;
@@ -84,19 +85,21 @@ class LoopbackTransport final : public Transport {
   // only.
   std::unique_ptr<LoopbackClient> connect();
 
-  // Test control, from any thread. Oldest and newest are over all connections of all endpoints.
+  // Control by the test, from any thread. "Oldest" and "newest" count all connections of all
+  // endpoints.
   void set_completions(Completions completions, uint64_t seed = 0);
   size_t held() const;
   bool complete_oldest();
   bool complete_newest();
-  bool drop_newest();  // loses the list: its pin is dropped and its connection closed
+  // Lose the newest list: drop its pin and close its connection.
+  bool drop_newest();
   void complete_all();
 
  private:
   friend class LoopbackClient;
   friend class LoopbackEndpoint;
   enum class Which : uint8_t { kOldest, kNewest };
-  bool end_one(Which which, bool lost);
+  bool finish_list(Which which, bool is_lost);
 
   const LoopbackOptions options_;
   mutable std::mutex mutex_;
