@@ -7,16 +7,16 @@ namespace petps::gather {
 
 namespace {
 
-// How many pieces ahead a copy prefetches. 8 rows of 512 bytes are 64 lines: enough to cover the
-// latency of memory, few enough for the first-level cache and the queue of its fill buffers.
+// How many pieces ahead a copy prefetches. 8 rows of 512 bytes are 64 cache lines: enough to cover
+// the latency of memory, few enough for the first-level cache and the queue of its fill buffers.
 constexpr size_t kPrefetchPieces = 8;
 // How many bytes of a piece a copy prefetches; the hardware prefetches the rest of a longer piece.
 constexpr size_t kPrefetchBytes = 1024;
-constexpr size_t kLineBytes = 64;
+constexpr size_t kCacheLineBytes = 64;
 
 inline void prefetch_piece(const Piece& piece) {
   const size_t n = std::min(piece.bytes, kPrefetchBytes);
-  for (size_t at = 0; at < n; at += kLineBytes) __builtin_prefetch(piece.address + at, 0, 0);
+  for (size_t at = 0; at < n; at += kCacheLineBytes) __builtin_prefetch(piece.address + at, 0, 0);
 }
 
 }  // namespace

@@ -28,15 +28,15 @@ std::vector<std::byte> bytes_by_iovecs(const GatherList& list, size_t most,
     if (n == 0) break;
     size_t total = 0;
     for (size_t i = 0; i < n; ++i) total += iovecs[i].iov_len;
-    const size_t took = 1 + random() % total;  // a partial write
-    size_t left = took;
+    const size_t taken = 1 + random() % total;  // a partial write
+    size_t left = taken;
     for (size_t i = 0; i < n && left > 0; ++i) {
       const size_t part = std::min(left, iovecs[i].iov_len);
       const auto* from = static_cast<const std::byte*>(iovecs[i].iov_base);
       out.insert(out.end(), from, from + part);
       left -= part;
     }
-    at = list.advance(at, took);
+    at = list.advance(at, taken);
   }
   return out;
 }
