@@ -19,7 +19,7 @@ struct FakeChannel final : CompletionChannel {
   ~FakeChannel() override { ::close(file); }
   void drain() override {
     uint64_t count = 0;
-    [[maybe_unused]] const ssize_t got = ::read(file, &count, sizeof(count));
+    [[maybe_unused]] const ssize_t n = ::read(file, &count, sizeof(count));
   }
 };
 
@@ -62,9 +62,26 @@ struct FakeQueue final : CompletionQueue {
 };
 
 struct Request {
+  // Copy the content, as the device reads it now.
+  void copy_to(uint64_t to) const {
+    if (!inlined.empty()) {
+      std::memcpy(reinterpret_cast<void*>(to), inlined.data(), inlined.size());
+      return;
+    }
+    for (const ibv_sge& piece : pieces) {
+      std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(piece.addr),
+                  piece.length);
+      to += piece.length;
+    }
+  }
+  uint32_t bytes() const {
+    uint32_t sum = 0;
+    for (const ibv_sge& piece : pieces) sum += piece.length;
+    return sum;
+  }
   ibv_send_wr wr;
   std::vector<ibv_sge> pieces;
-  std::vector<std::byte> inlined;
+  std::vector<std::byte> inlined;  // the content of an inline request, read at the post
   uint64_t number;
 };
 
@@ -89,6 +106,7 @@ struct FakePair final : QueuePair {
   void run_to_signaled();
   ibv_wc_status execute(const Request& request, FakePair& peer);
   ibv_wc_status write(const Request& request, FakePair& peer);
+  static bool covers(const FakeFabric::Registered& region, uint64_t address, uint64_t bytes);
   bool readable(const ibv_sge& piece) const;
   void finish_front(ibv_wc_status status);
   void break_down(ibv_wc_status status);  // the front fails with `status`, the others flush
@@ -104,7 +122,7 @@ struct FakePair final : QueuePair {
   std::deque<ibv_sge> receive_pieces;
   uint64_t posted = 0;
   uint64_t freed = 0;
-  bool told_not_ready = false;
+  bool counted_not_ready = false;
 };
 
 int FakeQueue::poll(std::span<ibv_wc> out) {
@@ -113,17 +131,15 @@ int FakeQueue::poll(std::span<ibv_wc> out) {
     std::vector<uint32_t> order = device.pairs_;
     std::shuffle(order.begin(), order.end(), device.random_);
     for (const uint32_t number : order) {
-      const auto found = device.fabric_.pairs_.find(number);
-      if (found != device.fabric_.pairs_.end() && device.random_() % 2 == 0)
-        found->second->run_to_signaled();
+      FakePair* pair = device.fabric_.pair(number);
+      if (pair != nullptr && device.random_() % 2 == 0) pair->run_to_signaled();
     }
   }
   size_t n = 0;
   for (; n < out.size() && !waiting.empty(); ++n) {
     out[n] = waiting.front().wc;
-    const auto pair = device.fabric_.pairs_.find(waiting.front().pair);
-    if (pair != device.fabric_.pairs_.end())
-      pair->second->freed = std::max(pair->second->freed, waiting.front().frees);
+    if (FakePair* pair = device.fabric_.pair(waiting.front().pair))
+      pair->freed = std::max(pair->freed, waiting.front().frees);
     waiting.pop_front();
   }
   return static_cast<int>(n);
@@ -183,9 +199,9 @@ int FakePair::post_receive(ibv_recv_wr* chain) {
   if (receives.size() == cap.max_recv_wr) return ENOMEM;
   receives.push_back(*chain);
   receive_pieces.push_back(chain->num_sge > 0 ? chain->sg_list[0] : ibv_sge{});
-  const auto peer = device.fabric_.pairs_.find(peer_number);
+  FakePair* peer = device.fabric_.pair(peer_number);
   // A sender that found no receive tries again.
-  if (peer != device.fabric_.pairs_.end() && peer->second->told_not_ready) peer->second->run();
+  if (peer != nullptr && peer->counted_not_ready) peer->run();
   return 0;
 }
 
@@ -203,20 +219,19 @@ void FakePair::run_to_signaled() {
 }
 
 bool FakePair::run_front() {
-  const auto found = device.fabric_.pairs_.find(peer_number);
-  if (found == device.fabric_.pairs_.end() || found->second->state < IBV_QPS_RTR ||
-      found->second->state > IBV_QPS_RTS) {
+  FakePair* const other = device.fabric_.pair(peer_number);
+  if (other == nullptr || other->state < IBV_QPS_RTR || other->state > IBV_QPS_RTS) {
     break_down(IBV_WC_RETRY_EXC_ERR);
     return true;
   }
-  FakePair& peer = *found->second;
+  FakePair& peer = *other;
   const Request& request = requests.front();
   if (request.wr.opcode != IBV_WR_RDMA_WRITE && peer.receives.empty()) {
-    if (!told_not_ready) ++device.fabric_.not_ready_;
-    told_not_ready = true;
+    if (!counted_not_ready) ++device.fabric_.not_ready_;
+    counted_not_ready = true;
     return false;
   }
-  told_not_ready = false;
+  counted_not_ready = false;
   const ibv_wc_status status = execute(request, peer);
   if (status == IBV_WC_SUCCESS) {
     finish_front(status);
@@ -227,36 +242,29 @@ bool FakePair::run_front() {
   return true;
 }
 
+bool FakePair::covers(const FakeFabric::Registered& region, uint64_t address, uint64_t bytes) {
+  const auto begin = reinterpret_cast<uint64_t>(region.begin);
+  return address >= begin && address + bytes <= begin + region.bytes;
+}
+
 bool FakePair::readable(const ibv_sge& piece) const {
-  const auto found = device.fabric_.regions_.find(piece.lkey);
-  if (found == device.fabric_.regions_.end() || found->second.device != &device) return false;
-  const auto begin = reinterpret_cast<uint64_t>(found->second.begin);
-  return piece.addr >= begin && piece.addr + piece.length <= begin + found->second.bytes;
+  const auto region = device.fabric_.regions_.find(piece.lkey);
+  return region != device.fabric_.regions_.end() && region->second.device == &device &&
+         covers(region->second, piece.addr, piece.length);
 }
 
 ibv_wc_status FakePair::write(const Request& request, FakePair& peer) {
   ++device.fabric_.writes_;
-  uint64_t to = request.wr.wr.rdma.remote_addr;
-  const auto found = device.fabric_.regions_.find(request.wr.wr.rdma.rkey);
+  const uint64_t to = request.wr.wr.rdma.remote_addr;
+  const auto region = device.fabric_.regions_.find(request.wr.wr.rdma.rkey);
   if (!request.pieces.empty()) {
-    size_t bytes = 0;
-    for (const ibv_sge& piece : request.pieces) bytes += piece.length;
-    if (!peer.writable || found == device.fabric_.regions_.end() ||
-        (found->second.access & IBV_ACCESS_REMOTE_WRITE) == 0 ||
-        to < reinterpret_cast<uint64_t>(found->second.begin) ||
-        to + bytes > reinterpret_cast<uint64_t>(found->second.begin) + found->second.bytes) {
+    if (!peer.writable || region == device.fabric_.regions_.end() ||
+        (region->second.access & IBV_ACCESS_REMOTE_WRITE) == 0 ||
+        !covers(region->second, to, request.bytes())) {
       return IBV_WC_REM_ACCESS_ERR;
     }
   }
-  if (!request.inlined.empty()) {
-    std::memcpy(reinterpret_cast<void*>(to), request.inlined.data(), request.inlined.size());
-    return IBV_WC_SUCCESS;
-  }
-  for (const ibv_sge& piece : request.pieces) {
-    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(piece.addr),
-                piece.length);
-    to += piece.length;
-  }
+  request.copy_to(to);
   return IBV_WC_SUCCESS;
 }
 
@@ -273,19 +281,9 @@ ibv_wc_status FakePair::execute(const Request& request, FakePair& peer) {
     return status;
   }
   const ibv_sge into = peer.receive_pieces.front();
-  uint32_t bytes = 0;
-  for (const ibv_sge& piece : request.pieces) bytes += piece.length;
+  const uint32_t bytes = request.bytes();
   if (bytes > into.length || !(bytes == 0 || peer.readable(into))) return IBV_WC_REM_INV_REQ_ERR;
-  uint64_t to = into.addr;
-  if (!request.inlined.empty()) {
-    std::memcpy(reinterpret_cast<void*>(to), request.inlined.data(), request.inlined.size());
-  } else {
-    for (const ibv_sge& piece : request.pieces) {
-      std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(piece.addr),
-                  piece.length);
-      to += piece.length;
-    }
-  }
+  request.copy_to(into.addr);
   peer.complete_receive(request, bytes);
   return IBV_WC_SUCCESS;
 }
@@ -363,7 +361,7 @@ Result<std::unique_ptr<CompletionChannel>> FakeVerbs::make_channel() {
 Result<std::unique_ptr<CompletionQueue>> FakeVerbs::make_queue(uint32_t completions,
                                                                CompletionChannel& channel) {
   if (completions > limits_.completions_max)
-    return Status(Code::kUnavailable, "fake: so many completions are not there");
+    return Status(Code::kUnavailable, "fake: the device has fewer completions");
   return std::unique_ptr<CompletionQueue>(
       std::make_unique<FakeQueue>(*this, static_cast<FakeChannel&>(channel), completions));
 }
@@ -373,7 +371,7 @@ Result<std::unique_ptr<QueuePair>> FakeVerbs::make_pair(const ibv_qp_cap& wanted
   if (wanted.max_send_sge > limits_.sge_max || wanted.max_recv_sge > limits_.sge_max ||
       wanted.max_send_wr > limits_.work_requests_max ||
       wanted.max_recv_wr > limits_.work_requests_max) {
-    return Status(Code::kUnavailable, "fake: more than the device has");
+    return Status(Code::kUnavailable, "fake: more than the device's limits");
   }
   auto pair = std::make_unique<FakePair>(*this, static_cast<FakeQueue&>(queue));
   pair->cap = wanted;
@@ -391,23 +389,23 @@ void FakeVerbs::set_work(Work work, uint64_t seed) {
   random_.seed(seed);
 }
 
-FakePair* FakeVerbs::pair_at(size_t number) const {
-  const auto found = fabric_.pairs_.find(pairs_.at(number));
-  return found == fabric_.pairs_.end() ? nullptr : found->second;
+FakePair* FakeFabric::pair(uint32_t number) const {
+  const auto entry = pairs_.find(number);
+  return entry == pairs_.end() ? nullptr : entry->second;
 }
 
 bool FakeVerbs::has_pair(size_t pair) const {
   const std::lock_guard lock(fabric_.mutex_);
-  return pair < pairs_.size() && pair_at(pair) != nullptr;
+  return pair < pairs_.size() && fabric_.pair(pairs_[pair]) != nullptr;
 }
 
 size_t FakeVerbs::held() const {
   const std::lock_guard lock(fabric_.mutex_);
   size_t n = 0;
   for (const uint32_t number : pairs_) {
-    const auto found = fabric_.pairs_.find(number);
-    if (found == fabric_.pairs_.end()) continue;
-    const auto& requests = found->second->requests;
+    const FakePair* pair = fabric_.pair(number);
+    if (pair == nullptr) continue;
+    const auto& requests = pair->requests;
     n += static_cast<size_t>(std::count_if(requests.begin(), requests.end(), [](const Request& r) {
       return (r.wr.send_flags & IBV_SEND_SIGNALED) != 0;
     }));
@@ -417,7 +415,7 @@ size_t FakeVerbs::held() const {
 
 bool FakeVerbs::run_one(size_t pair) {
   const std::lock_guard lock(fabric_.mutex_);
-  FakePair* chosen = pair_at(pair);
+  FakePair* chosen = fabric_.pair(pairs_.at(pair));
   if (chosen == nullptr || chosen->requests.empty()) return false;
   chosen->run_to_signaled();
   return true;
@@ -426,14 +424,13 @@ bool FakeVerbs::run_one(size_t pair) {
 void FakeVerbs::run_all() {
   const std::lock_guard lock(fabric_.mutex_);
   for (const uint32_t number : pairs_) {
-    const auto found = fabric_.pairs_.find(number);
-    if (found != fabric_.pairs_.end()) found->second->run();
+    if (FakePair* pair = fabric_.pair(number)) pair->run();
   }
 }
 
 void FakeVerbs::fail(size_t pair, ibv_wc_status status) {
   const std::lock_guard lock(fabric_.mutex_);
-  if (FakePair* chosen = pair_at(pair)) chosen->break_down(status);
+  if (FakePair* chosen = fabric_.pair(pairs_.at(pair))) chosen->break_down(status);
 }
 
 }  // namespace petps::transport

@@ -53,7 +53,8 @@ class FakeFabric {
     int access;
     const void* device;
   };
-  std::mutex mutex_;  // guards everything; a device is not fast here
+  FakePair* pair(uint32_t number) const;  // null: it was destroyed
+  std::mutex mutex_;                      // guards everything, so this device is slow
   std::map<uint32_t, FakePair*> pairs_;
   std::map<uint32_t, Registered> regions_;
   uint32_t next_pair_ = 1;
@@ -76,13 +77,15 @@ class FakeVerbs final : public Verbs {
   base::Result<std::unique_ptr<QueuePair>> make_pair(const ibv_qp_cap& wanted,
                                                      CompletionQueue& queue) override;
 
-  // Test control, any thread. Pairs of this device are numbered in the order of their creation,
-  // from 0.
+  // Control by the test, from any thread. Pairs of this device are numbered in the order of their
+  // creation, from 0.
   void set_work(Work work, uint64_t seed = 0);
-  size_t held() const;        // signaled work requests that wait
-  bool run_one(size_t pair);  // runs up to the pair's next signaled work request; false: none waits
+  // Return the number of signaled work requests that wait.
+  size_t held() const;
+  // Run up to the pair's next signaled work request. Return false if none waits.
+  bool run_one(size_t pair);
   void run_all();
-  bool has_pair(size_t pair) const;  // the pair exists
+  bool has_pair(size_t pair) const;
   // Fail the oldest waiting work request of the pair with `status`; the others flush.
   void fail(size_t pair, ibv_wc_status status);
   // Called on the thread that destroys a pair, after the device has released it.
@@ -93,8 +96,6 @@ class FakeVerbs final : public Verbs {
  private:
   friend struct FakePair;
   friend struct FakeQueue;
-  FakePair* pair_at(size_t number) const;
-
   FakeFabric& fabric_;
   const FakeLimits limits_;
   std::vector<uint32_t> pairs_;  // their numbers in the fabric

@@ -32,9 +32,9 @@ class LoopbackCompletions : public testing::Test {
     std::vector<std::byte> out(n);
     size_t at = 0;
     while (at < n) {
-      const size_t got = client_->receive(std::span(out).subspan(at), 100);
-      if (got == 0) break;
-      at += got;
+      const size_t part = client_->receive(std::span(out).subspan(at), 100);
+      if (part == 0) break;
+      at += part;
     }
     out.resize(at);
     return out;
@@ -87,7 +87,7 @@ TEST_F(LoopbackCompletions, ClosingDropsNoPinByItself) {
   EXPECT_EQ(echo_->reader().live(), 0u);
 }
 
-TEST_F(LoopbackCompletions, ALostListEndsItsPinAndItsConnection) {
+TEST_F(LoopbackCompletions, ALostListDropsItsPinAndClosesItsConnection) {
   request(1);
   run_until_held(1);
   EXPECT_TRUE(transport_->drop_newest());
@@ -112,7 +112,7 @@ TEST_F(LoopbackOverdue, AnOverduePinIsReportedAndItsConnectionClosed) {
   EXPECT_EQ(echo_->reader().live(), 0u);
 }
 
-TEST_F(LoopbackCompletions, AFullEpochListIsBackPressure) {
+TEST_F(LoopbackCompletions, FramesWaitWhileAllPinsAreInUse) {
   constexpr uint32_t kMore = 20;
   const auto all = static_cast<uint32_t>(epoch::kPinsPerReader) + kMore;
   for (uint32_t number = 0; number < all; ++number) request(number);
@@ -134,12 +134,12 @@ TEST_F(LoopbackCompletions, ShuffledCompletionsLoseNothing) {
   for (uint32_t number = 0; number < 300; ++number) request(number);
   for (uint32_t number = 0; number < 300; ++number) {
     const std::vector<std::byte> expected = echo_->expected_reply(number);
-    std::vector<std::byte> got;
-    for (int i = 0; i < 100 && got.size() < expected.size(); ++i) {
-      const std::vector<std::byte> part = receive(expected.size() - got.size());
-      got.insert(got.end(), part.begin(), part.end());
+    std::vector<std::byte> reply;
+    for (int i = 0; i < 100 && reply.size() < expected.size(); ++i) {
+      const std::vector<std::byte> part = receive(expected.size() - reply.size());
+      reply.insert(reply.end(), part.begin(), part.end());
     }
-    ASSERT_EQ(got, expected) << number;
+    ASSERT_EQ(reply, expected) << number;
   }
 }
 

@@ -85,7 +85,7 @@ RowMemory everything() {
   return {reinterpret_cast<const std::byte*>(uintptr_t{4096}), (size_t{1} << 47) - 8192};
 }
 
-std::unique_ptr<RdmaTransport> made_on(Verbs& verbs, const std::function<RowMemory()>& memory,
+std::unique_ptr<RdmaTransport> make_on(Verbs& verbs, const std::function<RowMemory()>& memory,
                                        const Limits& limits, size_t endpoints, const Admit& admit) {
   RdmaOptions options;
   options.endpoints = endpoints;
@@ -93,9 +93,9 @@ std::unique_ptr<RdmaTransport> made_on(Verbs& verbs, const std::function<RowMemo
   options.rules = test_rules();
   options.admit = admit;
   options.memory = memory;
-  auto made = make_rdma(verbs, options);
-  EXPECT_TRUE(made.ok()) << made.status().to_string();
-  return std::move(made.value());
+  auto rdma = make_rdma(verbs, options);
+  EXPECT_TRUE(rdma.ok()) << rdma.status().to_string();
+  return std::move(rdma.value());
 }
 
 class DeviceRdma final : public TestRdma {
@@ -104,7 +104,7 @@ class DeviceRdma final : public TestRdma {
              const Admit& admit)
       : device_(std::move(device)) {
     const auto memory = [] { return RowMemory{row_memory().data(), row_memory().size()}; };
-    rdma_ = made_on(*device_, memory, limits, endpoints, admit);
+    rdma_ = make_on(*device_, memory, limits, endpoints, admit);
   }
   ~DeviceRdma() override { rdma_ = nullptr; }
   Verbs& clients() override { return *device_; }
@@ -118,7 +118,7 @@ class DeviceRdma final : public TestRdma {
 FakeRdma::FakeRdma(const FakeLimits& device, Registered registered, const Limits& limits,
                    size_t endpoints, const Admit& admit)
     : server_(fabric_, device), clients_(fabric_, FakeLimits{}) {
-  rdma_ = made_on(server_, registered == Registered::kEverything ? everything : nullptr, limits,
+  rdma_ = make_on(server_, registered == Registered::kEverything ? everything : nullptr, limits,
                   endpoints, admit);
 }
 
@@ -138,14 +138,15 @@ std::shared_ptr<Verbs> rdma_device() {
 }
 
 std::vector<Backend> rdma_backends() {
-  const auto backend = [](std::string name, const FakeLimits& device, Registered registered) {
-    Backend made;
-    made.name = "rdma_" + std::move(name);
-    made.make = [device, registered](const Limits& limits, size_t endpoints, const Admit& admit) {
+  const auto connect = [](Transport& transport) {
+    return static_cast<TestRdma&>(transport).connect();
+  };
+  const auto backend = [&](const std::string& name, const FakeLimits& device,
+                           Registered registered) {
+    const auto make = [=](const Limits& limits, size_t endpoints, const Admit& admit) {
       return std::make_unique<FakeRdma>(device, registered, limits, endpoints, admit);
     };
-    made.connect = [](Transport& transport) { return static_cast<TestRdma&>(transport).connect(); };
-    return made;
+    return Backend{"rdma_" + name, make, connect};
   };
   std::vector<Backend> all = {
       backend("sge1_no_inline", {1, 0, 4096, 1 << 16}, Registered::kEverything),
@@ -159,13 +160,10 @@ std::vector<Backend> rdma_backends() {
       backend("nothing_registered", {30, 64, 4096, 1 << 16}, Registered::kNothing),
   };
   if (std::shared_ptr<Verbs> device = rdma_device(); device != nullptr) {
-    Backend made;
-    made.name = "rdma_device";
-    made.make = [device](const Limits& limits, size_t endpoints, const Admit& admit) {
+    const auto make = [device](const Limits& limits, size_t endpoints, const Admit& admit) {
       return std::make_unique<DeviceRdma>(device, limits, endpoints, admit);
     };
-    made.connect = [](Transport& transport) { return static_cast<TestRdma&>(transport).connect(); };
-    all.push_back(std::move(made));
+    all.push_back({"rdma_device", make, connect});
   }
   return all;
 }

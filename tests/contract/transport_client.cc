@@ -6,6 +6,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "base/clock.h"
 #include "rdma_peer.h"
 
@@ -25,7 +27,7 @@ class TcpClient final : public Client {
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     EXPECT_EQ(::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0)
         << strerror(errno);
-    const timeval limit{5, 0};  // a server that does not read must not hang the test
+    const timeval limit{5, 0};  // so that a server that does not read cannot block the test
     setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
   }
   ~TcpClient() override { close(); }
@@ -85,9 +87,7 @@ void encode_test_error(const Status& reason, std::vector<std::byte>& frame) {
 }
 
 Backend tcp_backend(std::string name, GatherMode mode) {
-  Backend backend;
-  backend.name = std::move(name);
-  backend.make = [mode](const Limits& limits, size_t endpoints, const Admit& admit) {
+  const auto make = [mode](const Limits& limits, size_t endpoints, const Admit& admit) {
     TcpOptions options;
     options.endpoints = endpoints;
     options.gather = std::make_shared<const GatherChoice>(mode);
@@ -95,14 +95,14 @@ Backend tcp_backend(std::string name, GatherMode mode) {
     options.limits = limits;
     options.rules = test_rules();
     options.admit = admit;
-    auto made = make_tcp(options);
-    EXPECT_TRUE(made.ok()) << made.status().to_string();
-    return std::move(made.value());
+    auto tcp = make_tcp(options);
+    EXPECT_TRUE(tcp.ok()) << tcp.status().to_string();
+    return std::move(tcp.value());
   };
-  backend.connect = [](Transport& transport) {
+  const auto connect = [](Transport& transport) {
     return std::make_unique<TcpClient>(transport.port());
   };
-  return backend;
+  return {std::move(name), make, connect};
 }
 
 }  // namespace
@@ -123,12 +123,10 @@ TestHeader header_of(std::span<const std::byte> frame) {
 }
 
 FrameRules test_rules() {
-  FrameRules rules;
-  rules.header_bytes = sizeof(TestHeader);
-  rules.frame_bytes_max = kTestFrameBytesMax;
-  rules.frame_length = test_frame_length;
-  rules.encode_error = encode_test_error;
-  return rules;
+  return {.header_bytes = sizeof(TestHeader),
+          .frame_bytes_max = kTestFrameBytesMax,
+          .frame_length = test_frame_length,
+          .encode_error = encode_test_error};
 }
 
 bool Client::receive_exactly(std::byte* out, size_t n, int timeout_ms) {
@@ -136,10 +134,10 @@ bool Client::receive_exactly(std::byte* out, size_t n, int timeout_ms) {
   while (n > 0) {
     const uint64_t now = base::monotonic_ns();
     if (now >= until) return false;
-    const size_t got = receive({out, n}, static_cast<int>((until - now) / 1'000'000) + 1);
-    if (got == 0) return false;
-    out += got;
-    n -= got;
+    const size_t part = receive({out, n}, static_cast<int>((until - now) / 1'000'000) + 1);
+    if (part == 0) return false;
+    out += part;
+    n -= part;
   }
   return true;
 }
@@ -181,27 +179,27 @@ std::span<std::byte> row_memory(size_t bytes) {
 }
 
 std::vector<Backend> backends() {
-  std::vector<Backend> all;
-  Backend loopback;
-  loopback.name = "loopback";
-  loopback.make = [](const Limits& limits, size_t endpoints, const Admit& admit) {
-    LoopbackOptions options;
-    options.endpoints = endpoints;
-    options.limits = limits;
-    options.rules = test_rules();
-    options.admit = admit;
-    return std::make_unique<LoopbackTransport>(options);
+  const auto make_loopback = [](const Limits& limits, size_t endpoints, const Admit& admit) {
+    return std::make_unique<LoopbackTransport>(
+        LoopbackOptions{endpoints, limits, test_rules(), admit});
   };
-  loopback.connect = [](Transport& transport) {
+  const auto connect_loopback = [](Transport& transport) {
     return std::make_unique<LoopbackPeer>(static_cast<LoopbackTransport&>(transport).connect());
   };
-  all.push_back(std::move(loopback));
-  all.push_back(tcp_backend("tcp_copy", GatherMode::kCopy));
-  all.push_back(tcp_backend("tcp_sendmsg", GatherMode::kSendmsg));
-  all.push_back(tcp_backend("tcp_zerocopy", GatherMode::kZerocopy));
-  all.push_back(tcp_backend("tcp_auto", GatherMode::kAuto));
+  std::vector<Backend> all = {
+      {"loopback", make_loopback, connect_loopback},
+      tcp_backend("tcp_copy", GatherMode::kCopy),
+      tcp_backend("tcp_sendmsg", GatherMode::kSendmsg),
+      tcp_backend("tcp_zerocopy", GatherMode::kZerocopy),
+      tcp_backend("tcp_auto", GatherMode::kAuto),
+  };
   for (Backend& rdma : rdma_backends()) all.push_back(std::move(rdma));
   return all;
+}
+
+Backend backend_named(const std::string& name) {
+  const std::vector<Backend> all = backends();
+  return *std::find_if(all.begin(), all.end(), [&](const Backend& b) { return b.name == name; });
 }
 
 }  // namespace petps::transport

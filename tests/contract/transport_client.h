@@ -1,4 +1,4 @@
-// The peer's side of a connection, over any transport; the contract suite uses it as its client.
+// The client of the contract suite: the peer's side of a connection, over any transport.
 #pragma once
 
 #include <chrono>
@@ -64,5 +64,6 @@ struct Backend {
 };
 inline void PrintTo(const Backend& backend, std::ostream* out) { *out << backend.name; }
 std::vector<Backend> backends();
+Backend backend_named(const std::string& name);
 
 }  // namespace petps::transport

@@ -20,8 +20,7 @@ namespace petps::transport {
 
 inline constexpr uint64_t kMs = 1'000'000;
 
-// A small server that answers every frame with a frame of the same number, whose content is
-// gathered from rows.
+// Answers every frame with a frame of the same number, whose content is gathered from rows.
 class Echo {
  public:
   Echo(Transport& transport, size_t worker, epoch::Domain& domain, size_t row_bytes = 512)
@@ -66,7 +65,7 @@ class Echo {
           break;
         case Event::Kind::kClosed:
           keep_reason(event.reason);
-          ++closed;  // counted last, so that a test that sees the count finds the reason
+          ++closed;  // after the reason, so that a test that sees the count finds the reason
           break;
         case Event::Kind::kOverdue:
           if (!event.reason.ok()) {  // already closed
@@ -78,7 +77,7 @@ class Echo {
           ++overdue;
           break;
         case Event::Kind::kFrames:
-          frames_of(event.connection);
+          answer_frames(event.connection);
           break;
       }
     }
@@ -94,11 +93,15 @@ class Echo {
     }
     return reply;
   }
+  // Send a frame and return whether its reply is right. The Echo's thread must run.
+  bool answers(Client& client, uint32_t number) const {
+    return client.send(test_frame(number, 8)) && client.receive_frame() == expected_reply(number);
+  }
   std::vector<std::string> reasons() {
     const std::lock_guard lock(mutex_);
     return reasons_;
   }
-  bool waits_until(const std::function<bool()>& condition, int timeout_ms = 60'000) {
+  bool wait_until(const std::function<bool()>& condition, int timeout_ms = 60'000) {
     const uint64_t until = base::monotonic_ns() + static_cast<uint64_t>(timeout_ms) * kMs;
     while (!condition()) {
       if (base::monotonic_ns() > until) return false;
@@ -127,7 +130,7 @@ class Echo {
     reasons_.push_back(reason.to_string());
   }
 
-  void frames_of(ConnectionId connection) {
+  void answer_frames(ConnectionId connection) {
     std::span<const std::byte> frame;
     while (endpoint_.peek(connection, frame)) {
       EXPECT_EQ(reinterpret_cast<uintptr_t>(frame.data()) % 8, 0u);

@@ -25,17 +25,36 @@ class TransportContract : public testing::TestWithParam<Backend> {
     transport_ = GetParam().make(limits, endpoints, admit);
     ASSERT_TRUE(transport_->start().ok());
   }
+  // Make a transport with one endpoint, and an Echo that serves it on a thread.
+  Echo& serve(const Limits& limits = {}, std::function<size_t(uint32_t)> rows_of = {},
+              size_t row_bytes = 512) {
+    make(limits);
+    echo_ = std::make_unique<Echo>(*transport_, 0, domain_, row_bytes);
+    if (rows_of) echo_->rows_of = std::move(rows_of);
+    echo_->start();
+    return *echo_;
+  }
+  // Make a transport and a client whose first frame was answered. This thread steps the Echo, which
+  // counts in seen_ whose frames it answered.
+  std::unique_ptr<Client> connect_by_steps() {
+    make();
+    echo_ = std::make_unique<Echo>(*transport_, 0, domain_);
+    echo_->on_frame = [this](ConnectionId id) { seen_.push_back(id); };
+    auto client = connect();
+    EXPECT_TRUE(client->send(test_frame(1, 8)));
+    while (seen_.empty()) echo_->step(50);
+    return client;
+  }
   std::unique_ptr<Client> connect() { return GetParam().connect(*transport_); }
-  LoopbackTransport& loopback() { return static_cast<LoopbackTransport&>(*transport_); }
 
   epoch::Domain domain_;  // outlives every pin
   std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Echo> echo_;
+  std::vector<ConnectionId> seen_;
 };
 
-TEST_P(TransportContract, RepliesComeInOrder) {
-  make();
-  Echo echo(*transport_, 0, domain_);
-  echo.start();
+TEST_P(TransportContract, RepliesArriveInTheOrderOfTheirRequests) {
+  Echo& echo = serve();
   auto client = connect();
   for (uint32_t number = 0; number < 200; ++number) {
     ASSERT_TRUE(client->send(test_frame(number, number % 5 * 8)));
@@ -44,13 +63,11 @@ TEST_P(TransportContract, RepliesComeInOrder) {
         EXPECT_EQ(client->receive_frame(), echo.expected_reply(i));
     }
   }
-  EXPECT_TRUE(echo.waits_until([&] { return echo.reader().live() == 0; }));
+  EXPECT_TRUE(echo.wait_until([&] { return echo.reader().live() == 0; }));
 }
 
 TEST_P(TransportContract, FramesArriveWholeHoweverTheyAreCut) {
-  make();
-  Echo echo(*transport_, 0, domain_);
-  echo.start();
+  Echo& echo = serve();
   const uint64_t seed = tests::seed();
   std::mt19937_64 random(seed);
   auto client = connect();
@@ -71,13 +88,10 @@ TEST_P(TransportContract, FramesArriveWholeHoweverTheyAreCut) {
   }
 }
 
-TEST_P(TransportContract, BigFramesBothWays) {
-  make();
-  Echo echo(*transport_, 0, domain_, 4096);
-  echo.rows_of = [](uint32_t) {
-    return Echo::kRows - 1;
-  };  // 4 MiB: more than any socket buffer, more than IOV_MAX pieces
-  echo.start();
+TEST_P(TransportContract, CarriesBigFramesInBothDirections) {
+  // 4 MiB: more than any socket buffer, more than IOV_MAX pieces
+  Echo& echo = serve(
+      {}, [](uint32_t) { return Echo::kRows - 1; }, 4096);
   auto client = connect();
   // Requests wait while replies are not read, so one thread sends and another reads.
   std::thread sending([&] {
@@ -91,10 +105,7 @@ TEST_P(TransportContract, BigFramesBothWays) {
 }
 
 TEST_P(TransportContract, ASlowReaderGetsEverything) {
-  make();
-  Echo echo(*transport_, 0, domain_);
-  echo.rows_of = [](uint32_t number) { return 200 + number % 800; };
-  echo.start();
+  Echo& echo = serve({}, [](uint32_t number) { return 200 + number % 800; });
   auto client = connect();
   constexpr uint32_t kFrames = 60;  // about 18 MB of replies
   for (uint32_t number = 0; number < kFrames; ++number)
@@ -106,7 +117,7 @@ TEST_P(TransportContract, ASlowReaderGetsEverything) {
     ASSERT_EQ(client->receive_frame(), echo.expected_reply(number)) << number;
     if (number % 10 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  EXPECT_TRUE(echo.waits_until([&] { return echo.reader().live() == 0; }));
+  EXPECT_TRUE(echo.wait_until([&] { return echo.reader().live() == 0; }));
 }
 
 TEST_P(TransportContract, ManyConnectionsAreSpreadEvenly) {
@@ -124,24 +135,19 @@ TEST_P(TransportContract, ManyConnectionsAreSpreadEvenly) {
   EXPECT_EQ(first.opened, 50);
   EXPECT_EQ(second.opened, 50);
   clients.clear();
-  EXPECT_TRUE(first.waits_until([&] { return first.closed == 50 && second.closed == 50; }));
+  EXPECT_TRUE(first.wait_until([&] { return first.closed == 50 && second.closed == 50; }));
   // Their places are reused.
-  auto client = connect();
-  ASSERT_TRUE(client->send(test_frame(5, 0)));
-  EXPECT_EQ(client->receive_frame(), first.expected_reply(5));
+  EXPECT_TRUE(first.answers(*connect(), 5));
 }
 
 TEST_P(TransportContract, RefusesConnectionsAboveTheLimit) {
   Limits limits;
   limits.connections = 3;
-  make(limits);
-  Echo echo(*transport_, 0, domain_);
-  echo.start();
+  Echo& echo = serve(limits);
   std::vector<std::unique_ptr<Client>> clients;
   for (uint32_t i = 0; i < 3; ++i) {
     clients.push_back(connect());
-    ASSERT_TRUE(clients.back()->send(test_frame(i, 0)));
-    EXPECT_EQ(clients.back()->receive_frame(), echo.expected_reply(i));
+    EXPECT_TRUE(echo.answers(*clients.back(), i));
   }
   auto refused = connect();
   refused->send(test_frame(9, 4096));  // a client that sends first must still receive the reason
@@ -149,15 +155,14 @@ TEST_P(TransportContract, RefusesConnectionsAboveTheLimit) {
             std::string::npos);
   EXPECT_EQ(transport_->refused(), 1u);
   clients.pop_back();
-  EXPECT_TRUE(echo.waits_until([&] { return echo.closed == 1; }));
+  EXPECT_TRUE(echo.wait_until([&] { return echo.closed == 1; }));
   refused.reset();
-  EXPECT_TRUE(echo.waits_until([&] {  // until the refused connection's socket is closed
-    auto again = connect();
-    return again->send(test_frame(4, 0)) && again->receive_frame() == echo.expected_reply(4);
+  EXPECT_TRUE(echo.wait_until([&] {  // until the refused connection's socket is closed
+    return echo.answers(*connect(), 4);
   }));
 }
 
-TEST_P(TransportContract, AdmissionMayRefuse) {
+TEST_P(TransportContract, AdmissionMayRefuseAPeer) {
   std::atomic<bool> open{false};
   make({}, 1, [&open](const Peer& peer) {
     EXPECT_FALSE(peer.address.empty());
@@ -169,14 +174,11 @@ TEST_P(TransportContract, AdmissionMayRefuse) {
   EXPECT_EQ(echo.opened, 0);
   open = true;
   auto client = connect();
-  ASSERT_TRUE(client->send(test_frame(3, 0)));
-  EXPECT_EQ(client->receive_frame(), echo.expected_reply(3));
+  EXPECT_TRUE(echo.answers(*client, 3));
 }
 
-TEST_P(TransportContract, GarbageIsToldAndClosedAtOnce) {
-  make();
-  Echo echo(*transport_, 0, domain_);
-  echo.start();
+TEST_P(TransportContract, GarbageClosesItsConnectionAndTheReasonIsSent) {
+  Echo& echo = serve();
   auto good = connect();
   auto bad = connect();
   ASSERT_TRUE(bad->send(test_frame(1, 8)));  // a good frame before the garbage is answered first
@@ -186,16 +188,13 @@ TEST_P(TransportContract, GarbageIsToldAndClosedAtOnce) {
   bad->send(garbage);
   EXPECT_EQ(bad->receive_frame(), echo.expected_reply(1));
   EXPECT_EQ(bad->read_to_end(), "INVALID_ARGUMENT: broken header");
-  EXPECT_TRUE(echo.waits_until([&] { return echo.closed == 1; }));
-  ASSERT_TRUE(good->send(test_frame(2, 8)));
-  EXPECT_EQ(good->receive_frame(), echo.expected_reply(2));
+  EXPECT_TRUE(echo.wait_until([&] { return echo.closed == 1; }));
+  EXPECT_TRUE(echo.answers(*good, 2));
   EXPECT_EQ(echo.endpoint().counters().closed_for_cause, 1u);
 }
 
-TEST_P(TransportContract, OversizedFrameIsRefusedByItsHeader) {
-  make();
-  Echo echo(*transport_, 0, domain_);
-  echo.start();
+TEST_P(TransportContract, RefusesAnOversizedFrameByItsHeader) {
+  serve();
   auto client = connect();
   const TestHeader header{static_cast<uint32_t>(kTestFrameBytesMax + 8), 0};
   // The body never arrives, and the server does not wait for it.
@@ -204,10 +203,8 @@ TEST_P(TransportContract, OversizedFrameIsRefusedByItsHeader) {
             std::string::npos);
 }
 
-TEST_P(TransportContract, TruncatedFrameIsToldWhenThePeerEnds) {
-  make();
-  Echo echo(*transport_, 0, domain_);
-  echo.start();
+TEST_P(TransportContract, ReportsATruncatedFrameWhenThePeerStopsSending) {
+  serve();
   auto client = connect();
   const std::vector<std::byte> frame = test_frame(1, 800);
   ASSERT_TRUE(client->send(std::span(frame).first(100)));
@@ -216,11 +213,8 @@ TEST_P(TransportContract, TruncatedFrameIsToldWhenThePeerEnds) {
             std::string::npos);
 }
 
-TEST_P(TransportContract, RepliesReachAPeerThatHasEnded) {
-  make();
-  Echo echo(*transport_, 0, domain_);
-  echo.rows_of = [](uint32_t) { return 1000; };
-  echo.start();
+TEST_P(TransportContract, RepliesReachAPeerThatSendsNoMore) {
+  Echo& echo = serve({}, [](uint32_t) { return 1000; });
   auto client = connect();
   for (uint32_t number = 0; number < 8; ++number) ASSERT_TRUE(client->send(test_frame(number, 8)));
   client->end_sending();
@@ -228,42 +222,36 @@ TEST_P(TransportContract, RepliesReachAPeerThatHasEnded) {
     ASSERT_EQ(client->receive_frame(), echo.expected_reply(number));
   }
   EXPECT_EQ(client->read_to_end(), "");
-  EXPECT_TRUE(echo.waits_until([&] { return echo.closed == 1; }));
+  EXPECT_TRUE(echo.wait_until([&] { return echo.closed == 1; }));
   EXPECT_EQ(echo.endpoint().counters().closed_for_cause, 0u);
 }
 
-TEST_P(TransportContract, SlowLorisIsClosedAndIdleIsNot) {
+TEST_P(TransportContract, ClosesAPeerWithASlowFrameButNotAnIdleOne) {
   Limits limits;
   limits.frame_ms = 100;
-  make(limits);
-  Echo echo(*transport_, 0, domain_);
-  echo.start();
+  Echo& echo = serve(limits);
   auto idle = connect();
   auto loris = connect();
   const std::vector<std::byte> frame = test_frame(1, 4000);
-  std::atomic<bool> told{false};
+  std::atomic<bool> is_closed{false};
   std::thread dribble([&] {  // a byte now and then does not help
-    for (size_t at = 0; at < frame.size() && !told; ++at) {
+    for (size_t at = 0; at < frame.size() && !is_closed; ++at) {
       if (!loris->send(std::span(frame).subspan(at, 1))) break;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   });
   EXPECT_NE(loris->read_to_end().find("DEADLINE_EXCEEDED: a frame was not complete 100 ms"),
             std::string::npos);
-  told = true;
+  is_closed = true;
   dribble.join();
-  ASSERT_TRUE(idle->send(test_frame(2, 8)));  // idle for longer than the limit
-  EXPECT_EQ(idle->receive_frame(), echo.expected_reply(2));
+  EXPECT_TRUE(echo.answers(*idle, 2));  // idle for longer than the limit
 }
 
 TEST_P(TransportContract, NeverReadingPeerIsClosedAndHoldsNothing) {
   Limits limits;
   limits.output_stall_ms = 200;
   limits.output_pause_bytes = 256 << 10;
-  make(limits);
-  Echo echo(*transport_, 0, domain_);
-  echo.rows_of = [](uint32_t) { return 1000; };
-  echo.start();
+  Echo& echo = serve(limits, [](uint32_t) { return 1000; });
   auto mute = connect();
   auto good = connect();
   std::thread flood([&] {
@@ -271,112 +259,90 @@ TEST_P(TransportContract, NeverReadingPeerIsClosedAndHoldsNothing) {
     for (int i = 0; i < 5000 && mute->send(frame); ++i) {
     }
   });
-  EXPECT_TRUE(echo.waits_until([&] { return echo.closed == 1; }, 10'000));
+  EXPECT_TRUE(echo.wait_until([&] { return echo.closed == 1; }, 10'000));
   flood.join();
   const std::vector<std::string> reasons = echo.reasons();
   ASSERT_EQ(reasons.size(), 1u);
   EXPECT_NE(reasons[0].find("has read nothing for 200 ms"), std::string::npos) << reasons[0];
-  EXPECT_TRUE(echo.waits_until([&] { return echo.reader().live() == 0; }));
-  ASSERT_TRUE(good->send(test_frame(2, 8)));
-  EXPECT_EQ(good->receive_frame(), echo.expected_reply(2));
+  EXPECT_TRUE(echo.wait_until([&] { return echo.reader().live() == 0; }));
+  EXPECT_TRUE(echo.answers(*good, 2));
 }
 
 TEST_P(TransportContract, APeerThatStopsReadingHoldsNoRows) {
   Limits limits;
   limits.pin_ms = 2'000;
   limits.output_pause_bytes = 256 << 10;
-  make(limits);
-  Echo echo(*transport_, 0, domain_);
-  echo.rows_of = [](uint32_t) { return 1000; };
-  echo.start();
+  Echo& echo = serve(limits, [](uint32_t) { return 1000; });
   auto mute = connect();
   auto good = connect();
   for (uint32_t i = 0; i < 8; ++i) mute->send(test_frame(i, 8));
-  EXPECT_TRUE(echo.waits_until([&] { return echo.frames > 0; }));
-  for (uint32_t i = 0; i < 10; ++i) {
-    ASSERT_TRUE(good->send(test_frame(i, 8)));
-    EXPECT_EQ(good->receive_frame(), echo.expected_reply(i));
-  }
-  EXPECT_TRUE(echo.waits_until([&] { return echo.reader().live() == 0; }));
+  EXPECT_TRUE(echo.wait_until([&] { return echo.frames > 0; }));
+  for (uint32_t i = 0; i < 10; ++i) EXPECT_TRUE(echo.answers(*good, i));
+  EXPECT_TRUE(echo.wait_until([&] { return echo.reader().live() == 0; }));
   EXPECT_EQ(echo.no_pin, 0);
 }
 
 TEST_P(TransportContract, APeerThatDiesHoldsNoRows) {
-  make();
-  Echo echo(*transport_, 0, domain_);
-  echo.rows_of = [](uint32_t) { return 1000; };
-  echo.start();
+  Echo& echo = serve({}, [](uint32_t) { return 1000; });
   auto good = connect();
   for (int life = 0; life < 10; ++life) {
     auto dying = connect();
     for (uint32_t i = 0; i < 8; ++i) dying->send(test_frame(i, 8));
     EXPECT_FALSE(dying->receive_frame().empty());  // it is served and has read a part
     dying->close();
-    EXPECT_TRUE(echo.waits_until([&] { return echo.closed == life + 1; }));
+    EXPECT_TRUE(echo.wait_until([&] { return echo.closed == life + 1; }));
   }
-  EXPECT_TRUE(echo.waits_until([&] { return echo.reader().live() == 0; }));
-  ASSERT_TRUE(good->send(test_frame(3, 8)));
-  EXPECT_EQ(good->receive_frame(), echo.expected_reply(3));
+  EXPECT_TRUE(echo.wait_until([&] { return echo.reader().live() == 0; }));
+  EXPECT_TRUE(echo.answers(*good, 3));
 }
 
 TEST_P(TransportContract, OutputIsBoundedInBytes) {
   Limits limits;
   limits.output_close_bytes = 8 << 20;
   limits.output_pause_bytes = 64 << 20;  // so that only the byte limit applies
-  make(limits);
-  Echo echo(*transport_, 0, domain_, 4096);
-  echo.rows_of = [](uint32_t) { return 1000; };
-  echo.start();
+  Echo& echo = serve(
+      limits, [](uint32_t) { return 1000; }, 4096);
   auto mute = connect();
   for (uint32_t i = 0; i < 12; ++i) mute->send(test_frame(i, 8));
-  EXPECT_TRUE(echo.waits_until([&] { return echo.closed == 1; }));
+  EXPECT_TRUE(echo.wait_until([&] { return echo.closed == 1; }));
   const std::vector<std::string> reasons = echo.reasons();
   ASSERT_EQ(reasons.size(), 1u);
   EXPECT_NE(reasons[0].find("8388608 bytes of replies unread"), std::string::npos) << reasons[0];
-  EXPECT_TRUE(echo.waits_until([&] { return echo.reader().live() == 0; }));
+  EXPECT_TRUE(echo.wait_until([&] { return echo.reader().live() == 0; }));
 }
 
 TEST_P(TransportContract, APausedConnectionIsNotReported) {
-  make();
-  Echo echo(*transport_, 0, domain_);
-  std::vector<ConnectionId> seen;
-  echo.on_frame = [&](ConnectionId id) { seen.push_back(id); };
-  auto client = connect();
-  ASSERT_TRUE(client->send(test_frame(1, 8)));
-  while (seen.empty()) echo.step(50);
-  echo.endpoint().pause(seen[0]);
+  auto client = connect_by_steps();
+  Echo& echo = *echo_;
+  echo.endpoint().pause(seen_[0]);
   ASSERT_TRUE(client->send(test_frame(2, 8)));
   for (int i = 0; i < 5; ++i) echo.step(5);
-  EXPECT_EQ(seen.size(), 1u);
-  echo.endpoint().resume(seen[0]);
-  for (int i = 0; i < 100 && seen.size() < 2; ++i) echo.step(5);
-  EXPECT_EQ(seen.size(), 2u);
+  EXPECT_EQ(seen_.size(), 1u);
+  echo.endpoint().resume(seen_[0]);
+  for (int i = 0; i < 100 && seen_.size() < 2; ++i) echo.step(5);
+  EXPECT_EQ(seen_.size(), 2u);
   EXPECT_EQ(client->receive_frame(), echo.expected_reply(1));
   EXPECT_EQ(client->receive_frame(), echo.expected_reply(2));
 }
 
 TEST_P(TransportContract, PostToAClosedConnectionDropsThePin) {
-  make();
-  Echo echo(*transport_, 0, domain_);
-  std::vector<ConnectionId> seen;
-  echo.on_frame = [&](ConnectionId id) { seen.push_back(id); };
-  auto client = connect();
-  ASSERT_TRUE(client->send(test_frame(1, 8)));
-  while (seen.empty()) echo.step(50);
+  auto client = connect_by_steps();
+  Echo& echo = *echo_;
   client->close();
   while (echo.closed == 0) echo.step(50);
   auto next = connect();  // uses the same slot
   while (echo.opened < 2) echo.step(50);
   gather::GatherList list;
   list.assign(test_frame(77, 8));
-  echo.endpoint().post(seen[0], std::move(list), echo.reader().pin());
+  echo.endpoint().post(seen_[0], std::move(list), echo.reader().pin());
   echo.endpoint().flush();
   echo.step(5);
   EXPECT_EQ(echo.reader().live(), 0u);
-  EXPECT_TRUE(next->receive_frame(100).empty()) << "a stale id must not reach the slot's new owner";
+  EXPECT_TRUE(next->receive_frame(100).empty())
+      << "an old id must not reach the slot's new connection";
 }
 
-TEST_P(TransportContract, CloseTellsTheReason) {
+TEST_P(TransportContract, CloseSendsItsReason) {
   make();
   Echo echo(*transport_, 0, domain_);
   echo.on_frame = [&](ConnectionId id) {
@@ -386,11 +352,11 @@ TEST_P(TransportContract, CloseTellsTheReason) {
   auto client = connect();
   ASSERT_TRUE(client->send(test_frame(1, 8)));
   EXPECT_EQ(client->read_to_end(), "UNAVAILABLE: going away");
-  EXPECT_TRUE(echo.waits_until([&] { return echo.closed == 1; }));
-  EXPECT_TRUE(echo.waits_until([&] { return echo.reader().live() == 0; }));
+  EXPECT_TRUE(echo.wait_until([&] { return echo.closed == 1; }));
+  EXPECT_TRUE(echo.wait_until([&] { return echo.reader().live() == 0; }));
 }
 
-TEST_P(TransportContract, WakeEndsAPoll) {
+TEST_P(TransportContract, WakeInterruptsAPoll) {
   make();
   Endpoint& endpoint = transport_->endpoint(0);
   const uint64_t start = base::monotonic_ns();
@@ -404,18 +370,14 @@ TEST_P(TransportContract, WakeEndsAPoll) {
 }
 
 TEST_P(TransportContract, StopAcceptingKeepsConnections) {
-  make();
-  Echo echo(*transport_, 0, domain_);
-  echo.start();
+  Echo& echo = serve();
   auto client = connect();
-  ASSERT_TRUE(client->send(test_frame(1, 8)));
-  EXPECT_EQ(client->receive_frame(), echo.expected_reply(1));
+  EXPECT_TRUE(echo.answers(*client, 1));
   transport_->stop_accepting();
-  ASSERT_TRUE(client->send(test_frame(2, 8)));
-  EXPECT_EQ(client->receive_frame(), echo.expected_reply(2));
+  EXPECT_TRUE(echo.answers(*client, 2));
 }
 
-TEST_P(TransportContract, ManyClientsAtOnceUnderLoad) {
+TEST_P(TransportContract, ManyClientsGetTheirRepliesAtTheSameTime) {
   make({}, 2);
   Echo first(*transport_, 0, domain_);
   Echo second(*transport_, 1, domain_);

@@ -26,30 +26,33 @@ class Zerocopy : public testing::Test {
     options.limits = limits;
     options.rules = test_rules();
     options.host = host_;
-    auto made = make_tcp(options);
-    if (!made.ok() && host_ == "::1") return;
-    ASSERT_TRUE(made.ok()) << made.status().to_string();
-    transport_ = std::move(made.value());
+    auto tcp = make_tcp(options);
+    if (!tcp.ok() && host_ == "::1") return;
+    ASSERT_TRUE(tcp.ok()) << tcp.status().to_string();
+    transport_ = std::move(tcp.value());
     ASSERT_TRUE(transport_->start().ok());
     echo_ = std::make_unique<Echo>(*transport_, 0, domain_, kRowBytes);
     echo_->rows_of = [](uint32_t number) { return number == kSmall ? 3 : 1000; };
   }
-  std::unique_ptr<Client> connect() {
-    for (const Backend& backend : backends()) {
-      if (backend.name == "tcp_zerocopy") return backend.connect(*transport_);
-    }
-    return nullptr;
+  void serve(const Limits& limits = {}) {
+    make(limits);
+    echo_->start();
   }
+  std::unique_ptr<Client> connect() { return backend_named("tcp_zerocopy").connect(*transport_); }
   // Answer requests until rows wait in the send queue, which is more than any window takes.
   void fill_send_queue(Client& mute, uint32_t requests) {
     for (uint32_t i = 0; i < requests; ++i) ASSERT_TRUE(mute.send(test_frame(kFirst + i, 8)));
-    ASSERT_TRUE(echo_->waits_until([&] { return counters().lists_zerocopy > 0; }));
-    ASSERT_TRUE(echo_->waits_until([&] { return echo_->reader().live() > 0; }));
+    ASSERT_TRUE(echo_->wait_until([&] { return counters().lists_zerocopy > 0; }));
+    ASSERT_TRUE(echo_->wait_until([&] { return echo_->reader().live() > 0; }));
   }
   const Counters& counters() { return echo_->endpoint().counters(); }
-  void expect_served(Client& good) {
-    ASSERT_TRUE(good.send(test_frame(kFirst, 8)));
-    EXPECT_EQ(good.receive_frame(), echo_->expected_reply(kFirst));
+  void expect_served(Client& good) { EXPECT_TRUE(echo_->answers(good, kFirst)); }
+
+  // One connection is closed, all pins are dropped, and `good` is still served.
+  void expect_closed_and_released(Client& good) {
+    EXPECT_TRUE(echo_->wait_until([&] { return echo_->closed == 1; }));
+    EXPECT_TRUE(echo_->wait_until([&] { return echo_->reader().live() == 0; }));
+    expect_served(good);
   }
 
   static constexpr uint32_t kSmall = 1;
@@ -73,12 +76,12 @@ TEST_F(Zerocopy, RowsAreReadAfterTheyWerePosted) {
   echo_->start();
   const std::vector<std::byte> reply = mute->receive_frame();
   ASSERT_EQ(reply.size(), posted.size());
-  EXPECT_NE(reply, posted) << "a test of this room could not see a pin that is dropped too early";
-  EXPECT_TRUE(echo_->waits_until([&] { return echo_->reader().live() == 0; }));
+  EXPECT_NE(reply, posted) << "otherwise no test here could detect a pin that is dropped too early";
+  EXPECT_TRUE(echo_->wait_until([&] { return echo_->reader().live() == 0; }));
 }
 
-// The domain may be destroyed next: a pin that outlived this would be dropped into freed memory.
-TEST_F(Zerocopy, TheEndDropsEveryPin) {
+// The domain may be destroyed next, and then a pin must not exist any more.
+TEST_F(Zerocopy, EndDropsEveryPin) {
   make();
   auto mute = connect();
   ASSERT_TRUE(mute->send(test_frame(kFirst, 8)));
@@ -90,11 +93,9 @@ TEST_F(Zerocopy, TheEndDropsEveryPin) {
 }
 
 TEST_F(Zerocopy, SmallListsAreCopied) {
-  make();
-  echo_->start();
+  serve();
   auto client = connect();
-  ASSERT_TRUE(client->send(test_frame(kSmall, 8)));
-  EXPECT_EQ(client->receive_frame(), echo_->expected_reply(kSmall));
+  EXPECT_TRUE(echo_->answers(*client, kSmall));
   EXPECT_EQ(counters().lists_zerocopy, 0u);
   EXPECT_EQ(counters().lists_copied, 1u);
 }
@@ -104,42 +105,33 @@ TEST_F(Zerocopy, APeerThatStopsReadingIsClosedAndItsRowsReleased) {
   limits.pin_ms = 2'000;
   limits.output_stall_ms = 600'000;  // so that only the pin's limit applies
   limits.output_pause_bytes = limits.output_close_bytes;
-  make(limits);
-  echo_->start();
+  serve(limits);
   auto mute = connect();
   auto good = connect();
   fill_send_queue(*mute, 2);
-  EXPECT_TRUE(echo_->waits_until([&] { return echo_->closed == 1; }));
+  expect_closed_and_released(*good);
   EXPECT_GE(echo_->overdue, 1);
   EXPECT_NE(echo_->reasons()[0].find("rows held too long"), std::string::npos);
-  EXPECT_TRUE(echo_->waits_until([&] { return echo_->reader().live() == 0; }));
-  expect_served(*good);
 }
 
 TEST_F(Zerocopy, APeerThatDiesReleasesItsRows) {
-  make();
-  echo_->start();
+  serve();
   auto dying = connect();
   auto good = connect();
   fill_send_queue(*dying, 2);
   dying->close();  // unread bytes: the kernel resets the connection
-  EXPECT_TRUE(echo_->waits_until([&] { return echo_->closed == 1; }));
-  EXPECT_TRUE(echo_->waits_until([&] { return echo_->reader().live() == 0; }));
-  expect_served(*good);
+  expect_closed_and_released(*good);
 }
 
 TEST_F(Zerocopy, AConnectionThatIsClosedForCauseReleasesItsRows) {
   Limits limits;
   limits.output_close_bytes = 8 << 20;
   limits.output_pause_bytes = 64 << 20;
-  make(limits);
-  echo_->start();
+  serve(limits);
   auto mute = connect();
   auto good = connect();
   fill_send_queue(*mute, 6);
-  EXPECT_TRUE(echo_->waits_until([&] { return echo_->closed == 1; }));
-  EXPECT_TRUE(echo_->waits_until([&] { return echo_->reader().live() == 0; }));
-  expect_served(*good);
+  expect_closed_and_released(*good);
 }
 
 TEST_F(Zerocopy, ASlowPeerHoldsFewPins) {
@@ -149,7 +141,7 @@ TEST_F(Zerocopy, ASlowPeerHoldsFewPins) {
   auto mute = connect();
   auto good = connect();
   for (uint32_t i = 0; i < 400; ++i) ASSERT_TRUE(mute->send(test_frame(kFirst, 8)));
-  ASSERT_TRUE(echo_->waits_until([&] { return echo_->reader().live() > 0; }));
+  ASSERT_TRUE(echo_->wait_until([&] { return echo_->reader().live() > 0; }));
   for (int i = 0; i < 20; ++i) {
     expect_served(*good);
     EXPECT_LE(echo_->reader().live(), 40u);  // 16 of each connection, and those being posted
@@ -157,9 +149,8 @@ TEST_F(Zerocopy, ASlowPeerHoldsFewPins) {
   EXPECT_EQ(echo_->no_pin, 0);
 }
 
-TEST_F(Zerocopy, AnEndpointThatEndsWaitsForItsRows) {
-  make();
-  echo_->start();
+TEST_F(Zerocopy, DestroyingATransportWaitsForItsRows) {
+  serve();
   auto mute = connect();
   fill_send_queue(*mute, 2);
   epoch::Reader& reader = echo_->reader();
@@ -201,27 +192,26 @@ TEST_F(Zerocopy, ClosingKeepsRowsUntilTheLastPacketIsGone) {
     if (!allowed) return;
     Limits limits;
     limits.pin_ms = 100;
-    make(limits);
-    echo_->start();
+    serve(limits);
     auto client = connect();
     ASSERT_TRUE(client->send(test_frame(kFirst, 8)));
     std::thread reading([&] { client->read_to_end(60'000); });  // so that packets are in flight
-    EXPECT_TRUE(echo_->waits_until([&] { return echo_->closed == 1; }));
-    EXPECT_TRUE(echo_->waits_until([&] { return echo_->reasons().size() == 2; }))
+    EXPECT_TRUE(echo_->wait_until([&] { return echo_->closed == 1; }));
+    EXPECT_TRUE(echo_->wait_until([&] { return echo_->reasons().size() == 2; }))
         << "closed, then reported as still being read";
     EXPECT_NE(
         echo_->reasons().back().find("was closed 100 ms ago and the network card still reads 1"),
         std::string::npos)
         << echo_->reasons().back();
     EXPECT_EQ(echo_->reader().live(), 1u);
-    EXPECT_TRUE(echo_->waits_until([&] { return echo_->reader().live() == 0; }, 60'000));
+    EXPECT_TRUE(echo_->wait_until([&] { return echo_->reader().live() == 0; }, 60'000));
     EXPECT_EQ(echo_->overdue, 2);
     echo_->stop();
     EXPECT_EQ(echo_->endpoint().pending_posts(), 0u);
     reading.join();
   });
   apart.join();
-  if (!allowed) GTEST_SKIP() << "needs leave to make a network namespace, and tc with tbf";
+  if (!allowed) GTEST_SKIP() << "needs permission to make a network namespace, and tc with tbf";
 }
 
 TEST_F(Zerocopy, CompletionsComeOverIpv6Too) {
@@ -242,7 +232,7 @@ TEST_F(Zerocopy, CompletionsComeOverIpv6Too) {
             static_cast<ssize_t>(reply.size()));
   EXPECT_EQ(reply, echo_->expected_reply(kFirst));
   EXPECT_GT(counters().zerocopy_sends, 0u);
-  EXPECT_TRUE(echo_->waits_until([&] { return echo_->reader().live() == 0; }));
+  EXPECT_TRUE(echo_->wait_until([&] { return echo_->reader().live() == 0; }));
   ::close(fd);
 }
 
@@ -252,19 +242,17 @@ TEST_F(Zerocopy, WithoutMemoryForCompletionsTheKernelCopies) {
     // Per network since Linux 6.8; before, the file does not exist in a separate network namespace.
     allowed = enter_own_network() && set_optmem("1");
     if (!allowed) return;
-    make();
-    echo_->start();
+    serve();
     auto client = connect();
-    for (uint32_t number = kFirst; number < kFirst + 20; ++number) {
-      ASSERT_TRUE(client->send(test_frame(number, 8)));
-      ASSERT_EQ(client->receive_frame(), echo_->expected_reply(number)) << number;
-    }
+    for (uint32_t number = kFirst; number < kFirst + 20; ++number)
+      ASSERT_TRUE(echo_->answers(*client, number)) << number;
     EXPECT_EQ(counters().zerocopy_refused, 20u);
     EXPECT_EQ(counters().zerocopy_sends, 0u);
     echo_->stop();
   });
   apart.join();
-  if (!allowed) GTEST_SKIP() << "needs leave to make a network namespace with its own optmem_max";
+  if (!allowed)
+    GTEST_SKIP() << "needs permission to make a network namespace with its own optmem_max";
 }
 
 }  // namespace
