@@ -15,7 +15,7 @@ import torch
 from petps_client.torch import EmbeddingBag, EmbeddingBagCollection
 
 from petps import _native
-from tests.python.petps_client.served import Served
+from tests.python.petps_client.served import Served, add_table, serve
 from tests.seed import SEED
 
 TABLES, ROWS, DEFAULT = 26, 400, 0.125
@@ -38,22 +38,9 @@ def served(rows: dict[str, torch.Tensor]) -> Iterator[Served]:
     tables = _native.Tables.create("")
     instance = tables.create_instance("ranking", "ranking@1", TABLES).id
     for name, values in rows.items():
-        default = np.full((1, values.shape[1]), DEFAULT, np.float32)
-        table = tables.create_table(
-            name,
-            instance=instance,
-            dim=values.shape[1],
-            dtype="f32",
-            capacity=2 * ROWS,
-            feed="push",
-            default_row=_native.encode_rows("f32", default)[0],
-        )
-        table.apply(np.arange(ROWS, dtype=np.uint64), _native.encode_rows("f32", values.numpy()))
-    running = Served(tables, None, 0)
-    running.start()
-    yield running
-    running.stop()
-    tables.close()
+        add_table(tables, instance, name, "f32", values.numpy(), DEFAULT)
+    with serve(tables) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
@@ -63,20 +50,20 @@ def client(served: Served) -> Iterator[petps_client.Client]:
 
 
 def expected(rows: torch.Tensor, ids: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-    """Compute by torch alone, over the rows of the ids; an id without a row has the default."""
+    """Return torch's own embedding_bag over the rows. An id without a row has the default row."""
     default = torch.full((1, rows.shape[1]), DEFAULT)
     table = torch.cat([rows, default])
     return torch.nn.functional.embedding_bag(ids.clamp(max=ROWS), table, *arguments, **options)
 
 
-def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether both are equal to the bit."""
-    bits: bool = torch.equal(one.view(torch.int32), other.view(torch.int32))
-    return one.dtype == other.dtype and bits
+def same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether both are equal bit by bit."""
+    has_same_bits: bool = torch.equal(first.view(torch.int32), second.view(torch.int32))
+    return first.dtype == second.dtype and has_same_bits
 
 
 def jagged(random: np.random.Generator, bags: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids, some repeated or without a row, and where each bag begins; some are empty."""
+    """Return ids, some of them repeated or without a row, and the offsets of bags, some empty."""
     lengths = random.integers(0, 6, bags)
     ids = random.zipf(1.2, int(lengths.sum())) % (ROWS + 20)
     offsets = np.r_[0, np.cumsum(lengths)]
@@ -85,51 +72,50 @@ def jagged(random: np.random.Generator, bags: int) -> tuple[torch.Tensor, torch.
 
 @pytest.mark.parametrize("options", [{}, CACHED], ids=["plain", "cached"])
 @pytest.mark.parametrize("mode", ["sum", "mean"])
-def test_to_the_bit_as_torch(
+def test_a_bag_equals_torchs_bag_bit_by_bit(
     client: petps_client.Client, rows: dict[str, torch.Tensor], mode: str, options: dict[str, Any]
 ) -> None:
     random = np.random.default_rng((SEED, 1))
     for table in ("t0", "t1", "t2"):
         bag = EmbeddingBag(client, table, mode=mode, **options)
-        ended = EmbeddingBag(client, table, mode=mode, include_last_offset=True, **options)
+        bag_with_end = EmbeddingBag(client, table, mode=mode, include_last_offset=True, **options)
         assert list(bag.parameters()) == []
         assert bag.state_dict() == {}
         for bags in (0, 1, 7, 300):
             ids, offsets = jagged(random, bags)
             for dtype in (torch.int64, torch.int32):
-                found = bag(ids.to(dtype), offsets[:-1].to(dtype))
-                assert same(found, expected(rows[table], ids, offsets[:-1], mode=mode)), SEED
-            found = ended(ids.view(torch.uint64), offsets)
-            wanted = expected(rows[table], ids, offsets, mode=mode, include_last_offset=True)
-            assert same(found, wanted), SEED
+                pooled = bag(ids.to(dtype), offsets[:-1].to(dtype))
+                assert same(pooled, expected(rows[table], ids, offsets[:-1], mode=mode)), SEED
+            pooled = bag_with_end(ids.view(torch.uint64), offsets)
+            reference = expected(rows[table], ids, offsets, mode=mode, include_last_offset=True)
+            assert same(pooled, reference), SEED
             square = torch.from_numpy(random.integers(0, ROWS + 20, (bags, 5)))
             assert same(bag(square), expected(rows[table], square, mode=mode)), SEED
             if mode == "sum":
                 weights = torch.randn(len(ids), requires_grad=True)
-                found = bag(ids, offsets[:-1], weights)
-                wanted = expected(
+                pooled = bag(ids, offsets[:-1], weights)
+                reference = expected(
                     rows[table], ids, offsets[:-1], mode=mode, per_sample_weights=weights
                 )
-                assert same(found, wanted), SEED
-                found = bag(square, None, torch.ones(square.shape))
-                assert same(found, expected(rows[table], square, mode=mode)), SEED
+                assert same(pooled, reference), SEED
+                pooled = bag(square, None, torch.ones(square.shape))
+                assert same(pooled, expected(rows[table], square, mode=mode)), SEED
 
 
 def test_a_missing_key_has_the_default_row(client: petps_client.Client) -> None:
     bag = EmbeddingBag(client, "t0", mode="sum")
-    found = bag(torch.tensor([[ROWS + 1, (1 << 63) - 1]]))
-    assert same(found, torch.full((1, 4), 2 * DEFAULT))
+    pooled = bag(torch.tensor([[ROWS + 1, (1 << 63) - 1]]))
+    assert same(pooled, torch.full((1, 4), 2 * DEFAULT))
     assert bag(torch.empty((3, 0), dtype=torch.int64)).tolist() == [[0.0] * 4] * 3
     assert bag(torch.empty(0, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)).shape == (2, 4)
 
 
 @pytest.mark.parametrize("options", [{}, CACHED], ids=["plain", "cached"])
-def test_26_tables_in_one_frame(
+def test_a_collection_pulls_26_tables_in_one_frame(
     served: Served, rows: dict[str, torch.Tensor], options: dict[str, Any]
 ) -> None:
     random = np.random.default_rng((SEED, 2))
     modes = {name: ("sum", "mean")[number % 2] for number, name in enumerate(rows)}
-    assert served.server is not None
     with petps_client.connect(served.url, hot_sample_every=0) as client:
         bags = EmbeddingBagCollection(client, list(rows), mode=modes, **options)
         for _ in range(3):
@@ -137,20 +123,21 @@ def test_26_tables_in_one_frame(
             for name in rows:
                 ids, offsets = jagged(random, 4)
                 batch[name] = (ids, offsets[:-1])
-            before = served.server.stats()
-            found = bags(batch)
-            after = served.server.stats()
+            before = served.stats()
+            pooled = bags(batch)
+            after = served.stats()
             assert after["pulls"] - before["pulls"] == 1
             if not options:
                 distinct = sum(len(ids.unique()) for ids, _ in batch.values())
                 assert after["keys"] - before["keys"] == distinct
-            assert list(found) == list(rows)
+            assert list(pooled) == list(rows)
             for name, (ids, offsets) in batch.items():
-                assert same(found[name], expected(rows[name], ids, offsets, mode=modes[name])), SEED
+                reference = expected(rows[name], ids, offsets, mode=modes[name])
+                assert same(pooled[name], reference), SEED
         if options:  # all rows are cached by now
             again = bags(batch)
-            assert served.server.stats()["pulls"] == after["pulls"]
-            assert all(same(again[name], found[name]) for name in rows)
+            assert served.stats()["pulls"] == after["pulls"]
+            assert all(same(again[name], pooled[name]) for name in rows)
 
 
 def test_features_may_share_a_table(
@@ -163,18 +150,17 @@ def test_features_may_share_a_table(
         "user": torch.tensor([[7], [8]]),
         "unused": torch.tensor([[1]]),
     }
-    assert served.server is not None
-    before = served.server.stats()["keys"]
-    found = bags(batch)
-    assert served.server.stats()["keys"] - before == 4 + 2
-    assert same(found["bought"], expected(rows["t1"], batch["bought"], mode="sum"))
+    before = served.stats()["keys"]
+    pooled = bags(batch)
+    assert served.stats()["keys"] - before == 4 + 2
+    assert same(pooled["bought"], expected(rows["t1"], batch["bought"], mode="sum"))
     ids, offsets, weights = batch["clicked"]
-    wanted = expected(rows["t1"], ids, offsets, mode="sum", per_sample_weights=weights)
-    assert same(found["clicked"], wanted)
-    assert same(found["user"], rows["t0"][[7, 8]])
+    reference = expected(rows["t1"], ids, offsets, mode="sum", per_sample_weights=weights)
+    assert same(pooled["clicked"], reference)
+    assert same(pooled["user"], rows["t0"][[7, 8]])
 
 
-def test_what_was_prefetched_is_not_pulled_again(
+def test_prefetched_rows_are_not_pulled_again(
     served: Served, client: petps_client.Client, rows: dict[str, torch.Tensor]
 ) -> None:
     bag = EmbeddingBag(client, "t0", mode="sum")
@@ -182,21 +168,20 @@ def test_what_was_prefetched_is_not_pulled_again(
     ids = torch.tensor([[1, 2], [2, 3]])
     batch = {"t0": ids, "t1": ids}
     bag(ids), bags(batch)
-    assert served.server is not None
-    before = served.server.stats()["pulls"]
+    before = served.stats()["pulls"]
     bag.prefetch(ids)
     bags.prefetch(batch)
     ids_now = ids.clone()
     assert same(bag(ids_now), expected(rows["t0"], ids_now, mode="sum"))
     assert same(bags(batch)["t1"], expected(rows["t1"], ids, mode="sum"))
-    assert served.server.stats()["pulls"] == before + 2
+    assert served.stats()["pulls"] == before + 2
     bag.prefetch(ids)
-    ids += 1  # the loader puts its next batch into the same memory
+    ids += 1  # a loader may put its next batch into the same memory
     assert same(bag(ids), expected(rows["t0"], ids, mode="sum"))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_torchrecs_collection(
+def test_a_collection_equals_torchrecs_collection(
     client: petps_client.Client, rows: dict[str, torch.Tensor], weighted: bool
 ) -> None:
     torchrec = pytest.importorskip("torchrec")
@@ -209,7 +194,7 @@ def test_torchrecs_collection(
                 name=table,
                 embedding_dim=rows[table].shape[1],
                 num_embeddings=ROWS,
-                feature_names=[name for name, of in features.items() if of == table],
+                feature_names=[name for name, owner in features.items() if owner == table],
                 pooling=getattr(torchrec.PoolingType, pooling[table].upper()),
             )
             for table in ("t1", "t0", "t2")
@@ -231,21 +216,20 @@ def test_torchrecs_collection(
         torch.from_numpy(lengths.astype(np.int32)),
     )
     ours.prefetch(batch)
-    found, wanted = ours(batch), theirs(batch)
-    assert isinstance(found, torchrec.KeyedTensor)
-    assert found.keys() == wanted.keys()
-    assert found.length_per_key() == wanted.length_per_key()
-    assert same(found.values(), wanted.values().detach()), SEED
-    ours_only = {name: each.detach() for name, each in found.to_dict().items()}
-    assert set(ours_only) == set(features)
+    pooled, reference = ours(batch), theirs(batch)
+    assert isinstance(pooled, torchrec.KeyedTensor)
+    assert pooled.keys() == reference.keys()
+    assert pooled.length_per_key() == reference.length_per_key()
+    assert same(pooled.values(), reference.values().detach()), SEED
+    assert set(pooled.to_dict()) == set(features)
     with pytest.raises(petps_client.InvalidArgument, match=r"lacks features \['age'\]"):
         EmbeddingBagCollection(client, {"age": "t0"})(batch)
 
 
-def test_a_served_model_is_the_trained_one(
+def test_a_model_with_served_rows_equals_the_trained_model(
     client: petps_client.Client, rows: dict[str, torch.Tensor]
 ) -> None:
-    """A model with the server's bags: the same module in the same place, without parameters."""
+    """The model has an EmbeddingBag of petps_client in the place of torch's EmbeddingBag."""
 
     class Model(torch.nn.Module):  # type: ignore[misc]
         def __init__(self, bag: Any) -> None:
@@ -254,8 +238,8 @@ def test_a_served_model_is_the_trained_one(
             self.dense = torch.nn.Linear(16, 1)
 
         def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = torch.sigmoid(self.dense(self.bag(ids, offsets)))
-            return found
+            scores: torch.Tensor = torch.sigmoid(self.dense(self.bag(ids, offsets)))
+            return scores
 
     trained = Model(torch.nn.EmbeddingBag.from_pretrained(rows["t1"], mode="mean"))
     serving = Model(EmbeddingBag(client, "t1"))
@@ -272,16 +256,16 @@ def test_a_served_model_is_the_trained_one(
         ((torch.zeros(2),), "ids are torch.float32, expected int64, int32 or uint64"),
         (([1, 2],), "ids are a list, expected a tensor"),
         ((torch.tensor([[1, -2]]),), r"id -2 is below 0.*ids.view\(torch.uint64\)"),
-        ((torch.tensor([1, 2]),), "ids are 1-D: offsets must say where each bag begins"),
-        ((torch.tensor([[1]]), torch.tensor([0])), "ids are 2-D, a bag a row: offsets"),
+        ((torch.tensor([1, 2]),), "ids are 1-D: give offsets"),
+        ((torch.tensor([[1]]), torch.tensor([0])), "ids are 2-D, one bag per row: offsets"),
         ((torch.zeros((1, 1, 1), dtype=torch.int64),), r"ids have shape \(1, 1, 1\)"),
-        ((torch.tensor([1, 2]), torch.tensor([0, 2, 1])), r"offsets\[2\] is 1, less than the one"),
+        ((torch.tensor([1, 2]), torch.tensor([0, 2, 1])), r"offsets\[2\] is 1, less than offsets"),
         ((torch.tensor([1, 2]), torch.tensor([1])), r"offsets\[0\] is 1, expected 0"),
         ((torch.tensor([1, 2]), torch.tensor([0, 3])), "is 3, expected at most the number of ids"),
         ((torch.tensor([1, 2]), torch.tensor([[0]])), r"offsets have shape \(1, 1\)"),
         ((torch.tensor([1, 2]), torch.tensor([0.0])), "offsets are torch.float32"),
         ((torch.tensor([1, 2]), [0]), "offsets are list"),
-        ((torch.tensor([1]), torch.empty(0, dtype=torch.int64)), "1 ids are in no bag"),
+        ((torch.tensor([1]), torch.empty(0, dtype=torch.int64)), "offsets are empty, but there"),
         ((torch.tensor([[1, 2]]), None, torch.ones(2)), r"weights have shape \(2,\), expected"),
         ((torch.tensor([[1]]), None, torch.ones(1, 1).double()), "weights are torch.float64"),
     ],
@@ -295,32 +279,34 @@ def test_wrong_input_is_named(
 
 def test_wrong_options_and_batches_are_named(client: petps_client.Client) -> None:
     ids = torch.tensor([[1]])
-    wrong = petps_client.InvalidArgument
+    invalid = petps_client.InvalidArgument
     with pytest.raises(petps_client.NotFound, match=r"t99.*t0"):
         EmbeddingBag(client, "t99")
-    with pytest.raises(wrong, match="t0: mode is 'max', expected 'sum' or 'mean'"):
+    with pytest.raises(invalid, match="t0: mode is 'max', expected 'sum' or 'mean'"):
         EmbeddingBag(client, "t0", mode="max")
-    with pytest.raises(wrong, match="t0: weights go with mode 'sum', and the mode is 'mean'"):
+    with pytest.raises(invalid, match="t0: weights need mode 'sum', but the mode is 'mean'"):
         EmbeddingBag(client, "t0")(ids, None, torch.ones(1, 1))
-    with pytest.raises(wrong, match="expected the number of ids, 1"):
+    with pytest.raises(invalid, match="expected the number of ids, 1"):
         EmbeddingBag(client, "t0", include_last_offset=True)(ids[0], torch.tensor([0]))
-    with pytest.raises(wrong, match="offsets are empty, expected the end"):
+    with pytest.raises(invalid, match="offsets are empty, expected the number of ids, 1"):
         EmbeddingBag(client, "t0", include_last_offset=True)(ids[0], ids[0][:0])
-    with pytest.raises(wrong, match=r"features is 't0', expected several: \['t0'\]"):
+    with pytest.raises(invalid, match=r"features is 't0', expected a list: \['t0'\]"):
         EmbeddingBagCollection(client, "t0")
-    with pytest.raises(wrong, match=r"mode has features \['x'\], but there are \['t0'\]"):
+    with pytest.raises(invalid, match=r"mode has features \['x'\], but there are \['t0'\]"):
         EmbeddingBagCollection(client, ["t0"], mode={"x": "sum"})
     bags = EmbeddingBagCollection(client, ["t0"])
-    with pytest.raises(wrong, match="the batch is a Tensor"):
+    with pytest.raises(invalid, match="the batch is a Tensor"):
         bags(ids)
-    with pytest.raises(wrong, match=r"lacks features \['t0'\]; it has \['t1'\]"):
+    with pytest.raises(invalid, match=r"lacks features \['t0'\]; it has \['t1'\]"):
         bags({"t1": ids})
-    with pytest.raises(wrong, match="t0: a tuple of 4"):
+    with pytest.raises(invalid, match="t0: a tuple of 4"):
         bags({"t0": (ids, None, None, None)})
 
 
-def test_pinned_to_a_version(served: Served, client: petps_client.Client) -> None:
-    """Tables that are pushed to have no versions, so min_version=1 is STALE there."""
+def test_bags_can_require_a_version_or_an_instance(
+    served: Served, client: petps_client.Client
+) -> None:
+    """A table that receives pushes has no version, so min_version=1 is STALE there."""
     with pytest.raises(petps_client.Stale):
         EmbeddingBag(client, "t0", min_version=1)(torch.tensor([[1]]))
     with petps_client.connect(f"petps://{served.address}/ranking@1") as pinned:

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +19,9 @@ from petps_client.arrays import as_keys, as_rows
 from petps_client.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 
 if TYPE_CHECKING:
-    from typing import Self  # Python 3.11
+    from typing import Self, Unpack  # Python 3.11
 
-__all__ = ["Answer", "Client", "ManyAnswer", "PushReport", "Table", "connect"]
+__all__ = ["Answer", "Client", "ManyAnswer", "PullOptions", "PushReport", "Table", "connect"]
 
 Rows = npt.NDArray[Any]
 """float32[n, dim], or uint8[n, row_bytes] of stored rows."""
@@ -62,6 +61,19 @@ class PushReport:
     """Deletions of keys that did not exist."""
     refused: int
     """New keys that did not fit into a full table."""
+
+
+class PullOptions(TypedDict, total=False):
+    """The options that all methods for pulls take."""
+
+    deadline_ms: int | None
+    """Deadline of this call; None: that of the client."""
+    min_version: int
+    """Rows must be at least this new on every shard. 0: any version."""
+    wait_ms: int
+    """How long servers may wait for ``min_version``, within the deadline. 0: not at all."""
+    dedup: bool | None
+    """Whether to request a repeated key once. None: when it pays."""
 
 
 class Answer(NamedTuple):
@@ -143,7 +155,7 @@ def connect(
 
 
 class Client:
-    """A client made by :func:`connect`. It pulls and pushes from any number of threads.
+    """A client made by :func:`connect`. Any number of threads may pull and push.
 
     Close it with :meth:`close` or a ``with`` statement. After fork() a child must call
     :func:`connect` again.
@@ -159,12 +171,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -188,10 +195,7 @@ class Client:
         dtype: Form = ...,
         *,
         mask: Mask | None = ...,
-        deadline_ms: int | None = ...,
-        min_version: int = ...,
-        wait_ms: int = ...,
-        dedup: bool | None = ...,
+        **options: Unpack[PullOptions],
     ) -> Rows: ...
     @overload
     def pull(
@@ -203,10 +207,7 @@ class Client:
         return_mask: Literal[True],
         dtype: Form = ...,
         mask: Mask | None = ...,
-        deadline_ms: int | None = ...,
-        min_version: int = ...,
-        wait_ms: int = ...,
-        dedup: bool | None = ...,
+        **options: Unpack[PullOptions],
     ) -> tuple[Rows, Mask]: ...
     def pull(
         self,
@@ -217,10 +218,7 @@ class Client:
         dtype: Form = "f32",
         *,
         mask: Mask | None = None,
-        deadline_ms: int | None = None,
-        min_version: int = 0,
-        wait_ms: int = 0,
-        dedup: bool | None = None,
+        **options: Unpack[PullOptions],
     ) -> Rows | tuple[Rows, Mask]:
         """Pull rows. A missing key has the table's default row.
 
@@ -232,10 +230,7 @@ class Client:
             return_mask: Return (rows, mask); mask, bool[n], says which keys were found.
             dtype: "f32", or "stored" for uint8[n, row_bytes] as the server stores them.
             mask: A bool[n] that receives the mask.
-            deadline_ms: Deadline of this call.
-            min_version: Rows must be at least this new on every shard.
-            wait_ms: How long servers may wait for ``min_version``, within the deadline.
-            dedup: Whether to request a repeated key once. None: when it pays.
+            options: See :class:`PullOptions`.
 
         Returns:
             float32[n, dim], or with ``return_mask`` (rows, mask).
@@ -248,29 +243,13 @@ class Client:
             Unavailable: Names the server.
         """
         if return_mask and mask is None:
-            answer = self.pull_answer(
-                table,
-                keys,
-                out,
-                dtype,
-                deadline_ms=deadline_ms,
-                min_version=min_version,
-                wait_ms=wait_ms,
-                dedup=dedup,
-            )
+            answer = self.pull_answer(table, keys, out, dtype, **options)
             return answer.rows, answer.mask
         requests = [(table, as_keys(keys), out, mask)]
         if out is None:
-            (out,), *_ = self._pull(requests, dtype, deadline_ms, min_version, wait_ms, dedup)
+            (out,), *_ = self._pull(requests, dtype, options)
         else:  # fast path: no array is created
-            self._native.pull(
-                requests,
-                dtype,
-                _deadline(deadline_ms),
-                _version(min_version),
-                _wait(wait_ms),
-                dedup,
-            )
+            self._native.pull(requests, dtype, *_check_options(**options))
         return (out, mask) if return_mask and mask is not None else out
 
     def pull_answer(
@@ -279,17 +258,13 @@ class Client:
         keys: npt.ArrayLike,
         out: Rows | None = None,
         dtype: Form = "f32",
-        *,
-        deadline_ms: int | None = None,
-        min_version: int = 0,
-        wait_ms: int = 0,
-        dedup: bool | None = None,
+        **options: Unpack[PullOptions],
     ) -> Answer:
         """Pull like :meth:`pull`, and return the complete result with the applied version."""
         key_array = as_keys(keys)
         mask = np.empty(key_array.shape[0], np.bool_)
         (rows,), found_count, version, instance = self._pull(
-            [(table, key_array, out, mask)], dtype, deadline_ms, min_version, wait_ms, dedup
+            [(table, key_array, out, mask)], dtype, options
         )
         return Answer(rows, mask, found_count, version, instance)
 
@@ -301,10 +276,7 @@ class Client:
         out: Mapping[str, Rows] | None = ...,
         return_mask: Literal[False] = ...,
         dtype: Form = ...,
-        deadline_ms: int | None = ...,
-        min_version: int = ...,
-        wait_ms: int = ...,
-        dedup: bool | None = ...,
+        **options: Unpack[PullOptions],
     ) -> dict[str, Rows]: ...
     @overload
     def pull_many(
@@ -314,10 +286,7 @@ class Client:
         out: Mapping[str, Rows] | None = ...,
         return_mask: Literal[True],
         dtype: Form = ...,
-        deadline_ms: int | None = ...,
-        min_version: int = ...,
-        wait_ms: int = ...,
-        dedup: bool | None = ...,
+        **options: Unpack[PullOptions],
     ) -> dict[str, tuple[Rows, Mask]]: ...
     def pull_many(
         self,
@@ -326,25 +295,14 @@ class Client:
         out: Mapping[str, Rows] | None = None,
         return_mask: bool = False,
         dtype: Form = "f32",
-        deadline_ms: int | None = None,
-        min_version: int = 0,
-        wait_ms: int = 0,
-        dedup: bool | None = None,
+        **options: Unpack[PullOptions],
     ) -> dict[str, Rows] | dict[str, tuple[Rows, Mask]]:
         """Pull {table: integers[n]} as {table: float32[n, dim]}, in one call, of one instance.
 
         ``out`` is {table: array} for tables whose rows go into the caller's arrays. The other
         arguments and the errors are those of :meth:`pull`.
         """
-        answer = self.pull_many_answer(
-            keys,
-            out=out,
-            dtype=dtype,
-            deadline_ms=deadline_ms,
-            min_version=min_version,
-            wait_ms=wait_ms,
-            dedup=dedup,
-        )
+        answer = self.pull_many_answer(keys, out=out, dtype=dtype, **options)
         if return_mask:
             return {table: (answer.rows[table], answer.masks[table]) for table in keys}
         return answer.rows
@@ -355,16 +313,13 @@ class Client:
         *,
         out: Mapping[str, Rows] | None = None,
         dtype: Form = "f32",
-        deadline_ms: int | None = None,
-        min_version: int = 0,
-        wait_ms: int = 0,
-        dedup: bool | None = None,
+        **options: Unpack[PullOptions],
     ) -> ManyAnswer:
         """Pull like :meth:`pull_many`, and return the complete result."""
         out_arrays = {} if out is None else out
         unknown = set(out_arrays) - set(keys)
         if unknown:
-            raise InvalidArgument(f"out names tables that keys does not: {sorted(unknown)}")
+            raise InvalidArgument(f"out has tables {sorted(unknown)}, which keys does not have")
         key_arrays = {table: as_keys(table_keys) for table, table_keys in keys.items()}
         masks = {
             table: np.empty(len(table_keys), np.bool_) for table, table_keys in key_arrays.items()
@@ -373,32 +328,23 @@ class Client:
             (table, table_keys, out_arrays.get(table), masks[table])
             for table, table_keys in key_arrays.items()
         ]
-        rows, found_count, version, instance = self._pull(
-            requests, dtype, deadline_ms, min_version, wait_ms, dedup
-        )
+        rows, found_count, version, instance = self._pull(requests, dtype, options)
         return ManyAnswer(dict(zip(keys, rows, strict=True)), masks, found_count, version, instance)
 
     def _pull(
-        self,
-        requests: Sequence[_PullRequest],
-        dtype: Form,
-        deadline_ms: int | None,
-        min_version: int,
-        wait_ms: int,
-        dedup: bool | None,
+        self, requests: Sequence[_PullRequest], dtype: Form, options: PullOptions
     ) -> tuple[list[Rows], int, int, str]:
-        """Return (rows, found, applied version, instance). Creates rows that are None."""
-        remaining_ms = _deadline(deadline_ms)
-        options = (_version(min_version), _wait(wait_ms), dedup)
+        """Return (rows, found, applied version, instance). Create the arrays that are None."""
+        remaining_ms, min_version, wait_ms, dedup = _check_options(**options)
         end = time.monotonic() + remaining_ms / 1e3
         pulls = self._with_rows(requests, dtype, remaining_ms)
         while True:
             try:
                 found_count, version, instance = self._native.pull(
-                    pulls, dtype, remaining_ms, *options
+                    pulls, dtype, remaining_ms, min_version, wait_ms, dedup
                 )
             except InvalidArgument:
-                # The pull may have found a switch to an instance with longer rows.
+                # The model may resolve to another instance now, whose rows have another length.
                 if remaining_ms:
                     remaining_ms = max(1, int(1e3 * (end - time.monotonic())))
                 old_pulls, pulls = pulls, self._with_rows(requests, dtype, remaining_ms)
@@ -413,6 +359,7 @@ class Client:
     def _with_rows(
         self, requests: Sequence[_PullRequest], dtype: Form, deadline_ms: int
     ) -> list[_PullRequest]:
+        """Create the arrays that are None, with the length of rows that describe() returns."""
         pulls = []
         for table, keys, out, mask in requests:
             rows = out
@@ -550,7 +497,7 @@ class Client:
 
 def _check_u32(name: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
-        raise InvalidArgument(f"{name} is {value!r}, expected a whole number of 0 to 2**32 - 1")
+        raise InvalidArgument(f"{name} is {value!r}, expected a whole number from 0 to 2**32 - 1")
 
 
 def _deadline(deadline_ms: int | None) -> int:
@@ -562,15 +509,17 @@ def _deadline(deadline_ms: int | None) -> int:
     return deadline_ms
 
 
-def _version(min_version: int) -> int:
+def _check_options(
+    deadline_ms: int | None = None,
+    min_version: int = 0,
+    wait_ms: int = 0,
+    dedup: bool | None = None,
+) -> tuple[int, int, int, bool | None]:
+    """Return the options as native code takes them."""
     if not 0 <= min_version < 1 << 64:
-        raise InvalidArgument(f"min_version is {min_version}, outside 0..2**64-1")
-    return min_version
-
-
-def _wait(wait_ms: int) -> int:
+        raise InvalidArgument(f"min_version is {min_version}, expected 0 to 2**64 - 1")
     _check_u32("wait_ms", wait_ms)
-    return wait_ms
+    return _deadline(deadline_ms), min_version, wait_ms, dedup
 
 
 def _report(outcome: tuple[str | None, tuple[int, int, int, int, int]]) -> PushReport:

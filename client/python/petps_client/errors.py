@@ -1,9 +1,9 @@
 """The classes of all errors that petps and its client raise.
 
-Every class carries the code that native code and the wire use (native/base/status.h). So an error
-has the same name in C++, on the wire, in a log line and in an ``except``. The text of an error
-names the thing that is wrong and the remedy. ``petps.errors`` has the same classes: this package
-works on machines that have nothing else of petps.
+Every class has a code of native/base/status.h. So an error has the same name in C++, on the wire,
+in a log line and in an ``except``. The text of an error names the thing that is wrong and the
+remedy. The classes are here, and not in ``petps.errors``, because the client is installed without
+the rest of petps; ``petps.errors`` re-exports them.
 """
 
 from __future__ import annotations
@@ -32,142 +32,90 @@ __all__ = [
 ]
 
 
+BY_CODE: dict[str, type[PetpsError]] = {}
+_BY_NUMBER: dict[int, type[PetpsError]] = {}
+
+
 class PetpsError(Exception):
-    """Base class of every error of petps. ``code`` is its name in native/base/status.h."""
+    """Base class of every error of petps.
+
+    ``code`` and ``number`` are those of native/base/status.h. A subclass without a code of its own
+    has that of its base class.
+    """
 
     code: ClassVar[str] = "INTERNAL"
     number: ClassVar[int] = 13
 
+    def __init_subclass__(cls, code: str | None = None, number: int | None = None) -> None:
+        if code is not None and number is not None:
+            cls.code, cls.number = code, number
+            BY_CODE[code] = _BY_NUMBER[number] = cls
 
-class InvalidArgument(PetpsError, ValueError):
+
+class InvalidArgument(PetpsError, ValueError, code="INVALID_ARGUMENT", number=1):
     """Wrong input. A retry fails in the same way."""
 
-    code = "INVALID_ARGUMENT"
-    number = 1
 
-
-class NotFound(PetpsError, LookupError):
+class NotFound(PetpsError, LookupError, code="NOT_FOUND", number=2):
     """An unknown table, file, model or instance."""
 
-    code = "NOT_FOUND"
-    number = 2
 
-
-class AlreadyExists(PetpsError):
+class AlreadyExists(PetpsError, code="ALREADY_EXISTS", number=3):
     """The name of a pool, table or instance exists already."""
 
-    code = "ALREADY_EXISTS"
-    number = 3
 
-
-class ResourceExhausted(PetpsError):
+class ResourceExhausted(PetpsError, code="RESOURCE_EXHAUSTED", number=4):
     """A full table, a full disk, or a limit that is reached: of a server, of connections."""
 
-    code = "RESOURCE_EXHAUSTED"
-    number = 4
     report: object = None
     """What was applied before the limit was reached. After a push to a full table: a PushReport."""
 
 
-class FailedPrecondition(PetpsError):
+class FailedPrecondition(PetpsError, code="FAILED_PRECONDITION", number=5):
     """A wrong state, such as a closed client, a read-only pool, a table that deltas feed."""
 
-    code = "FAILED_PRECONDITION"
-    number = 5
 
-
-class Unavailable(PetpsError, ConnectionError):
+class Unavailable(PetpsError, ConnectionError, code="UNAVAILABLE", number=6):
     """No reachable server, or a broken connection. A retry may succeed."""
 
-    code = "UNAVAILABLE"
-    number = 6
 
-
-class DeadlineExceeded(PetpsError, TimeoutError):
+class DeadlineExceeded(PetpsError, TimeoutError, code="DEADLINE_EXCEEDED", number=7):
     """The caller's deadline passed before the call was complete."""
 
-    code = "DEADLINE_EXCEEDED"
-    number = 7
 
-
-class DataLoss(PetpsError):
+class DataLoss(PetpsError, code="DATA_LOSS", number=8):
     """Damaged data: a wrong checksum, a torn file, a corrupt chunk."""
 
-    code = "DATA_LOSS"
-    number = 8
 
-
-class PermissionDenied(PetpsError):
+class PermissionDenied(PetpsError, code="PERMISSION_DENIED", number=9):
     """A request that the caller is not allowed to make."""
 
-    code = "PERMISSION_DENIED"
-    number = 9
 
-
-class Stale(PetpsError):
+class Stale(PetpsError, code="STALE", number=10):
     """No live server is as new as ``min_version``, or as what this client has returned already."""
 
-    code = "STALE"
-    number = 10
     applied_version: int = 0
     """The applied version of the requested instance, if the server sends it."""
 
 
-class WrongShard(PetpsError):
+class WrongShard(PetpsError, code="WRONG_SHARD", number=11):
     """The server does not own a key of the request."""
 
-    code = "WRONG_SHARD"
-    number = 11
 
-
-class Unimplemented(PetpsError):
+class Unimplemented(PetpsError, code="UNIMPLEMENTED", number=12):
     """An unknown operation, or a format newer than this program."""
 
-    code = "UNIMPLEMENTED"
-    number = 12
 
-
-class InternalError(PetpsError):
+class InternalError(PetpsError, code="INTERNAL", number=13):
     """A bug in petps. Please report it."""
 
-    code = "INTERNAL"
-    number = 13
 
-
-class IoError(PetpsError, OSError):
+class IoError(PetpsError, OSError, code="IO_ERROR", number=14):
     """An error of the operating system. The message has its reason."""
 
-    code = "IO_ERROR"
-    number = 14
 
-
-class InUse(FailedPrecondition):
+class InUse(FailedPrecondition, code="IN_USE", number=15):
     """A pool that another process has open."""
-
-    code = "IN_USE"
-    number = 15
-
-
-_CLASSES: tuple[type[PetpsError], ...] = (
-    InvalidArgument,
-    NotFound,
-    AlreadyExists,
-    ResourceExhausted,
-    FailedPrecondition,
-    Unavailable,
-    DeadlineExceeded,
-    DataLoss,
-    PermissionDenied,
-    Stale,
-    WrongShard,
-    Unimplemented,
-    InternalError,
-    IoError,
-    InUse,
-)
-
-BY_CODE: dict[str, type[PetpsError]] = {kind.code: kind for kind in _CLASSES}
-_BY_NUMBER: dict[int, type[PetpsError]] = {kind.number: kind for kind in _CLASSES}
 
 
 def class_of(number: int) -> type[PetpsError]:

@@ -1,11 +1,11 @@
-"""Pulls for one caller that requests the same tables again and again: a model's embeddings.
+"""Pulls for a caller that needs the same tables for each batch, such as a model's embeddings.
 
 Owns:        Puller: it requests each key once and all tables in one call, prefetches the next
-             batch, and reads recently pulled rows from a cache.
+             batch, and takes recently pulled rows from a cache.
 Never does:  pool rows (petps_client.torch does); know PyTorch.
 Called by:   petps_client.torch, and programs that pool rows themselves.
 Invariants:  All rows of a pull are of one instance, at least as new as min_version, and requested
-             at most staleness_ms ago, whether cached, prefetched or pulled.
+             at most staleness_ms ago. This holds for cached and prefetched rows too.
 Threads:     pull and prefetch from one thread; a thread of the Puller's own prefetches.
 """
 
@@ -31,7 +31,7 @@ __all__ = ["Pulled", "Puller"]
 
 Keys = npt.NDArray[np.uint64]
 
-# Limit of prefetched batches: the next one, and one more while that is being taken.
+# Limit of prefetched batches: the next one, and one more while the caller uses that one.
 PREFETCHES_MAX: Final = 2
 
 
@@ -58,7 +58,7 @@ class _Prefetch:
 
 
 class Puller:
-    """Pulls some tables of a model, each key once and all tables in one call.
+    """A puller of some tables of a model. It requests each key once and all tables in one call.
 
     The client's URL determines the instance: ``petps://h/ranking`` follows the alias,
     ``petps://h/ranking@7`` is pinned. A pull of at most ``keys_per_request`` distinct keys (an
@@ -99,7 +99,7 @@ class Puller:
             )
         if cache_bytes > 0 and staleness_ms == 0:
             raise InvalidArgument(
-                "a cache needs staleness_ms, the age at which a row is pulled again"
+                "a cache needs staleness_ms above 0: the age at which a row is pulled again"
             )
         self.min_version = min_version
         self._client = client
@@ -152,7 +152,7 @@ class Puller:
         unknown = set(keys) - set(self.dims)
         if unknown:
             raise InvalidArgument(
-                f"tables {sorted(unknown)} are none of this puller's: {', '.join(self.dims)}"
+                f"this puller does not have tables {sorted(unknown)}; it has {list(self.dims)}"
             )
         return {table: as_keys(table_keys) for table, table_keys in keys.items()}
 
@@ -185,37 +185,39 @@ class Puller:
 
     def _pull_through(self, cache: RowCache, distinct_keys: dict[str, Keys]) -> Pulled:
         now = self._clock()
-        cached = cache.take(distinct_keys, now, now - self._staleness, self.min_version)
+        cached = cache.look_up(distinct_keys, now, now - self._staleness, self.min_version)
         missing = {
             table: distinct_keys[table][~hit] for table, hit in cached.hits.items() if not hit.all()
         }
         if not missing:
-            return Pulled(cached.rows, {}, cached.version, cached.instance, cached.asked)
+            return Pulled(cached.rows, {}, cached.version, cached.instance, cached.requested_at)
         pulled = self._request(missing)
         is_switched = cached.instance != pulled.instance
         if is_switched and any(hit.any() for hit in cached.hits.values()):
-            # The alias resolves to another instance now. Rows of two instances must not be mixed.
+            # The alias resolves to another instance now. A result must not mix two instances.
             missing, pulled = distinct_keys, self._request(distinct_keys)
         if cache.instance != pulled.instance:
             dims = {table: self._client.describe(table).dim for table in self.dims}
             # The described tables may be older than the reply.
             dims |= {table: rows.shape[1] for table, rows in pulled.rows.items()}
             try:
-                if cache.begin(pulled.instance, dims, pulled.asked, self._clock()):
+                if cache.reset(pulled.instance, dims, pulled.asked, self._clock()):
                     self.dims = dims
             except InvalidArgument:  # the new rows are longer: continue without a cache
                 self._cache, self.dims = None, dims
-        cache.keep(pulled.instance, missing, pulled.rows, pulled.asked, pulled.applied_version)
+        cache.store(pulled.instance, missing, pulled.rows, pulled.asked, pulled.applied_version)
         if is_switched:
             # The union includes the tables without keys.
             return replace(pulled, rows=cached.rows | pulled.rows)
         for table, rows in pulled.rows.items():
-            if len(rows) == len(distinct_keys[table]):  # no key was cached, perhaps for another dim
+            if len(rows) == len(distinct_keys[table]):  # no key was cached; the dim may differ
                 cached.rows[table] = rows
             else:
                 cached.rows[table][~cached.hits[table]] = rows
         version = min(cached.version, pulled.applied_version)
-        return Pulled(cached.rows, {}, version, pulled.instance, min(cached.asked, pulled.asked))
+        return Pulled(
+            cached.rows, {}, version, pulled.instance, min(cached.requested_at, pulled.asked)
+        )
 
 
 def _have_same_keys(first: Mapping[str, Keys], second: Mapping[str, Keys]) -> bool:

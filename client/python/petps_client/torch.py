@@ -3,9 +3,9 @@
 Owns:        EmbeddingBag and EmbeddingBagCollection: those of torch and TorchRec, for serving.
 Never does:  train (the rows take no gradient); pool rows itself (torch's embedding_bag does).
 Called by:   programs that serve a model. No other module of petps_client imports torch.
-Invariants:  The result is bit for bit that of torch.nn.functional.embedding_bag over the pulled
-             rows. All rows of a result are of one instance (petps_client.puller).
-Threads:     all calls of a module come from one thread.
+Invariants:  Results equal those of torch.nn.functional.embedding_bag over the pulled rows, bit by
+             bit. All rows of a result are of one instance (petps_client.puller).
+Threads:     one: the caller makes all calls of a module from one thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ try:
     import torch
 except ModuleNotFoundError as error:
     raise ImportError(
-        f"petps_client.torch needs PyTorch, which is not there ({error}): pip install petps[torch]"
+        f"petps_client.torch needs PyTorch, which is not installed ({error}): "
+        "pip install petps[torch]"
     ) from error
 
 __all__ = ["EmbeddingBag", "EmbeddingBagCollection"]
@@ -138,7 +139,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if isinstance(features, str):
-            raise InvalidArgument(f"features is {features!r}, expected several: [{features!r}]")
+            raise InvalidArgument(f"features is {features!r}, expected a list: [{features!r}]")
         tables_by_feature = (
             features if isinstance(features, Mapping) else {name: name for name in features}
         )
@@ -269,20 +270,24 @@ def _bags_of(name: str, ids: Any, offsets: Any, weights: Any, mode: str, has_end
         weights = weights.reshape(-1)
     if ids.ndim == 2:
         if offsets is not None:
-            raise InvalidArgument(f"{name}: ids are 2-D, a bag a row: offsets belong to 1-D ids")
+            raise InvalidArgument(
+                f"{name}: ids are 2-D, one bag per row: offsets must not be given for them"
+            )
         count, width = ids.shape
         offsets = torch.arange(count, dtype=torch.int64, device=ids.device) * width
         return _Bags(ids.reshape(-1), offsets, False, weights)
     if ids.ndim != 1:
         raise InvalidArgument(f"{name}: ids have shape {tuple(ids.shape)}, expected 1-D or 2-D")
     if offsets is None:
-        raise InvalidArgument(f"{name}: ids are 1-D: offsets must say where each bag begins")
+        raise InvalidArgument(
+            f"{name}: ids are 1-D: give offsets, the position of each bag's begin"
+        )
     return _Bags(ids, _check_offsets(name, ids, offsets, has_end), has_end, weights)
 
 
 def _check_weights(name: str, ids: Any, weights: Any, mode: str) -> None:
     if mode != "sum":
-        raise InvalidArgument(f"{name}: weights go with mode 'sum', and the mode is {mode!r}")
+        raise InvalidArgument(f"{name}: weights need mode 'sum', but the mode is {mode!r}")
     if not isinstance(weights, torch.Tensor) or weights.dtype != torch.float32:
         kind = weights.dtype if isinstance(weights, torch.Tensor) else type(weights).__name__
         raise InvalidArgument(f"{name}: weights are {kind}, expected a tensor of float32")
@@ -302,10 +307,10 @@ def _check_offsets(name: str, ids: Any, offsets: Any, has_end: bool) -> Any:
     host_offsets = offsets.detach().cpu().to(torch.int64)
     count = len(ids)
     if has_end and len(host_offsets) == 0:
-        raise InvalidArgument(f"{name}: offsets are empty, expected the end ({count}) at least")
+        raise InvalidArgument(f"{name}: offsets are empty, expected the number of ids, {count}")
     if len(host_offsets) == 0:
         if count > 0:
-            raise InvalidArgument(f"{name}: {count} ids are in no bag: offsets are empty")
+            raise InvalidArgument(f"{name}: offsets are empty, but there are {count} ids")
         return host_offsets.to(ids.device)
     if host_offsets[0] != 0:
         raise InvalidArgument(f"{name}: offsets[0] is {int(host_offsets[0])}, expected 0")
@@ -313,8 +318,8 @@ def _check_offsets(name: str, ids: Any, offsets: Any, has_end: bool) -> Any:
     if len(decreases) > 0:
         position = int(decreases[0]) + 1
         raise InvalidArgument(
-            f"{name}: offsets[{position}] is {int(host_offsets[position])}, less than the one "
-            f"before ({int(host_offsets[position - 1])}): offsets must not decrease"
+            f"{name}: offsets[{position}] is {int(host_offsets[position])}, less than "
+            f"offsets[{position - 1}] ({int(host_offsets[position - 1])}): they must not decrease"
         )
     if host_offsets[-1] > count or (has_end and host_offsets[-1] != count):
         raise InvalidArgument(

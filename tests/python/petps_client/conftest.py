@@ -1,4 +1,4 @@
-"""Fixtures: a served pool, and a client that is connected to it."""
+"""Fixtures: a server with a pool in memory, and a client that is connected to it."""
 
 from __future__ import annotations
 
@@ -9,33 +9,28 @@ import petps_client
 import pytest
 
 from petps import _native
-from tests.python.petps_client.served import DEFAULT, DIM, DTYPES, ROWS, Served, rows_of
+from tests.python.petps_client.served import (
+    DEFAULT,
+    DTYPES,
+    ROWS,
+    Served,
+    add_table,
+    rows_of,
+    serve,
+)
 
 
 @pytest.fixture
 def served() -> Iterator[Served]:
     tables = _native.Tables.create("")
     instance = tables.create_instance("ranking", "ranking@1", 2).id
-    keys = np.arange(ROWS, dtype=np.uint64)
+    rows = rows_of(np.arange(ROWS, dtype=np.uint64))
     for dtype in DTYPES:
-        default = np.full((1, DIM), DEFAULT, np.float32)
-        table = tables.create_table(
-            dtype,
-            instance=instance,
-            dim=DIM,
-            dtype=dtype,
-            capacity=5000,
-            feed="push",
-            default_row=None if dtype == "f16" else _native.encode_rows(dtype, default)[0],
-        )
-        table.apply(keys, _native.encode_rows(dtype, rows_of(keys)))
+        add_table(tables, instance, dtype, dtype, rows, None if dtype == "f16" else DEFAULT)
     tables.create_table("clicks", instance=instance, dim=4, dtype="f32", capacity=64, feed="delta")
     tables.create_table("small", instance=instance, dim=2, dtype="f32", capacity=64, feed="push")
-    running = Served(tables, None, 0)
-    running.start()
-    yield running
-    running.stop()
-    tables.close()
+    with serve(tables) as served:
+        yield served
 
 
 @pytest.fixture

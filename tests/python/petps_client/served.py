@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +29,7 @@ def rows_of(keys: npt.NDArray[np.uint64], version: int = 0) -> npt.NDArray[np.fl
 def shown_rows(
     dtype: str, keys: npt.NDArray[np.uint64], version: int = 0
 ) -> npt.NDArray[np.float32]:
-    """Return what a pull shows: rows in the table's precision, default rows for missing keys."""
+    """Return the result of a pull: rows in the table's precision, default rows for missing keys."""
     stored = _native.encode_rows(dtype, rows_of(keys, version))
     shown = _native.decode_rows(dtype, DIM, stored)
     default = np.full((1, DIM), 0.0 if dtype == "f16" else DEFAULT, np.float32)
@@ -58,3 +61,51 @@ class Served:
     def start(self) -> None:
         self.server = _native.Server.start(self.tables, port=self.port)
         self.port = self.server.port
+
+    def stats(self) -> dict[str, Any]:
+        assert self.server is not None
+        return self.server.stats()
+
+
+@contextmanager
+def serve(tables: _native.Tables) -> Iterator[Served]:
+    """Serve the tables during the block, then close them."""
+    served = Served(tables, None, 0)
+    served.start()
+    yield served
+    served.stop()
+    tables.close()
+
+
+def add_table(
+    tables: _native.Tables,
+    instance: int,
+    name: str,
+    dtype: str,
+    rows: npt.NDArray[np.float32],
+    default: float | None,
+) -> None:
+    """Create a table with rows of the keys 0 to n - 1.
+
+    Args:
+        tables: The pool.
+        instance: The id of the instance.
+        name: The table's name.
+        dtype: The dtype of the stored rows.
+        rows: float32[n, dim].
+        default: Every value of the default row; None: there is no default row.
+    """
+    dim = rows.shape[1]
+    default_row = None
+    if default is not None:
+        default_row = _native.encode_rows(dtype, np.full((1, dim), default, np.float32))[0]
+    table = tables.create_table(
+        name,
+        instance=instance,
+        dim=dim,
+        dtype=dtype,
+        capacity=1000 + 2 * len(rows),
+        feed="push",
+        default_row=default_row,
+    )
+    table.apply(np.arange(len(rows), dtype=np.uint64), _native.encode_rows(dtype, rows))

@@ -1,4 +1,4 @@
-"""The C++ client as other projects use it: install it, build a program against it, run that."""
+"""The C++ client as other projects use it: installed, and linked into a program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BUILD = ROOT / "build" / "release"
 
 
 def run(*command: object) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         [str(part) for part in command],
         cwd=ROOT,
         check=False,
@@ -22,12 +22,12 @@ def run(*command: object) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    assert process.returncode == 0, process.stdout
+    return process.stdout
 
 
 @pytest.mark.timeout(600)
-def test_installed_client_builds_and_pulls(served: Served, tmp_path: Path) -> None:
+def test_a_program_with_the_installed_client_pulls(served: Served, tmp_path: Path) -> None:
     if not (BUILD / "CMakeCache.txt").exists():
         pytest.skip("there is no build/release: run make build first")
     prefix = tmp_path / "prefix"

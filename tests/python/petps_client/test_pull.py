@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ def random_keys(n: int, salt: int = 0) -> npt.NDArray[np.uint64]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [0, 1, 499, 500, 501, 3000, 70_000])
-def test_rows_and_mask(client: petps_client.Client, dtype: str, n: int) -> None:
+def test_a_pull_returns_rows_and_mask(client: petps_client.Client, dtype: str, n: int) -> None:
     keys = random_keys(n, n)
     rows, mask = client.pull(dtype, keys, return_mask=True)
     assert rows.dtype == np.float32
@@ -35,7 +36,7 @@ def test_rows_and_mask(client: petps_client.Client, dtype: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("dedup", [True, False, None])
-def test_repeated_keys(client: petps_client.Client, dedup: bool | None) -> None:
+def test_repeated_keys_have_the_same_row(client: petps_client.Client, dedup: bool | None) -> None:
     keys = np.array([5, 5, ROWS + 1, 7, 5, ROWS + 1], np.uint64)
     answer = client.pull_answer("bf16", keys, dedup=dedup)
     np.testing.assert_array_equal(answer.rows, shown_rows("bf16", keys))
@@ -58,7 +59,7 @@ def test_out_is_filled_in_place(client: petps_client.Client) -> None:
     assert same is mask
 
 
-def test_stored_rows(client: petps_client.Client) -> None:
+def test_stored_rows_are_pulled_unchanged(client: petps_client.Client) -> None:
     keys = np.arange(100, dtype=np.uint64)
     for dtype in DTYPES:
         rows = client.pull(dtype, keys, dtype="stored")
@@ -89,7 +90,7 @@ def test_wrong_out_is_named(client: petps_client.Client, out: Any, message: str)
         client.pull("f32", [1, 2, 3], out)
 
 
-def test_read_only_out_and_wrong_mask(client: petps_client.Client) -> None:
+def test_read_only_out_and_wrong_mask_are_named(client: petps_client.Client) -> None:
     out = np.zeros((2, DIM), np.float32)
     out.flags.writeable = False
     with pytest.raises(petps_client.InvalidArgument, match="out: the array is read-only"):
@@ -117,7 +118,7 @@ def test_wrong_keys_are_named(client: petps_client.Client, keys: Any, message: s
         client.pull("f32", keys)
 
 
-def test_all_kinds_of_keys(client: petps_client.Client) -> None:
+def test_all_kinds_of_integer_keys_are_accepted(client: petps_client.Client) -> None:
     expected = shown_rows("f32", np.array([3, 1], np.uint64))
     kinds: list[npt.ArrayLike] = [
         [3, 1],
@@ -130,23 +131,24 @@ def test_all_kinds_of_keys(client: petps_client.Client) -> None:
     assert not client.pull("f32", [2**64 - 1, 3], return_mask=True)[1][0]
 
 
-def test_pull_many(client: petps_client.Client) -> None:
-    wanted = {dtype: random_keys(700 + i, i) for i, dtype in enumerate(DTYPES)}
-    out = np.zeros((len(wanted["f16"]), DIM), np.float32)
-    found = client.pull_many(wanted, out={"f16": out}, return_mask=True)
-    assert found["f16"][0] is out
-    for dtype, keys in wanted.items():
-        np.testing.assert_array_equal(found[dtype][0], shown_rows(dtype, keys))
-        np.testing.assert_array_equal(found[dtype][1], keys < ROWS)
+def test_pull_many_returns_the_rows_of_all_tables(client: petps_client.Client) -> None:
+    keys_by_table = {dtype: random_keys(700 + i, i) for i, dtype in enumerate(DTYPES)}
+    out = np.zeros((len(keys_by_table["f16"]), DIM), np.float32)
+    pulled = client.pull_many(keys_by_table, out={"f16": out}, return_mask=True)
+    assert pulled["f16"][0] is out
+    for dtype, keys in keys_by_table.items():
+        rows, mask = pulled[dtype]
+        np.testing.assert_array_equal(rows, shown_rows(dtype, keys))
+        np.testing.assert_array_equal(mask, keys < ROWS)
     assert client.pull_many({}) == {}
     with pytest.raises(petps_client.InvalidArgument, match=r"\['users'\]"):
         client.pull_many({"f32": [1]}, out={"users": out})
 
 
-def test_arrays_are_made_anew_when_the_pull_finds_longer_rows(
+def test_a_pull_after_a_switch_returns_rows_of_the_new_dim(
     client: petps_client.Client, served: Served
 ) -> None:
-    """The described instance was dropped, and its successor's rows have another length."""
+    """The client has described an instance that was dropped, and the new one has another dim."""
     client.pull("f32", [1])
     new = served.tables.create_instance("ranking", "ranking@2", 2).id
     for table, dim in (("f32", 2 * DIM), ("int8", 3)):
@@ -164,12 +166,14 @@ def test_arrays_are_made_anew_when_the_pull_finds_longer_rows(
         client.pull("f32", [1], np.empty((1, DIM), np.float32))
 
 
-def test_unknown_table_lists_the_known(client: petps_client.Client) -> None:
+def test_the_error_of_an_unknown_table_lists_the_known_tables(
+    client: petps_client.Client,
+) -> None:
     with pytest.raises(petps_client.NotFound, match=r"'nope'.*known: bf16, clicks, f16, f32, int8"):
         client.pull("nope", [1])
 
 
-def test_unknown_model_and_bad_url(served: Served) -> None:
+def test_wrong_urls_and_options_of_connect_are_named(served: Served) -> None:
     with pytest.raises(petps_client.NotFound, match="known: ranking"):
         petps_client.connect(f"petps://{served.address}/other")
     with pytest.raises(petps_client.InvalidArgument, match="must start with petps://"):
@@ -180,28 +184,34 @@ def test_unknown_model_and_bad_url(served: Served) -> None:
         petps_client.connect(served.url, deadline_ms=-1)
 
 
-def test_options_of_calls(client: petps_client.Client) -> None:
+def test_a_server_without_the_minimum_version_is_stale(client: petps_client.Client) -> None:
     with pytest.raises(petps_client.Stale):
         client.pull("f32", [1], min_version=99)
     with pytest.raises(petps_client.Stale):
         client.pull("f32", [1], min_version=99, wait_ms=5)
     with pytest.raises(petps_client.Stale):
         client.pull_many({"f32": [1]}, min_version=99, wait_ms=5)
-    with pytest.raises(petps_client.InvalidArgument, match="wait_ms is -1"):
-        client.pull("f32", [1], wait_ms=-1)
-    with pytest.raises(petps_client.InvalidArgument, match="deadline_ms is 0"):
-        client.pull("f32", [1], deadline_ms=0)
-    with pytest.raises(petps_client.InvalidArgument, match="min_version is -1"):
-        client.pull("f32", [1], min_version=-1)
-    with pytest.raises(petps_client.InvalidArgument, match="'f64'"):
-        client.pull("f32", [1], dtype="f64")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"wait_ms": -1}, "wait_ms is -1"),
+        ({"deadline_ms": 0}, "deadline_ms is 0"),
+        ({"min_version": -1}, "min_version is -1"),
+        ({"dtype": "f64"}, "'f64'"),
+    ],
+)
+def test_wrong_options_are_named(
+    client: petps_client.Client, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(petps_client.InvalidArgument, match=message):
+        client.pull("f32", [1], **options)
 
 
 def test_a_pull_waits_for_its_version(client: petps_client.Client, served: Served) -> None:
     def record() -> None:
-        server = served.server
-        assert server is not None
-        while server.stats()["waits_for_version"] == 0:
+        while served.stats()["waits_for_version"] == 0:
             time.sleep(0.001)
         for partition in range(2):
             served.tables.record_progress(
@@ -224,72 +234,67 @@ def test_a_pull_waits_for_its_version(client: petps_client.Client, served: Serve
     assert (answer.found, answer.applied_version) == (1, 7)
 
 
-def test_describe_tables_status(client: petps_client.Client, served: Served) -> None:
-    table = client.describe("int8")
-    assert (table.dim, table.dtype, table.row_bytes, table.model) == (DIM, "int8", 20, "ranking")
-    assert {each.name for each in client.tables()} == {*DTYPES, "clicks", "small"}
+def test_tables_and_servers_are_described(client: petps_client.Client, served: Served) -> None:
+    int8 = client.describe("int8")
+    assert (int8.dim, int8.dtype, int8.row_bytes, int8.model) == (DIM, "int8", 20, "ranking")
+    assert {table.name for table in client.tables()} == {*DTYPES, "clicks", "small"}
     assert client.status()["port"] == served.port
     assert client.status(0)["port"] == served.port
     with pytest.raises(petps_client.InvalidArgument, match=r"outside 0\.\.0"):
         client.status(1)
 
 
-def test_asyncio(client: petps_client.Client) -> None:
+def test_asynchronous_calls_run_at_the_same_time(client: petps_client.Client) -> None:
     keys = random_keys(1200)
 
-    async def several() -> None:
-        rows = await asyncio.gather(*(client.pull_async(dtype, keys) for dtype in DTYPES))
-        for dtype, found in zip(DTYPES, rows, strict=True):
-            np.testing.assert_array_equal(found, shown_rows(dtype, keys))
+    async def call_all() -> None:
+        pulls = await asyncio.gather(*(client.pull_async(dtype, keys) for dtype in DTYPES))
+        for dtype, rows in zip(DTYPES, pulls, strict=True):
+            np.testing.assert_array_equal(rows, shown_rows(dtype, keys))
         answer = await client.pull_answer_async("f32", keys)
         assert answer.found == int((keys < ROWS).sum())
         assert set(await client.pull_many_async({"f32": keys})) == {"f32"}
-        report = await client.push_async("f32", [1], rows[0][:1])
+        report = await client.push_async("f32", [1], pulls[0][:1])
         assert report.updated == 1
         with pytest.raises(petps_client.NotFound):
             await client.pull_async("nope", keys)
 
-    asyncio.run(several())
+    asyncio.run(call_all())
 
 
 def test_threads_share_a_client(client: petps_client.Client) -> None:
-    def work(salt: int) -> None:
-        for turn in range(20):
-            keys = random_keys(900, salt * 100 + turn)
-            dtype = DTYPES[(salt + turn) % 4]
+    def pull_repeatedly(salt: int) -> None:
+        for number in range(20):
+            keys = random_keys(900, salt * 100 + number)
+            dtype = DTYPES[(salt + number) % 4]
             np.testing.assert_array_equal(client.pull(dtype, keys), shown_rows(dtype, keys))
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
+        list(pool.map(pull_repeatedly, range(8)))
 
 
-def test_gil_is_released_while_waiting(served: Served) -> None:
-    # The server never answers. While one thread waits for it, this thread must run.
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+def test_a_waiting_call_releases_the_gil() -> None:
+    # The server never replies. While one thread waits for it, this thread must run.
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        ThreadPoolExecutor(1) as thread,
+    ):
         url = f"petps://127.0.0.1:{silent.getsockname()[1]}/ranking"
-        outcome: list[BaseException] = []
-
-        def wait() -> None:
-            try:
-                petps_client.connect(url, deadline_ms=600)
-            except petps_client.PetpsError as error:
-                outcome.append(error)
-
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        turns = 0
-        while waiting.is_alive():
-            turns += 1
-            waiting.join(0.01)
-        assert turns > 10
-    assert isinstance(outcome[0], petps_client.DeadlineExceeded)
-    assert isinstance(outcome[0], TimeoutError)
-    assert "600 ms" in str(outcome[0])
+        waiting = thread.submit(petps_client.connect, url, deadline_ms=600)
+        rounds = 0
+        while not waiting.done():
+            rounds += 1
+            time.sleep(0.01)
+        assert rounds > 10
+        error = waiting.exception()
+    assert isinstance(error, petps_client.DeadlineExceeded)
+    assert isinstance(error, TimeoutError)
+    assert "600 ms" in str(error)
 
 
-def test_restart_and_death(served: Served) -> None:
+def test_a_pull_fails_while_the_server_is_down_and_succeeds_after_its_restart(
+    served: Served,
+) -> None:
     with petps_client.connect(served.url, deadline_ms=5000) as client:
         keys = random_keys(600)
         client.pull("f32", keys)
@@ -304,7 +309,7 @@ def test_restart_and_death(served: Served) -> None:
         later.join()
 
 
-def test_closed_client(served: Served) -> None:
+def test_a_closed_client_refuses_calls(served: Served) -> None:
     client = petps_client.connect(served.url)
     client.close()
     client.close()
@@ -319,5 +324,4 @@ def test_hot_sets_reach_the_server(served: Served) -> None:
         for _ in range(5):
             client.pull("f32", [1, 2, 3])
         client.send_hot_sets()
-    assert served.server is not None
-    assert served.server.stats()["hot_sets"] == 1
+    assert served.stats()["hot_sets"] == 1

@@ -13,7 +13,7 @@ from tests.python.petps_client.served import DIM, DTYPES, ROWS, rows_of, shown_r
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_push_is_pulled(client: petps_client.Client, dtype: str) -> None:
+def test_a_pull_returns_pushed_rows(client: petps_client.Client, dtype: str) -> None:
     keys = np.arange(ROWS - 700, ROWS + 700, dtype=np.uint64)
     report = client.push(dtype, keys, rows_of(keys, 5))
     assert report == petps_client.PushReport(
@@ -26,7 +26,7 @@ def test_push_is_pulled(client: petps_client.Client, dtype: str) -> None:
     assert not client.pull(dtype, keys[:10], return_mask=True)[1].any()
 
 
-def test_push_of_stored_rows(client: petps_client.Client) -> None:
+def test_stored_rows_are_pushed_unchanged(client: petps_client.Client) -> None:
     keys = np.arange(10, dtype=np.uint64)
     stored = _native.encode_rows("int8", rows_of(keys, 9))
     client.push("int8", keys, stored, dtype="stored")
@@ -35,7 +35,7 @@ def test_push_of_stored_rows(client: petps_client.Client) -> None:
         client.push("int8", keys, np.ascontiguousarray(stored[:, 1:]), dtype="stored")
 
 
-def test_float64_and_lists_are_taken(client: petps_client.Client) -> None:
+def test_float64_and_lists_are_accepted(client: petps_client.Client) -> None:
     row = np.linspace(-1, 1, DIM)
     client.push("f32", [7], [row.tolist()])
     np.testing.assert_array_equal(client.pull("f32", [7])[0], row.astype(np.float32))
@@ -60,7 +60,7 @@ def test_wrong_rows_are_named(client: petps_client.Client, rows: Any, message: s
     np.testing.assert_array_equal(client.pull("f32", [4, 5]), before)
 
 
-def test_rows_out_of_a_dtypes_range(client: petps_client.Client) -> None:
+def test_rows_out_of_the_dtypes_range_are_refused(client: petps_client.Client) -> None:
     with pytest.raises(
         petps_client.InvalidArgument, match=r"row 1 .*becomes NaN or infinite as f16"
     ):
@@ -69,7 +69,7 @@ def test_rows_out_of_a_dtypes_range(client: petps_client.Client) -> None:
     assert np.isinf(client.pull("f16", [5])).all()
 
 
-def test_full_table_reports_what_it_refused(client: petps_client.Client) -> None:
+def test_a_full_table_reports_the_refused_rows(client: petps_client.Client) -> None:
     keys = np.arange(200, dtype=np.uint64)
     with pytest.raises(petps_client.ResourceExhausted, match="'small' is full") as caught:
         client.push("small", keys, np.ones((200, 2), np.float32))
@@ -80,13 +80,13 @@ def test_full_table_reports_what_it_refused(client: petps_client.Client) -> None
     assert client.pull("small", keys, return_mask=True)[1].sum() == report.inserted
 
 
-def test_delta_fed_table_refuses(client: petps_client.Client) -> None:
+def test_a_delta_fed_table_refuses_a_push(client: petps_client.Client) -> None:
     with pytest.raises(petps_client.FailedPrecondition, match="fed by deltas"):
         client.push("clicks", [1], np.zeros((1, 4), np.float32))
     assert not client.describe("clicks").takes_pushes
 
 
-def test_last_of_a_repeated_key_wins(client: petps_client.Client) -> None:
+def test_the_last_row_of_a_repeated_key_wins(client: petps_client.Client) -> None:
     keys = np.array([3, 3, 3], np.uint64)
     rows = rows_of(np.array([10, 11, 12], np.uint64))
     client.push("f32", keys, rows)
