@@ -1,4 +1,4 @@
-"""The demos: the whole loop on real accesses, and (training/) the same with a trainer.
+"""The demos: train, publish, serve, kill and compare, on real accesses; training/ with PyTorch.
 
 Owns:        the trace, the model, the trainer process, the client's traffic, the kill, the
              comparison, and their display; also samples (ratings.py) and a small DLRM (dlrm.py)
@@ -7,7 +7,7 @@ Owns:        the trace, the model, the trainer process, the client's traffic, th
 Never does:  anything that petps does: it uses the server, the log, the publisher and the client
              as any user would.
 Called by:   `make demo` and `make demo-train`; bench calls trace.py, ratings.py and dlrm.py.
-Invariants:  no code learns from or predicts with an access that has not happened yet; exit status
-             0 says that every key of the trace was pulled and compared, and none was wrong; child
-             processes are ended by process id, whatever happens.
+Invariants:  No code learns from an access, or predicts with it, before it happens. Exit status 0
+             means that the demo pulled and compared every key of the trace, and none was wrong.
+             The demo always terminates its child processes, by process id.
 """

@@ -1,11 +1,11 @@
-"""A small DLRM (Naumov et al. 2019) that trains for one epoch on a CPU and can continue anywhere.
+"""A small DLRM (Naumov et al. 2019), trained for one epoch on a CPU. It continues from any step.
 
 Owns:        Shape, Interaction, Vocabulary, Training: embeddings summed by field, dot products
              between fields, a perceptron below and one above; log loss and AUC of its logits.
 Never does:  write checkpoints or logs (petps.train.TrainerOutput does, from Training.tables).
-Called by:   bench, tests; training/, which keeps its rows elsewhere.
-Invariants:  a step depends only on seed, step, rows, optimizer state and dense weights: after a
-             restore that is exact to the bit, training continues exact to the bit. PyTorch has
+Called by:   bench, tests; training/, which keeps its rows in pools.
+Invariants:  A step depends only on seed, step, rows, optimizer state and dense weights. So after a
+             restore that is exact bit by bit, training continues with the same bits. PyTorch has
              one thread.
 Threads:     the trainer's. Only this file and training/ import torch in this room (pip install
              petps[torch]).
@@ -39,17 +39,17 @@ __all__ = [
     "Training",
     "Vocabulary",
     "area_under_curve",
+    "compute_logits",
     "log_loss",
-    "scored",
 ]
 
 Logits = npt.NDArray[np.float64]
 
 STATE: Final = "sum"  # Adagrad's state, by PyTorch's name
-# Parts of a version besides its rows.
+# The names of a version's parts other than rows.
 DENSE: Final = "dense"
 READER: Final = "reader"
-SCORED_AT_A_TIME: Final = 8192
+SCORING_BATCH: Final = 8192  # samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +85,23 @@ class Vocabulary:
 
     def encode(self, samples: Samples) -> Encoded:
         """Return samples as tensors. Raise InvalidArgument for an unknown key."""
-        out = np.empty(samples.keys.shape, np.int64)
+        positions = np.empty(samples.keys.shape, np.int64)
         for field, known in enumerate(self.keys):
-            wanted = samples.keys[:, field]
-            found = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-            if not np.array_equal(known[found], wanted):
-                missing = wanted[known[found] != wanted][0]
-                raise InvalidArgument(f"field {self.fields[field]}: key {missing} is unknown")
-            out[:, field] = found
-        return Encoded(*map(torch.from_numpy, (out, samples.numbers, samples.labels)))
+            keys = samples.keys[:, field]
+            at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+            is_unknown = known[at] != keys
+            if is_unknown.any():
+                unknown = keys[is_unknown][0]
+                raise InvalidArgument(f"field {self.fields[field]}: key {unknown} is unknown")
+            positions[:, field] = at
+        return Encoded(*map(torch.from_numpy, (positions, samples.numbers, samples.labels)))
 
 
 class Interaction(torch.nn.Module):  # type: ignore[misc]
-    """The dense part. Numbers go through ``bottom`` into a vector of dim values.
+    """The dense part of the model.
 
-    This vector and the products of all pairs of vectors go through ``top``.
+    ``bottom`` makes a vector of dim values from the numbers. ``top`` makes the logit from this
+    vector and the dot products of all pairs of vectors.
     """
 
     def __init__(self, fields: int, numbers: int, shape: Shape) -> None:
@@ -142,7 +144,7 @@ class Model(torch.nn.Module):  # type: ignore[misc]
 
 
 class Training:
-    """One epoch over ``samples``; ``seed`` draws their order and the initial weights."""
+    """One epoch over ``samples``. The seed determines their order and the initial weights."""
 
     def __init__(
         self,
@@ -194,7 +196,7 @@ class Training:
     def score(self, samples: Encoded) -> Logits:
         """Return float64[n]: the logit that each sample's label is 1."""
         self.model.eval()
-        return scored(self.model, samples.positions, samples.numbers)
+        return compute_logits(self.model, samples.positions, samples.numbers)
 
     def parts(self) -> dict[str, bytes]:
         """Return a version's parts: dense weights and their optimizer's state, and the step."""
@@ -203,7 +205,7 @@ class Training:
         return {DENSE: file.getvalue(), READER: json.dumps({"step": self.step}).encode()}
 
     def forget(self) -> None:
-        """Fill all weights with NaN, so that anything not restored afterwards is noticed."""
+        """Fill all weights with NaN, so that a test notices what a restore leaves out."""
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.fill_(float("nan"))
@@ -216,17 +218,13 @@ class Training:
         self.step = int(json.loads(parts[READER])["step"])
 
 
-def scored(model: Callable[[Any, Any], Any], ids: Any, numbers: Any) -> Logits:
-    """Compute logits float64[n] in pieces: model(integers[m, f], float32[m, d]) -> float32[m]."""
+def compute_logits(model: Callable[[Any, Any], Any], ids: Any, numbers: Any) -> Logits:
+    """Return float64[n], in batches by model(integers[m, f], float32[m, d]) -> float32[m]."""
+    batches = zip(ids.split(SCORING_BATCH), numbers.split(SCORING_BATCH), strict=True)
     with torch.no_grad():
-        parts = [
-            model(*part)
-            for part in zip(
-                ids.split(SCORED_AT_A_TIME), numbers.split(SCORED_AT_A_TIME), strict=True
-            )
-        ]
-    found: Logits = torch.cat(parts).double().numpy()
-    return found
+        parts = [model(*batch) for batch in batches]
+    logits: Logits = torch.cat(parts).double().numpy()
+    return logits
 
 
 def log_loss(logits: Logits, labels: Floats) -> float:
@@ -235,12 +233,12 @@ def log_loss(logits: Logits, labels: Floats) -> float:
 
 
 def area_under_curve(logits: Logits, labels: Floats) -> float:
-    """Return the chance that a sample of label 1 scores above one of label 0; ties count half.
+    """Return the probability that a sample of label 1 scores above one of label 0. Ties count half.
 
     Raise InvalidArgument unless both labels occur.
     """
-    _, places, counts = np.unique(logits, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    _, positions, counts = np.unique(logits, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[positions]
     ones = float(labels.sum())
     if not 0 < ones < len(labels):
         raise InvalidArgument(

@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM: one signal ends the demo, and no child process stays behind.
+"""Ctrl-C and SIGTERM: one signal terminates the demo, and no child process stays behind.
 
-A KeyboardInterrupt can come between any two steps of the main thread. Two places must not be
-interrupted: the start of a child (the process would exist, but its id would be lost), and the
-cleanup itself.
+A KeyboardInterrupt can come between any two steps of the main thread. It must not interrupt the
+start of a child, because the process would exist, but its id would be lost. It must not interrupt
+the cleanup either.
 """
 
 from __future__ import annotations
@@ -13,43 +13,45 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-__all__ = ["interrupted_once", "uninterrupted"]
+__all__ = ["delay_signals", "interrupt_once"]
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def interrupted_once() -> Iterator[None]:
+def interrupt_once() -> Iterator[None]:
     """Raise KeyboardInterrupt on the first signal; ignore later ones until the process exits.
 
-    So neither the cleanup nor the message after it is ever interrupted.
+    So no signal interrupts the cleanup or the message after it.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in _SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
+        for to_ignore in _SIGNALS:
+            signal.signal(to_ignore, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = [(each, signal.signal(each, interrupt)) for each in _SIGNALS]
+    handlers = {number: signal.signal(number, interrupt) for number in _SIGNALS}
     try:
         yield
     finally:
-        for each, handler in before:
-            if signal.getsignal(each) is interrupt:
-                signal.signal(each, handler)
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is interrupt:
+                signal.signal(number, handler)
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Deliver signals that come during the block at its end. For the main thread only."""
-    came: list[int] = []
-    before = [
-        (each, signal.signal(each, lambda number, frame: came.append(number))) for each in _SIGNALS
-    ]
+def delay_signals() -> Iterator[None]:
+    """Deliver signals of the block after the block. Only for the main thread."""
+    received: list[int] = []
+
+    def record(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    handlers = {number: signal.signal(number, record) for number in _SIGNALS}
     try:
         yield
     finally:
-        for each, handler in before:
-            signal.signal(each, handler)
-    if came:
-        signal.raise_signal(came[0])
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if received:
+        signal.raise_signal(received[0])

@@ -1,4 +1,4 @@
-"""The course of the demo: pool, base, serve, deltas, kill, restart, deltas, comparison."""
+"""The steps of the demo: pool, base, server, deltas, kill, restart, deltas, comparison."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ from examples.demo.state import compare
 from examples.demo.trace import ATTRIBUTION, load_trace
 from examples.demo.traffic import Mode, Sample, Traffic, latency_of
 from examples.demo.trainer import MODEL, TABLE, TrainerSettings
-from petps.errors import InternalError
 from petps.pool import Pool
 
 __all__ = ["ACCESSES_MIN", "Journey", "Options"]
 
 PARTITIONS: Final = 8
-STEP: Final = 4_000  # accesses in a delta
-ACCESSES_MIN: Final = 40_000  # with fewer, a half would have less than two deltas
-BASE_SHARE: Final = 0.4  # of the accesses: learned before anything is served
+STEP: Final = 4_000  # accesses per delta
+ACCESSES_MIN: Final = 40_000  # with fewer, there would be less than two deltas before the kill
+BASE_SHARE: Final = 0.4  # of the accesses: the trainer learns them before the server starts
 RANK_EVERY: Final = 2  # deltas
 EXPIRE_EVERY: Final = 5  # deltas
-LINES: Final = 10  # in the table of deltas
+LINES: Final = 10  # of the table of deltas
 SERVABLE_SECONDS: Final = 60.0
 DEADLINE_MS: Final = 30_000  # of pulls that are not timed, on a busy machine
-COMPARE_KEYS: Final = 10_000  # compared at a time; the client splits them into pulls of 500
+COMPARE_KEYS: Final = 10_000  # keys per pull of the comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class _Delta:
 
 
 class Journey:
-    """One run in ``folder``. ``run`` returns the report; it raises errors of petps.errors."""
+    """One run of the demo in ``folder``."""
 
     def __init__(self, options: Options, folder: Path, screen: Screen) -> None:
         self._options = options
@@ -91,11 +90,14 @@ class Journey:
         self._ranker: Ranker
 
     def run(self) -> Report:
-        """Run all steps in order. Child processes end before it returns, whatever happens."""
-        begun = time.monotonic()
+        """Run all steps and return the report. Raise errors of petps.errors.
+
+        All child processes have exited when it returns or raises.
+        """
+        started = time.monotonic()
         with ExitStack() as stack:
             self._prepare(stack)
-            self._idle()
+            self._measure_idle()
             steps = range(self._begin, self._end, STEP)
             middle = len(steps) // 2
             self._follow(steps[:middle])
@@ -103,35 +105,35 @@ class Journey:
             self._follow(steps[middle:])
             self._measure_apply()
             self._compare()
-            self._close_cleanly()
-        self._report.seconds = round(time.monotonic() - begun, 1)
+            self._server.stop_cleanly()
+        self._report.seconds = round(time.monotonic() - started, 1)
         return self._report
 
     # ---- before the deltas
 
     def _prepare(self, stack: ExitStack) -> None:
         screen, report = self._screen, self._report
-        screen.begin(self._trace, report)
+        screen.print_header(self._trace, report)
         pool_path = self._make_pool()
         log = self._options.log or str(self._folder / "log")
         kafka = self._options.kafka
         report.log = log
-        with screen.working("the trainer learns the base"):
+        with screen.show_spinner("the trainer learns the base"):
             settings = TrainerSettings(log, PARTITIONS, self._options.seed, kafka)
             self._trainer = stack.enter_context(TrainerProcess(self._folder, settings))
             self._trainer.start()
-            learned = self._trainer.ask("learn", begin=0, end=self._begin, expire=True)
-            base = self._trainer.ask("base", folder=str(self._folder / "bases" / "first"))
+            learning = self._trainer.call("learn", begin=0, end=self._begin, expire=True)
+            base = self._trainer.call("base", folder=str(self._folder / "bases" / "first"))
         report.base_rows = base["rows"]
-        screen.base(self._begin, learned["seconds"], base, log)
-        with screen.working("the server starts and loads the base"):
+        screen.print_base(self._begin, learning["seconds"], base, log)
+        with screen.show_spinner("the server starts and loads the base"):
             server = ServerProcess(self._folder, pool_path, log, kafka)
             self._server = stack.enter_context(server)
-            begun = self._server.start()
+            self._server.start()
             facts = self._server.wait_ready()
             ready = time.monotonic()
             self._traffic = stack.enter_context(
-                Traffic(self._server.url, self._trace, self._server.running)
+                Traffic(self._server.url, self._trace, self._server.check_running)
             )
             self._client = stack.enter_context(
                 petps_client.connect(self._server.url, deadline_ms=DEADLINE_MS)
@@ -139,9 +141,9 @@ class Journey:
             self._ranker = Ranker(
                 self._trace.accesses, len(self._trace.keys), self._rows_of, self._options.seed
             )
-            self._traffic.ask(Mode.PACED, self._begin, self._begin + STEP)
+            self._traffic.set_window(Mode.PACED, self._begin, self._begin + STEP)
             served = self._traffic.wait_for_version(base["version"], SERVABLE_SECONDS)
-        screen.serving(self._server, facts, ready - begun, served.end - ready)
+        screen.print_server(self._server, facts, served.end - ready)
 
     def _make_pool(self) -> Path:
         path = self._folder / "demo.pool"
@@ -157,22 +159,22 @@ class Journey:
             )
             info = pool.status()["pool"]
         self._report.medium, self._report.durability = info["medium"], info["durability"]
-        self._screen.pool(path, info["medium"], info["durability"])
+        self._screen.print_pool(path, info["medium"], info["durability"])
         return path
 
-    def _idle(self) -> None:
+    def _measure_idle(self) -> None:
         """Pull without other load: first as fast as one thread can, then at the paced rate."""
         seconds = self._options.idle_seconds
-        with self._screen.working("pulls with nothing else going on"):
-            closed = self._pulls(Mode.CLOSED, seconds)
-            paced = self._pulls(Mode.PACED, seconds)
+        with self._screen.show_spinner("the client pulls without other load"):
+            closed = self._collect_pulls(Mode.CLOSED, seconds)
+            paced = self._collect_pulls(Mode.PACED, seconds)
         span = closed[-1].end - closed[0].begin
         self._report.pulls_per_second = round(len(closed) / span, 1)
         self._report.pull_idle = latency_of(paced)
-        self._screen.idle(self._report)
+        self._screen.print_idle(self._report)
 
-    def _pulls(self, mode: Mode, seconds: float) -> list[Sample]:
-        self._traffic.ask(mode, self._begin, self._begin + STEP)
+    def _collect_pulls(self, mode: Mode, seconds: float) -> list[Sample]:
+        self._traffic.set_window(mode, self._begin, self._begin + STEP)
         return self._traffic.samples_of(seconds, SERVABLE_SECONDS)
 
     # ---- deltas
@@ -180,28 +182,29 @@ class Journey:
     def _follow(self, steps: range) -> None:
         """Publish a delta for each step, while the client pulls for the following accesses."""
         lines = max(1, round(LINES * len(steps) * STEP / (self._end - self._begin)))
-        per_line = max(RANK_EVERY, -(-len(steps) // lines))  # so each line has a prediction
-        with self._screen.deltas(self._report, len(steps)) as show:
+        # Each line has at least one prediction.
+        per_line = max(RANK_EVERY, -(-len(steps) // lines))
+        with self._screen.show_deltas(self._report, len(steps)) as show:
             for first in range(0, len(steps), per_line):
                 hits = Hits(0, 0, 0)
                 group = []
                 for number, begin in enumerate(steps[first : first + per_line], start=first):
-                    delta, found = self._step(begin, number)
-                    hits += found
+                    delta, step_hits = self._step(begin, number)
+                    hits += step_hits
                     group.append(delta)
                     show.advance()
                 self._report.groups.append(_group_of(group, hits))
-                show.line(self._report.groups[-1])
+                show.add_line(self._report.groups[-1])
 
     def _step(self, begin: int, number: int) -> tuple[_Delta, Hits]:
-        """Predict accesses [begin, begin + STEP) from served rows, then learn and publish them."""
+        """Predict accesses [begin, begin + STEP) by served rows, then learn and publish them."""
         end = min(begin + STEP, self._end)
-        self._traffic.ask(Mode.PACED, begin, end)
+        self._traffic.set_window(Mode.PACED, begin, end)
         self._trainer.begin("learn", begin=begin, end=end, expire=number % EXPIRE_EVERY == 0)
-        hits = self._ranker.ask(begin, end) if number % RANK_EVERY == 0 else Hits(0, 0, 0)
+        hits = self._ranker.predict(begin, end) if number % RANK_EVERY == 0 else Hits(0, 0, 0)
         self._trainer.end()
         seen = len(self._traffic.samples)
-        published = self._trainer.ask("publish")
+        published = self._trainer.call("publish")
         served = self._traffic.wait_for_version(published["version"], SERVABLE_SECONDS, since=seen)
         delta = _Delta(
             end,
@@ -220,13 +223,15 @@ class Journey:
         return rows
 
     def _kill(self) -> None:
-        with self._screen.working("kill -9 of the server while it applies a delta of all rows"):
+        with self._screen.show_spinner(
+            "kill -9 of the server while it applies a delta of all rows"
+        ):
             test = KillTest(self._server, self._trainer, self._traffic, self._trace, self._folder)
             self._report.restart = test.run()
-        self._screen.restart(self._report.restart)
+        self._screen.print_restart(self._report.restart)
 
     def _measure_apply(self) -> None:
-        """Compute freshness, and the latency of pulls between publishing and serving a delta."""
+        """Compute the freshness, and the latency of pulls while the server applied a delta."""
         samples = self._traffic.samples
         begins = np.array([sample.begin for sample in samples])
         during: list[Sample] = []
@@ -249,11 +254,11 @@ class Journey:
 
     def _compare(self) -> None:
         """Pull every key of the trace and compare it bit by bit with the trainer's state."""
-        self._traffic.ask(Mode.REST, 0, 0)
+        self._traffic.set_window(Mode.STOPPED, 0, 0)
         state = self._trainer.state(self._folder / "last.npz")
         version = self._deltas[-1].version
         result = Comparison()
-        with self._screen.bar("comparing every row", len(self._trace.keys)) as advance:
+        with self._screen.show_bar("comparing every row", len(self._trace.keys)) as advance:
             for first in range(0, len(self._trace.keys), COMPARE_KEYS):
                 chosen = slice(first, first + COMPARE_KEYS)
                 answer = self._client.pull_answer(
@@ -264,13 +269,6 @@ class Journey:
         self._report.comparison = result
         self._report.rows = int(np.count_nonzero(state.present))
         self._report.pulls = len(self._traffic.samples)
-
-    def _close_cleanly(self) -> None:
-        code = self._server.stop()
-        if code != 0:
-            raise InternalError(
-                f"the server ended with exit status {code}:\n{self._server.last_words()}"
-            )
 
 
 def _group_of(deltas: list[_Delta], hits: Hits) -> Group:

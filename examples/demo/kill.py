@@ -19,11 +19,11 @@ from examples.demo.traffic import KEYS_PER_PULL, Traffic
 from examples.demo.trainer import TABLE
 from petps.errors import DataLoss, DeadlineExceeded
 
-__all__ = ["KillTest", "first_pull", "share_of_new"]
+__all__ = ["KillTest", "share_of_new", "wait_for_pull"]
 
-TRIES: Final = 10  # a small delta may be applied completely between two pulls
-ENOUGH: Final = 0.25  # the share of its rows visible at the kill; later tries accept any share
-LOOK_SECONDS: Final = 60.0
+TRIES: Final = 10  # the server may apply a small delta completely between two pulls
+SHARE_MIN: Final = 0.25  # of the delta's rows visible at the kill; later tries accept any share
+PROBE_SECONDS: Final = 60.0
 RESTART_SECONDS: Final = 60.0
 RETRY_SECONDS: Final = 0.0005
 DEADLINE_MS: Final = 10_000
@@ -31,7 +31,7 @@ CATCH_UP_SECONDS: Final = 120.0
 
 
 class KillTest:
-    """One kill. Every row pulled must be the whole row before the delta or the whole row after."""
+    """One kill. Every pulled row must equal the row before the delta, or the row after it."""
 
     def __init__(
         self,
@@ -51,20 +51,21 @@ class KillTest:
     def run(self) -> Restart:
         """Publish a delta of all rows, kill the server in the middle of it, and restart it."""
         for attempt in range(TRIES):
-            version_before = self._traffic.version_seen()
+            version_before = self._traffic.newest_version()
             before = self._trainer.state(self._folder / "before.npz")
-            delta_rows = self._trainer.ask("sweep")["rows"]
+            delta_rows = self._trainer.call("sweep")["rows"]
             after = self._trainer.state(self._folder / "after.npz")
             self._choose_probe(before)
             self._trainer.begin("publish")
-            share = self._kill_in_the_middle(before, after, ENOUGH if attempt < TRIES // 2 else 0)
+            share_min = SHARE_MIN if attempt < TRIES // 2 else 0
+            share = self._kill_in_the_middle(before, after, share_min)
             if share is not None:
                 return self._restart(before, after, delta_rows, share, version_before)
             published = self._trainer.end()
             self._traffic.wait_for_version(published["version"], CATCH_UP_SECONDS)
         raise DeadlineExceeded(
-            f"{TRIES} deltas of all rows were each applied between two looks: nothing was killed; "
-            "take more --accesses"
+            f"the server applied each of {TRIES} deltas of all rows between two pulls, so it was "
+            "not killed in the middle of one: take more --accesses"
         )
 
     def _choose_probe(self, state: State) -> None:
@@ -76,34 +77,34 @@ class KillTest:
     def _pull(self, client: petps_client.Client) -> npt.NDArray[np.float32]:
         rows, mask = client.pull(TABLE, self._trace.keys[self._probe], return_mask=True)
         if not mask.all():
-            raise DataLoss(f"{np.count_nonzero(~mask)} rows are missing that were served before")
+            raise DataLoss(f"the server no longer has {np.count_nonzero(~mask)} rows")
         return rows
 
     def _new_share(self, pulled: npt.NDArray[np.float32], before: State, after: State) -> float:
         return share_of_new(pulled, before.rows[self._probe], after.rows[self._probe])
 
-    def _kill_in_the_middle(self, before: State, after: State, enough: float) -> float | None:
-        """Kill the server when at least ``enough`` of the probed rows are new, but not all.
+    def _kill_in_the_middle(self, before: State, after: State, share_min: float) -> float | None:
+        """Kill the server when at least ``share_min`` of the probed rows are new, but not all.
 
-        Returns that share, or None if all rows were new before the first such pull.
+        Return that share, or None if all rows were new before the first such pull.
         """
-        deadline = time.monotonic() + LOOK_SECONDS
+        deadline = time.monotonic() + PROBE_SECONDS
         with petps_client.connect(self._server.url, deadline_ms=DEADLINE_MS) as client:
             while time.monotonic() < deadline:
                 share = self._new_share(self._pull(client), before, after)
-                if 0 < share < 1 and share >= enough:
+                if 0 < share < 1 and share >= share_min:
                     self._server.kill()
                     return share
                 if share == 1:
                     return None
-        raise DeadlineExceeded(f"no row of the delta was served within {LOOK_SECONDS:.0f} s")
+        raise DeadlineExceeded(f"no row of the delta was served within {PROBE_SECONDS:.0f} s")
 
     def _restart(
         self, before: State, after: State, delta_rows: int, share: float, version_before: int
     ) -> Restart:
         seen = len(self._traffic.samples)
-        begun = self._server.start()
-        first = first_pull(
+        started = self._server.start()
+        first = wait_for_pull(
             self._server, lambda client: self._new_share(self._pull(client), before, after)
         )
         facts = self._server.wait_ready()
@@ -121,29 +122,29 @@ class KillTest:
             delta_rows=delta_rows,
             share_visible=round(share, 4),
             version_before=version_before,
-            exec_to_first_correct_pull_ms=round(1e3 * (first - begun), 3),
+            exec_to_first_correct_pull_ms=round(1e3 * (first - started), 3),
             open_to_first_correct_pull_ms=round(1e3 * (first - facts["opened_at"]), 3),
             open_ms=facts["open_ms"],
             client_waited_ms=round(1e3 * waited, 3),
             client_failures=len(self._traffic.failures),
-            caught_up_ms=round(1e3 * (caught_up - begun), 3),
+            caught_up_ms=round(1e3 * (caught_up - started), 3),
         )
 
 
-def first_pull(server: ServerProcess, look: Callable[[petps_client.Client], object]) -> float:
-    """Return when a restarted server first answered ``look``; other errors of ``look`` propagate.
+def wait_for_pull(server: ServerProcess, pull: Callable[[petps_client.Client], object]) -> float:
+    """Repeat ``pull`` until a restarted server replies. Return the time of the reply.
 
-    Raises Unavailable if the server has exited, and the client's last error if it has not
-    answered after RESTART_SECONDS.
+    Raise Unavailable if the server has exited, and the client's last error if the server does not
+    reply within RESTART_SECONDS.
     """
     deadline = time.monotonic() + RESTART_SECONDS
     while True:
         try:
             with petps_client.connect(server.url, deadline_ms=DEADLINE_MS) as client:
-                look(client)
+                pull(client)
                 return time.monotonic()
         except (petps_client.Unavailable, petps_client.DeadlineExceeded):
-            server.running()
+            server.check_running()
             if time.monotonic() > deadline:
                 raise
             time.sleep(RETRY_SECONDS)
@@ -154,16 +155,15 @@ def share_of_new(
     before: npt.NDArray[np.float32],
     after: npt.NDArray[np.float32],
 ) -> float:
-    """Return the share of pulled rows that are the new ones; all are float32[n, dim].
+    """Return the share of pulled rows that equal the rows after the delta; all float32[n, dim].
 
-    Raises DataLoss if a row is neither the old one nor the new one: it is torn, or belongs to
-    another key.
+    Raise DataLoss if a row equals neither its old nor its new row: it is torn, or of another key.
     """
-    new = (bits(pulled) == bits(after)).all(axis=1)
-    old = (bits(pulled) == bits(before)).all(axis=1)
-    if not (new | old).all():
+    is_new = (bits(pulled) == bits(after)).all(axis=1)
+    is_old = (bits(pulled) == bits(before)).all(axis=1)
+    if not (is_new | is_old).all():
         raise DataLoss(
-            f"{np.count_nonzero(~(new | old))} of {len(new)} rows are neither the ones before the "
-            "delta nor the ones after it"
+            f"{np.count_nonzero(~(is_new | is_old))} of {len(is_new)} rows are neither the ones "
+            "before the delta nor the ones after it"
         )
-    return float(np.mean(new))
+    return float(np.mean(is_new))

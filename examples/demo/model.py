@@ -1,11 +1,11 @@
 """The demo's model: skip-gram with negative sampling over a stream of accesses, in numpy.
 
-There is one row for each object, float32[dim]. Value 0 is the logarithm of how often the object
-was accessed; values 1 to dim-1 are its vector v. The model says that object o follows object c
-with a probability proportional to count(o) * exp(v_c . v_o), so untrained vectors predict by
-popularity. The vectors are learned from pairs (an access, one of the few accesses before it)
-against negatives drawn from all accesses so far (Mikolov et al. 2013), with one AdaGrad step size
-for each row.
+There is one row for each object, float32[dim]. Value 0 is the logarithm of the object's number of
+accesses; values 1 to dim-1 are its vector v. In the model, object o follows object c with a
+probability proportional to count(o) * exp(v_c . v_o), so untrained vectors predict by popularity.
+The model learns the vectors from pairs (an access, one of the few accesses before it) against
+negatives drawn from all accesses so far (Mikolov et al. 2013), with one AdaGrad step size for each
+row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Gradient", "Settings", "SkipGram", "gradient", "pair_loss", "sum_by_key"]
+__all__ = [
+    "Gradient",
+    "Settings",
+    "SkipGram",
+    "compute_gradient",
+    "compute_pair_loss",
+    "sum_by_key",
+]
 
 Indices = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -28,11 +35,11 @@ EPSILON: Final = 1e-3  # AdaGrad's initial sum: the first step of a row is about
 class Settings:
     """Settings chosen by the hit rates (ranking.py) on accesses 100,000 to 400,000 of the trace.
 
-    There the rows reach 37.5 % and popularity 35.6 %. On accesses 400,000 to 700,000, which were
-    not used for the choice, the rows reach 35.0 % and popularity 33.5 %. Learning rates of 0.1 to
+    There the rows reach 37.5 % and popularity 35.6 %. On accesses 400,000 to 700,000, which did
+    not influence the choice, the rows reach 35.0 % and popularity 33.5 %. Learning rates of 0.1 to
     0.2, windows of 10 to 50 and start norms of 1 to 4 are within half a point of each other. In
-    these accesses little but popularity and recency predicts the next one: exact counts of what
-    followed each object within 50 accesses reach 36.8 % where popularity has 34.2 %.
+    these accesses little but popularity and recency predicts the next one: exact counts of the
+    objects that followed each object within 50 accesses reach 36.8 %, where popularity has 34.2 %.
     """
 
     dim: int = 64
@@ -66,20 +73,20 @@ def _sigmoid(x: Floats) -> Floats:
     return (1 / (1 + np.exp(-x))).astype(np.float32, copy=False)
 
 
-def gradient(
+def compute_gradient(
     vectors: Floats, centres: Indices, targets: Indices, noise: Indices, negatives: int
 ) -> Gradient:
-    """Return the gradient of pair_loss with respect to the vectors that occur.
+    """Return the gradient of compute_pair_loss() with respect to the vectors that occur.
 
     vectors: float32[n, d]; centres, targets: int64[p]; noise: int64[q], the shared negatives.
     """
     shift = np.float32(np.log(negatives))
-    distinct, place = np.unique(centres, return_inverse=True)
+    distinct, positions = np.unique(centres, return_inverse=True)
     v = vectors[distinct]
     v_targets, v_noise = vectors[targets], vectors[noise]
-    v_centres = v[place]
+    v_centres = v[positions]
     pull = _sigmoid(np.einsum("ij,ij->i", v_centres, v_targets) - shift) - np.float32(1)
-    weight = np.bincount(place, minlength=len(distinct)) * (negatives / len(noise))
+    weight = np.bincount(positions, minlength=len(distinct)) * (negatives / len(noise))
     push = _sigmoid(v @ v_noise.T - shift) * weight.astype(np.float32)[:, None]
     return sum_by_key(
         np.concatenate([centres, targets, distinct, noise]),
@@ -89,19 +96,19 @@ def gradient(
     )
 
 
-def pair_loss(
+def compute_pair_loss(
     vectors: npt.NDArray[np.float64],
     centres: Indices,
     targets: Indices,
     noise: Indices,
     negatives: int,
 ) -> float:
-    """Compute the loss that gradient() descends, one pair at a time: slow, for tests."""
+    """Return the loss that compute_gradient() descends, one pair at a time: slow, for tests."""
     shift = np.log(negatives)
     loss = 0.0
-    for c, t in zip(centres, targets, strict=True):
-        loss += np.log1p(np.exp(-(vectors[c] @ vectors[t] - shift)))
-        scores = vectors[noise] @ vectors[c] - shift
+    for centre, target in zip(centres, targets, strict=True):
+        loss += np.log1p(np.exp(-(vectors[centre] @ vectors[target] - shift)))
+        scores = vectors[noise] @ vectors[centre] - shift
         loss += negatives * float(np.mean(np.log1p(np.exp(scores))))
     return float(loss)
 
@@ -109,8 +116,8 @@ def pair_loss(
 class SkipGram:
     """The rows of all objects, learned online. One thread.
 
-    ``rows`` float32[n, dim] and ``present`` bool[n] are what a server should serve. ``changed``
-    bool[n] marks the objects whose row or presence changed since take_changed().
+    A server should serve ``rows`` float32[n, dim] of the objects in ``present`` bool[n].
+    ``changed`` bool[n] marks the objects whose row or presence changed since take_changed().
     """
 
     def __init__(self, objects: int, settings: Settings, seed: int) -> None:
@@ -149,24 +156,25 @@ class SkipGram:
 
     def _step(self, accesses: Indices, first: int, stop: int) -> None:
         settings, random = self.settings, self._random
-        places = np.arange(first, stop)
-        back = random.integers(1, settings.window + 1, (settings.pairs, len(places)))
-        centres = accesses[places[None, :] - back].ravel()
+        positions = np.arange(first, stop)
+        back = random.integers(1, settings.window + 1, (settings.pairs, len(positions)))
+        centres = accesses[positions[None, :] - back].ravel()
         targets = np.tile(accesses[first:stop], settings.pairs)
         noise = accesses[random.integers(0, stop, settings.shared_negatives)]
         noise = noise[self.present[noise]]
-        found = gradient(self.rows[:, 1:], centres, targets, noise, settings.negatives)
-        self._squares[found.keys] += np.mean(found.values * found.values, axis=1)
-        rate = settings.learning_rate / np.sqrt(self._squares[found.keys])
-        self.rows[found.keys, 1:] -= rate[:, None].astype(np.float32) * found.values
-        self.changed[found.keys] = True
+        gradient = compute_gradient(self.rows[:, 1:], centres, targets, noise, settings.negatives)
+        keys, values = gradient.keys, gradient.values
+        self._squares[keys] += np.mean(values * values, axis=1)
+        rate = settings.learning_rate / np.sqrt(self._squares[keys])
+        self.rows[keys, 1:] -= rate[:, None].astype(np.float32) * values
+        self.changed[keys] = True
 
     def expire(self, now: int, idle: int, count_max: int, limit: int) -> int:
-        """Forget at most ``limit`` objects, longest unseen first; return how many.
+        """Forget at most ``limit`` objects, those unused for longest first. Return their number.
 
-        An object expires if it was not accessed in the last ``idle`` accesses before ``now`` and
-        at most ``count_max`` times in all. If it is accessed later, it starts again from its
-        first row.
+        An object expires if it is not among the last ``idle`` accesses before ``now``, and has at
+        most ``count_max`` accesses in all. If it is accessed later, it starts again from its first
+        row.
         """
         cold = self.present & (self._last_access < now - idle) & (self._counts <= count_max)
         objects = np.flatnonzero(cold)

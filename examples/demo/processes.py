@@ -1,4 +1,4 @@
-"""The demo's child processes: a real `petps serve`, and the trainer. Ended by process id only."""
+"""The demo's child processes: a real `petps serve`, and the trainer."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import urllib.request
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Final, Self
 
-from examples.demo.interrupt import uninterrupted
+from examples.demo.interrupt import delay_signals
 from examples.demo.state import State
 from examples.demo.trainer import MODEL, TrainerSettings
 from petps.errors import DeadlineExceeded, InternalError, Unavailable
@@ -28,7 +27,7 @@ READY_SECONDS: Final = 60.0
 READY_POLL_SECONDS: Final = 0.0005
 STOP_SECONDS: Final = 20.0
 STATUS_SECONDS: Final = 20.0
-LAST_WORDS_LINES: Final = 15
+LAST_OUTPUT_LINES: Final = 15
 
 
 def _environment() -> dict[str, str]:
@@ -36,7 +35,7 @@ def _environment() -> dict[str, str]:
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        # Two processors for three processes: a product that spins on both delays the others.
+        # Three processes share two processors: a matrix product on both would delay the others.
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
     }
@@ -45,67 +44,62 @@ def _environment() -> dict[str, str]:
 class Child:
     """A child process in a session of its own, so that Ctrl-C reaches only the demo itself.
 
-    Enter it as a context manager before it is started: leaving the block ends the process,
-    whatever happens.
+    Enter it as a context manager before you start it: leaving the block always terminates the
+    process.
     """
 
-    def __init__(self, name: str, words: Path) -> None:
+    def __init__(self, name: str, output: Path) -> None:
         self._name = name
-        self._words = words
+        self._output = output
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def spawn(self, arguments: list[str], pipes: bool) -> None:
         """Start Python with ``arguments``; pipes: whether to pipe its standard input and output."""
-        with self._words.open("a") as words, uninterrupted():
+        with self._output.open("a") as output, delay_signals():
             self._process = subprocess.Popen(
                 [sys.executable, *arguments],
                 stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if pipes else words,
-                stderr=words,
+                stdout=subprocess.PIPE if pipes else output,
+                stderr=output,
                 text=True,
                 env=_environment(),
                 start_new_session=True,
             )
 
-    def running(self) -> subprocess.Popen[str]:
+    def check_running(self) -> subprocess.Popen[str]:
         """Return the process. Raise Unavailable with its last output if it has exited."""
         process = self._process
         if process is None or process.poll() is not None:
             code = "not started" if process is None else f"exit status {process.returncode}"
-            raise Unavailable(f"the {self._name} is not running ({code}):\n{self.last_words()}")
+            raise Unavailable(f"the {self._name} is not running ({code}):\n{self.last_output()}")
         return process
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """Return the end of its output."""
-        if not self._words.exists():
+        if not self._output.exists():
             return ""
-        with self._words.open(errors="replace") as words:
-            return "".join(deque(words, LAST_WORDS_LINES)).rstrip()
+        with self._output.open(errors="replace") as output:
+            return "".join(deque(output, LAST_OUTPUT_LINES)).rstrip()
 
-    def note(self, words: str) -> None:
-        """Append words that came by another way to the file of its output."""
-        with self._words.open("a") as kept:
-            kept.write(words)
+    def append_output(self, text: str) -> None:
+        """Append text to the file of its output."""
+        with self._output.open("a") as output:
+            output.write(text)
 
     def kill(self) -> None:
-        """Send SIGKILL, and return when the process is gone."""
-        process = self.running()
+        """Send SIGKILL, and wait until the process is gone."""
+        process = self.check_running()
         process.send_signal(signal.SIGKILL)
         process.wait()
 
     def stop(self) -> int | None:
-        """Ask the process to exit, wait, and kill it if it does not. Return its exit status.
+        """Request the process to exit, and kill it if it does not. Return its exit status.
 
         Returns None if it was not started.
         """
@@ -113,7 +107,7 @@ class Child:
         if process is None:
             return None
         if process.poll() is None:
-            self.ask_to_end(process)
+            self.request_exit(process)
             try:
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
@@ -124,15 +118,15 @@ class Child:
                 stream.close()
         return process.returncode
 
-    def ask_to_end(self, process: subprocess.Popen[str]) -> None:
-        """Send SIGTERM; a child that would not notice it overrides this."""
+    def request_exit(self, process: subprocess.Popen[str]) -> None:
+        """Send SIGTERM. Children that exit when their input ends override this."""
         process.terminate()
 
 
 class ServerProcess(Child):
     """`petps serve` on 127.0.0.1. It keeps its ports over a restart.
 
-    store: a checkpoint store from which it catches up.
+    ``store``: the checkpoint store from which it catches up.
     """
 
     def __init__(
@@ -181,10 +175,10 @@ class ServerProcess(Child):
         return begun
 
     def wait_ready(self) -> dict[str, Any]:
-        """Wait until the server is ready, and return the facts of its ready file."""
+        """Wait until the server is ready, and return the contents of its ready file."""
         deadline = time.monotonic() + READY_SECONDS
         while not self._ready.exists():
-            self.running()
+            self.check_running()
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"the server is not ready after {READY_SECONDS:.0f} s")
             time.sleep(READY_POLL_SECONDS)
@@ -193,20 +187,29 @@ class ServerProcess(Child):
         return facts
 
     def ingest(self) -> dict[str, Any] | None:
-        """Return the ingest part of its status, or None if ingest has not begun or it is gone."""
+        """Return the ingest part of the server's status.
+
+        Return None if ingest has not begun, or if the server does not reply.
+        """
+        url = f"http://127.0.0.1:{self.http_port}/status.json"
         try:
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{self.http_port}/status.json", timeout=STATUS_SECONDS
-            ) as answer:
-                status: dict[str, Any] = json.load(answer)
+            with urllib.request.urlopen(url, timeout=STATUS_SECONDS) as reply:
+                status: dict[str, dict[str, Any]] = json.load(reply)
         except (OSError, http.client.HTTPException, ValueError):
             return None
-        found: dict[str, Any] | None = status.get("ingest")
-        return found
+        return status.get("ingest")
+
+    def stop_cleanly(self) -> None:
+        """Stop the server. Raise InternalError if its exit status is not 0."""
+        code = self.stop()
+        if code != 0:
+            raise InternalError(
+                f"the server terminated with exit status {code}:\n{self.last_output()}"
+            )
 
 
 class TrainerProcess(Child):
-    """The trainer. ``ask`` is a command and its answer; ``begin`` and ``end`` are its halves."""
+    """The trainer. ``call`` sends a command and returns its answer, as ``begin`` and ``end`` do."""
 
     def __init__(self, folder: Path, settings: TrainerSettings) -> None:
         super().__init__("trainer", folder / "trainer.txt")
@@ -219,35 +222,35 @@ class TrainerProcess(Child):
     def begin(self, do: str, **arguments: Any) -> None:
         """Send a command; end() returns its answer."""
         try:
-            self._pipe(self.running().stdin).write(json.dumps({"do": do, **arguments}) + "\n")
-            self._pipe(self.running().stdin).flush()
+            self._pipe(self.check_running().stdin).write(json.dumps({"do": do, **arguments}) + "\n")
+            self._pipe(self.check_running().stdin).flush()
         except BrokenPipeError:
-            raise Unavailable(f"the trainer ended:\n{self.last_words()}") from None
+            raise Unavailable(f"the trainer has exited:\n{self.last_output()}") from None
 
     def end(self) -> dict[str, Any]:
         """Wait for the answer. Raise InternalError if the trainer failed."""
-        line = self._pipe(self.running().stdout).readline()
+        line = self._pipe(self.check_running().stdout).readline()
         if not line:
-            raise Unavailable(f"the trainer ended:\n{self.last_words()}")
+            raise Unavailable(f"the trainer has exited:\n{self.last_output()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise InternalError(f"the trainer: {answer['error']}")
         return answer
 
-    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+    def call(self, do: str, **arguments: Any) -> dict[str, Any]:
         """Send a command and return its answer."""
         self.begin(do, **arguments)
         return self.end()
 
     def state(self, path: Path) -> State:
-        """Return its rows, which it writes to the file ``path``."""
-        self.ask("save", path=str(path))
+        """Return the trainer's rows. The file ``path`` holds them for a moment."""
+        self.call("save", path=str(path))
         state = State.read(path)
         path.unlink()
         return state
 
-    def ask_to_end(self, process: subprocess.Popen[str]) -> None:
-        """Close its input, which makes it exit; see Child."""
+    def request_exit(self, process: subprocess.Popen[str]) -> None:
+        """Close the trainer's input, which makes it exit."""
         self._pipe(process.stdin).close()
 
     @staticmethod

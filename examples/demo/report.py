@@ -36,7 +36,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """The time from the call that publishes a delta to the end of the first pull of it."""
+    """The time from the call that publishes a delta to the end of the first pull that shows it."""
 
     versions: int
     p50_ms: float
@@ -70,13 +70,21 @@ class Comparison:
     rows_undead: int = 0
 
     def __add__(self, other: Comparison) -> Comparison:
-        mine, others = asdict(self), asdict(other)
-        return Comparison(**{name: mine[name] + others[name] for name in mine})
+        counts, more = asdict(self), asdict(other)
+        return Comparison(**{name: counts[name] + more[name] for name in counts})
 
     @property
     def wrong(self) -> int:
-        """The number of keys whose answer differs from the trainer's state."""
+        """The number of keys whose pulled row differs from the trainer's state."""
         return self.keys - self.rows_equal - self.missing_as_they_should
+
+    @property
+    def complaint(self) -> str:
+        """The number of wrong keys, by kind."""
+        return (
+            f"{self.wrong:,} keys are wrong: {self.rows_different:,} rows differ, "
+            f"{self.rows_lost:,} are lost, {self.rows_undead:,} should be missing and are not"
+        )
 
 
 @dataclass(slots=True)
@@ -124,7 +132,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether every row is equal bit by bit and every other key is missing."""
+        """Whether every row equals the trainer's bit by bit, and every other key is missing."""
         return self.comparison is not None and self.comparison.wrong == 0
 
     def as_json(self) -> dict[str, Any]:

@@ -19,36 +19,38 @@ from examples.demo.report import Group, Report, Restart
 from examples.demo.trace import Trace
 from examples.demo.traffic import KEYS_PER_PULL
 
-__all__ = ["DeltaLines", "Growing", "Screen", "Steps"]
+__all__ = ["DeltaLines", "GrowingTable", "Screen", "Steps", "make_figures"]
 
 PIPE_COLUMNS: Final = 100  # the width where none is known (a pipe, a file)
 LABEL_COLUMNS: Final = 10
 
 
-class Growing:
-    """A table that grows, with a progress bar below it that counts ``total`` ``what``."""
+class GrowingTable:
+    """A table that grows, with a progress bar below it for ``total`` steps."""
 
-    def __init__(self, columns: Sequence[str], what: str, total: int) -> None:
+    def __init__(self, columns: Sequence[str], label: str, total: int) -> None:
         self._table = Table(box=None, header_style="dim", padding=(0, 1), pad_edge=False)
         for name in columns:
             self._table.add_column(name, justify="right")
-        self._progress = _progress()
-        self._task = self._progress.add_task(f"  {what}", total=total)
+        self._progress = _make_progress()
+        self._task = self._progress.add_task(f"  {label}", total=total)
 
-    def shown(self) -> Stack:
-        """Return the table and the bar."""
+    @property
+    def table_and_bar(self) -> Stack:
+        """The table with the bar below it."""
         return Stack(self._table, self._progress)
 
-    def done(self) -> Table:
-        """Return the table alone."""
+    @property
+    def table(self) -> Table:
+        """The table alone."""
         return self._table
 
     def advance(self) -> None:
-        """Count one more as done."""
+        """Add one completed step."""
         self._progress.advance(self._task)
 
-    def reached(self, count: int) -> None:
-        """Set how many are done."""
+    def set_completed(self, count: int) -> None:
+        """Set the number of completed steps."""
         self._progress.update(self._task, completed=count)
 
     def add(self, *cells: str | Text) -> None:
@@ -56,14 +58,14 @@ class Growing:
         self._table.add_row(*cells)
 
 
-class DeltaLines(Growing):
-    """The table of deltas: call ``advance`` after each delta and ``line`` after each group."""
+class DeltaLines(GrowingTable):
+    """The table of deltas: call ``advance`` after each delta, ``add_line`` after each group."""
 
     def __init__(self, k: int, deltas: int) -> None:
         names = ("  accesses", "version", "rows sent", "deleted", "fresh after")
         super().__init__((*names, f"hit@{k}", "popularity", "gain"), "deltas", deltas)
 
-    def line(self, group: Group) -> None:
+    def add_line(self, group: Group) -> None:
         """Add the line of a group."""
         gain = 100 * (group.hit_rate - group.popularity_rate)
         self.add(
@@ -86,7 +88,24 @@ class Steps:
         if not self._console.is_terminal:
             self._console.width = PIPE_COLUMNS
 
-    def step(self, label: str, text: str, detail: str = "", mark: str = "[green]✓[/green]") -> None:
+    @property
+    def _is_live(self) -> bool:
+        """Whether the console can show something that changes."""
+        return self._console.is_terminal and not self._console.quiet
+
+    def _print_title(self, title: str, summary: str) -> None:
+        self._console.print(Text(title, style="bold"))
+        self._console.print(Text(summary, style="dim"))
+        self._console.print()
+
+    def _print_passed(self, verdict: str, counts: str) -> None:
+        self._console.print(
+            Text(f"✓ {verdict}: ", style="bold green") + Text(counts, style="green")
+        )
+
+    def print_step(
+        self, label: str, text: str, detail: str = "", mark: str = "[green]✓[/green]"
+    ) -> None:
         """Print a finished step."""
         line = Table.grid(padding=(0, 1))
         line.add_column(width=1)
@@ -98,35 +117,35 @@ class Steps:
         self._console.print(line)
 
     @contextmanager
-    def working(self, what: str) -> Iterator[None]:
+    def show_spinner(self, text: str) -> Iterator[None]:
         """Show a spinner during the block."""
-        if not self._console.is_terminal or self._console.quiet:
+        if not self._is_live:
             yield
             return
-        with self._console.status(what):
+        with self._console.status(text):
             yield
 
     @contextmanager
-    def bar(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show a progress bar during the block. Yield a function that adds n to what is done."""
-        if not self._console.is_terminal or self._console.quiet:
+    def show_bar(self, text: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Show a progress bar during the block. Yield a function that adds n completed steps."""
+        if not self._is_live:
             yield lambda n: None
             return
-        with _progress(self._console, transient=True) as progress:
-            task = progress.add_task(f"  {what}", total=total)
+        with _make_progress(self._console, transient=True) as progress:
+            task = progress.add_task(f"  {text}", total=total)
             yield lambda n: progress.advance(task, n)
 
     @contextmanager
-    def growing(self, lines: Growing) -> Iterator[None]:
+    def show_table(self, lines: GrowingTable) -> Iterator[None]:
         """Show the table and its bar during the block; the table stays afterwards."""
-        if not self._console.is_terminal or self._console.quiet:
+        if not self._is_live:
             yield
-            if lines.done().row_count:
-                self._console.print(lines.done())
+            if lines.table.row_count:
+                self._console.print(lines.table)
             return
-        with Live(lines.shown(), console=self._console, refresh_per_second=8) as live:
+        with Live(lines.table_and_bar, console=self._console, refresh_per_second=8) as live:
             yield
-            live.update(lines.done())
+            live.update(lines.table)
 
     def show_kept(self, folder: Path) -> None:
         """Print the path of the work folder that is kept."""
@@ -138,84 +157,78 @@ class Screen(Steps):
 
     # ---- steps
 
-    def begin(self, trace: Trace, report: Report) -> None:
-        """Print the first lines."""
-        self._console.print(Text("petps demo", style="bold"))
-        self._console.print(
-            Text(
-                f"{report.accesses:,} of {len(trace.accesses):,} real accesses to "
-                f"{len(trace.keys):,} objects: {report.trace}",
-                style="dim",
-            )
+    def print_header(self, trace: Trace, report: Report) -> None:
+        """Print the title and the source of the accesses."""
+        self._print_title(
+            "petps demo",
+            f"{report.accesses:,} of {len(trace.accesses):,} real accesses to "
+            f"{len(trace.keys):,} objects: {report.trace}",
         )
-        self._console.print()
 
-    def pool(self, path: Path, medium: str, durability: str) -> None:
-        """Print that the pool is made."""
-        self.step("pool", f"{path}", f"medium {medium}, durability {durability}")
+    def print_pool(self, path: Path, medium: str, durability: str) -> None:
+        """Print the path and the medium of the new pool."""
+        self.print_step("pool", f"{path}", f"medium {medium}, durability {durability}")
 
-    def base(self, accesses: int, seconds: float, base: dict[str, Any], log: str) -> None:
-        """Print that the base is published."""
-        self.step(
+    def print_base(self, accesses: int, seconds: float, base: dict[str, Any], log: str) -> None:
+        """Print the size of the published base."""
+        self.print_step(
             "base",
             f"{base['rows']:,} rows, learned from {accesses:,} accesses in {seconds:.1f} s",
             f"skip-gram with negative sampling; log {log}",
         )
 
-    def serving(
-        self, server: ServerProcess, facts: dict[str, Any], ready: float, base: float
-    ) -> None:
-        """Print that the server answers and has the base."""
-        self.step(
+    def print_server(self, server: ServerProcess, facts: dict[str, Any], base: float) -> None:
+        """Print the addresses of the server, which has loaded the base in ``base`` seconds."""
+        self.print_step(
             "server",
             f"{server.url}, process {facts['pid']}; the base was servable after {base:.2f} s",
-            f"watch it live: http://127.0.0.1:{server.http_port}/",
+            f"status page: http://127.0.0.1:{server.http_port}/",
         )
 
-    def idle(self, report: Report) -> None:
+    def print_idle(self, report: Report) -> None:
         """Print the figures of pulls without other load."""
         latency = report.pull_idle
         assert latency is not None
-        self.step(
+        self.print_step(
             "idle",
             f"{report.pulls_per_second:,.0f} pulls/s of {KEYS_PER_PULL} keys by one thread "
             f"({KEYS_PER_PULL * report.pulls_per_second / 1e6:.2f} M rows/s)",
             f"p50 {latency.p50_ms:.2f} ms, p99 {latency.p99_ms:.2f} ms",
         )
 
-    def restart(self, restart: Restart) -> None:
+    def print_restart(self, restart: Restart) -> None:
         """Print the kill of the server and its restart."""
         self._console.print()
-        self.step(
+        self.print_step(
             "kill -9",
             f"in the middle of a delta of {restart.delta_rows:,} rows: "
             f"{100 * restart.share_visible:.0f} % of them were visible",
             mark="[red]✗[/red]",
         )
-        self.step(
+        self.print_step(
             "restart",
             f"first correct pull {restart.exec_to_first_correct_pull_ms:.0f} ms after exec, "
             f"{restart.open_to_first_correct_pull_ms:.1f} ms after the pool's open call",
-            f"the delta was whole {restart.caught_up_ms:.0f} ms after exec; the client only waited "
-            f"({restart.client_waited_ms:.0f} ms, {restart.client_failures} failed pulls)",
+            f"the delta was complete {restart.caught_up_ms:.0f} ms after exec; the client waited "
+            f"{restart.client_waited_ms:.0f} ms, and {restart.client_failures} pulls failed",
         )
         self._console.print()
 
     @contextmanager
-    def deltas(self, report: Report, deltas: int) -> Iterator[DeltaLines]:
+    def show_deltas(self, report: Report, deltas: int) -> Iterator[DeltaLines]:
         """Show the growing table of deltas during the block."""
         lines = DeltaLines(report.k, deltas)
         if self._console.is_terminal and not report.groups:
             self._console.print()
-        with self.growing(lines):
+        with self.show_table(lines):
             yield lines
 
     # ---- the end
 
-    def result(self, report: Report) -> None:
+    def print_result(self, report: Report) -> None:
         """Print all figures again, and the verdict."""
         self._console.print()
-        self._console.print(_numbers(report))
+        self._console.print(_figures_of(report))
         comparison = report.comparison
         assert comparison is not None
         gain = 100 * (report.hit_rate - report.popularity_rate)
@@ -225,36 +238,32 @@ class Screen(Steps):
             )
         self._console.print()
         if report.passed:
-            self._console.print(
-                Text("✓ every row is the trainer's, bit by bit: ", style="bold green")
-                + Text(
-                    f"{comparison.rows_equal:,} rows equal, "
-                    f"{comparison.missing_as_they_should:,} keys missing as they should",
-                    style="green",
-                )
+            self._print_passed(
+                "every row is the trainer's, bit by bit",
+                f"{comparison.rows_equal:,} rows equal, "
+                f"{comparison.missing_as_they_should:,} keys missing as they should",
             )
         else:
-            self._console.print(
-                Text(f"✗ {comparison.wrong:,} keys are wrong: ", style="bold red")
-                + Text(
-                    f"{comparison.rows_different:,} rows differ, {comparison.rows_lost:,} are "
-                    f"lost, {comparison.rows_undead:,} should be missing and are not",
-                    style="red",
-                )
-            )
+            self._console.print(Text(f"✗ {comparison.complaint}", style="bold red"))
         self._console.print(Text(f"{report.seconds:.0f} s", style="dim"))
 
 
-def _numbers(report: Report) -> Table:
+def make_figures() -> Table:
+    """Return an empty table with the columns name, value and explanation."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(style="dim")
+    return table
+
+
+def _figures_of(report: Report) -> Table:
     idle, during, fresh = report.pull_idle, report.pull_during_apply, report.freshness
     restart = report.restart
     assert idle is not None
     assert fresh is not None
     assert restart is not None
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(style="dim")
+    table = make_figures()
     sent = f"{report.rows_published:,} rows and {report.rows_deleted:,} deletions in deltas"
     table.add_row("rows served", f"{report.rows:,}", f"of {report.dim} float32; {sent}")
     table.add_row(
@@ -275,7 +284,7 @@ def _numbers(report: Report) -> Table:
     table.add_row(
         "freshness",
         f"p50 {fresh.p50_ms:.1f}, p99 {fresh.p99_ms:.1f} ms",
-        f"from publish() to the first pull that is served it; {fresh.versions} deltas",
+        f"from publish() to the first pull that shows the delta; {fresh.versions} deltas",
     )
     table.add_row(
         "restart",
@@ -292,7 +301,7 @@ def _numbers(report: Report) -> Table:
     return table
 
 
-def _progress(console: Console | None = None, *, transient: bool = False) -> Progress:
+def _make_progress(console: Console | None = None, *, transient: bool = False) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=40),

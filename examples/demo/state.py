@@ -1,4 +1,4 @@
-"""The trainer's state of every row, and its comparison with pulled rows, bit by bit."""
+"""The trainer's rows, and their comparison with pulled rows, bit by bit."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ def bits(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
 
 
 def compare(state: State, rows: npt.NDArray[np.float32], mask: npt.NDArray[np.bool_]) -> Comparison:
-    """Compare a pull with ``state``: rows float32[n, dim] and mask bool[n], keys in its order.
+    """Compare a pull with ``state``: rows float32[n, dim] and mask bool[n], in the state's order.
 
     A missing key must have the table's default row, zeros.
     """
-    there = state.present
-    same = (bits(rows) == bits(state.rows)).all(axis=1)
-    default = (bits(rows) == 0).all(axis=1)
+    is_present = state.present
+    is_equal = (bits(rows) == bits(state.rows)).all(axis=1)
+    is_default = (bits(rows) == 0).all(axis=1)
 
-    def count(chosen: npt.NDArray[np.bool_]) -> int:
-        return int(np.count_nonzero(chosen))
+    def count(is_counted: npt.NDArray[np.bool_]) -> int:
+        return int(np.count_nonzero(is_counted))
 
     return Comparison(
-        keys=len(there),
-        rows_equal=count(there & mask & same),
-        missing_as_they_should=count(~there & ~mask & default),
-        rows_different=count(there & mask & ~same),
-        rows_lost=count(there & ~mask),
-        rows_undead=count(~there & (mask | ~default)),
+        keys=len(is_present),
+        rows_equal=count(is_present & mask & is_equal),
+        missing_as_they_should=count(~is_present & ~mask & is_default),
+        rows_different=count(is_present & mask & ~is_equal),
+        rows_lost=count(is_present & ~mask),
+        rows_undead=count(~is_present & (mask | ~is_default)),
     )

@@ -1,4 +1,4 @@
-"""The stream of accesses that the demo learns from and serves. data/README.md has its source."""
+"""The stream of accesses that the demo learns from and predicts. data/README.md has its source."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Trace:
 
 
 def load_trace(path: Path = _FILE) -> Trace:
-    """Read the trace that comes with petps. Raise NotFound if the installation lacks it."""
+    """Read the trace of the repository. Raise NotFound if the file is missing."""
     if not path.exists():
-        raise NotFound(f"{path} is missing: install petps again, the file belongs to the package")
+        raise NotFound(f"{path} is missing: get the file again, for example by git checkout")
     with np.load(path, allow_pickle=False) as arrays:
         return Trace(arrays["ids"], arrays["accesses"].astype(np.int64))

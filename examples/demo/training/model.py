@@ -23,16 +23,16 @@ def dense_part(task: Task) -> Interaction:
 
 
 class Ranker(torch.nn.Module):  # type: ignore[misc]
-    """The model of Pipeline: (lookups by field, micro-batch) -> the mean loss of its samples."""
+    """The model for Pipeline: (lookups by field, micro-batch) -> the mean loss of its samples."""
 
     def __init__(self, task: Task, seed: int) -> None:
         super().__init__()
-        torch.manual_seed(seed)  # all workers start from the same weights
+        torch.manual_seed(seed)  # all ranks start from the same weights
         self.dense = dense_part(task)
         self._fields = task.fields
 
     def forward(self, lookups: Any, batch: Batch) -> Any:
-        """Compute the loss; see the class."""
+        """Return the mean loss of the micro-batch."""
         bags = [lookups[name].pooled("sum") for name in self._fields]
         logits = self.dense(bags, batch.dense["numbers"])
         loss = torch.nn.functional.binary_cross_entropy_with_logits
@@ -44,7 +44,7 @@ class Ranker(torch.nn.Module):  # type: ignore[misc]
 
 
 class Loader:
-    """A worker's batches from step ``first`` on. The reader's state is the last step read."""
+    """A rank's batches from step ``first`` on. The reader's state is the last step read."""
 
     def __init__(self, task: Task, rank: int, first: int) -> None:
         self._fields = task.fields

@@ -18,14 +18,14 @@ from petps.train.timeline import new_figure, save_figure
 
 __all__ = ["Facts", "draw_bars", "draw_curves", "make_folder", "write_plots"]
 
-SMOOTHED: Final = 10  # steps averaged in one point of the training loss
+STEPS_PER_POINT: Final = 10  # of the training loss
 
 Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything that is drawn."""
+    """The contents of the plots."""
 
     report: TrainingReport
     reports: Reports
@@ -34,31 +34,43 @@ class Facts:
 
 
 def make_folder(folder: Path) -> None:
-    """Create the folder and check it, before any long work. Raise IoError."""
+    """Create the folder and check that it is writable, before any long work. Raise IoError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            pass  # the folder is writable
+            pass
     except OSError as error:
         raise IoError(f"{folder}: {error.strerror}: give another folder by --plots") from error
 
 
 def write_plots(folder: Path, work: Path, facts: Facts) -> None:
     """Write the plots to ``folder``; the time lines come from the work folder."""
-    marks = [(each.step, each.what) for each in facts.outages]
+    marks = [(outage.step, outage.what) for outage in facts.outages]
     scored = facts.report.scored
-    lives = sorted({each.life for each in scored})
-    training = [_training_loss(facts.reports, life) for life in (0, 1)]
-    held_out = [[(e.step, e.log_loss) for e in scored if e.life == life] for life in lives]
-    loss: dict[str, Sequence[Points]] = {"training": training, "held out, served rows": held_out}
+    lives = [
+        [version for version in scored if version.life == life]
+        for life in sorted({version.life for version in scored})
+    ]
+    loss: dict[str, Sequence[Points]] = {
+        "training": [_training_loss(facts.reports, life) for life in (0, 1)],
+        "held out, served rows": [
+            [(version.step, version.log_loss) for version in life] for life in lives
+        ],
+    }
     auc: dict[str, Sequence[Points]] = {
         "held out, served rows": [
-            [(each.step, each.auc) for each in scored if each.life == life] for life in lives
+            [(version.step, version.auc) for version in life] for life in lives
         ]
     }
+
+    def fresh_points(down: bool) -> Points:
+        return [
+            (served.version.step, served.fresh_ms) for served in facts.served if served.down == down
+        ]
+
     fresh: dict[str, Sequence[Points]] = {
-        "while all ran": [[(e.version.step, e.fresh_ms) for e in facts.served if not e.down]],
-        "while one was down": [[(e.version.step, e.fresh_ms) for e in facts.served if e.down]],
+        "while all ran": [fresh_points(down=False)],
+        "while one was down": [fresh_points(down=True)],
     }
     draw_curves(folder / "loss.svg", "Loss", "mean logarithmic loss, nats", loss, marks)
     draw_curves(folder / "auc.svg", "AUC of held-out samples", "AUC", auc, marks)
@@ -71,27 +83,25 @@ def write_plots(folder: Path, work: Path, facts: Facts) -> None:
         dots=True,
         logarithmic=True,
     )
-    draw_bars(
-        folder / "stages.svg", "A step by stage, mean of a worker", "ms", _stages(facts.report)
-    )
-    lines = [work / f"timeline-{rank}" for rank in range(WORLD)]
-    if all(line.with_suffix(".json").exists() for line in lines):
+    draw_bars(folder / "stages.svg", "A step by stage, mean of a rank", "ms", _stages(facts.report))
+    timelines = [work / f"timeline-{rank}.json" for rank in range(WORLD)]
+    if all(timeline.exists() for timeline in timelines):
         events = [
             event
-            for line in lines
-            for event in json.loads(line.with_suffix(".json").read_text())["traceEvents"]
+            for timeline in timelines
+            for event in json.loads(timeline.read_text())["traceEvents"]
         ]
         (folder / "timeline.json").write_text(json.dumps({"traceEvents": events}))
-        (folder / "timeline.svg").write_text(lines[0].with_suffix(".svg").read_text())
+        (folder / "timeline.svg").write_text(timelines[0].with_suffix(".svg").read_text())
     (folder / "report.json").write_text(json.dumps(facts.report.as_json(), indent=2))
     (folder / "index.html").write_text(_page(facts.report))
 
 
 def _training_loss(reports: Reports, life: int) -> Points:
-    """Return the loss averaged over each SMOOTHED steps."""
-    steps = [event.more for event in reports.steps if event.life == life]
-    parts = [steps[at : at + SMOOTHED] for at in range(0, len(steps), SMOOTHED)]
-    return [(part[-1]["number"], sum(each["loss"] for each in part) / len(part)) for part in parts]
+    """Return one point for each STEPS_PER_POINT steps: the last step, and their mean loss."""
+    steps = [event.fields for event in reports.steps if event.life == life]
+    parts = [steps[at : at + STEPS_PER_POINT] for at in range(0, len(steps), STEPS_PER_POINT)]
+    return [(part[-1]["number"], sum(step["loss"] for step in part) / len(part)) for part in parts]
 
 
 def _stages(report: TrainingReport) -> Mapping[str, float]:
@@ -151,8 +161,8 @@ def draw_bars(path: Path, title: str, unit: str, values: Mapping[str, float]) ->
 def _page(report: TrainingReport) -> str:
     """Return one page with all plots, which loads nothing from other sites."""
     summary = (
-        f"A DLRM on {report.ratings:,} {report.data}, trained by {report.workers} workers, served "
-        f"and scored while it was trained. {'Passed' if report.passed else 'FAILED'}."
+        f"A DLRM on {report.ratings:,} {report.data}, trained by {report.workers} processes, and "
+        f"served and scored during training. {'Passed' if report.passed else 'FAILED'}."
     )
     names = ("loss", "auc", "freshness", "stages", "timeline")
     images = "\n".join(f'<p><img src="{name}.svg" alt="{name}"></p>' for name in names)
@@ -161,6 +171,6 @@ def _page(report: TrainingReport) -> str:
         f"<body><h1>petps demo --train</h1><p>{escape(summary)} All figures: "
         '<a href="report.json">report.json</a>; <a href="timeline.json">timeline.json</a> opens '
         "in chrome://tracing or Perfetto.</p>\n"
-        f"{images}\n<p>The last one: four steps of worker 0, and what ran ahead of later ones "
-        "meanwhile; a row for each thread, a color for each batch.</p></body></html>\n"
+        f"{images}\n<p>The last plot shows four steps of rank 0, with the work ahead for later "
+        "steps: a row for each thread, a color for each batch.</p></body></html>\n"
     )

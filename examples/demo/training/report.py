@@ -23,10 +23,10 @@ __all__ = [
 class Scored:
     """The score of held-out samples by served rows, during training.
 
-    version: the log's version of ``step``. life: how often the trainer was started before. equal:
-    whether the trainer's own rows of that version give the same scores, bit by bit; None: the
-    server already had newer rows. Losses are mean logarithmic losses, in nats; training_loss:
-    since the last version.
+    version: the log's version of ``step``. life: the number of earlier starts of the trainer.
+    equal: whether the trainer's own rows of that version give the same scores, bit by bit; None:
+    the server already had newer rows. Losses are mean logarithmic losses, in nats; training_loss:
+    of the steps since the last version.
     """
 
     step: int
@@ -58,8 +58,8 @@ class Fresh:
     """The time from the end of a step with a version to the first pull that returns the version.
 
     In milliseconds, over versions published while nothing was down; worst_ms: over all versions.
-    message_p50_ms, message_p99_ms: the server's own figure up to the first kill, from the
-    publishing of a message to its rows being servable.
+    message_p50_ms, message_p99_ms: the server's own figures up to the first kill, from the
+    publishing of a message until its rows were servable.
     """
 
     versions: int
@@ -73,10 +73,10 @@ class Fresh:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Times of ``steps`` steps of a worker, in milliseconds: means of a step and of its stages.
+    """Times of the steps of one rank, in milliseconds: means of a step and of its stages.
 
-    exposed_share: the share of the time in which rows and gradients cross that training waited
-    for. lookup_stall_ms: the wait for rows to be retrieved.
+    exposed_share: training waited during this share of the time in which rows and gradients
+    crossed. lookup_stall_ms: the wait for retrieved rows.
     """
 
     steps: int
@@ -92,13 +92,13 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class TrainerBack:
-    """kill -9 of the trainer's workers at ``step``, and the new run from ``restored`` on. Seconds.
+    """kill -9 of the trainer at ``step``, and the new run from step ``restored`` on. In seconds.
 
     unlearnt: the number of versions of the log that the new run does not have. to_first_step:
-    from the kill; open and restore are parts of it: reopening the workers' pools, and rolling
-    them back to the version. to_served: from the kill to the first pull that returns a version of
-    the new run. catch_ups: partitions that the server therefore made equal to a version of the
-    store.
+    from the kill; open and restore are parts of it: reopening the ranks' pools, and rolling them
+    back to the version. to_served: from the kill to the first pull that returns a version of the
+    new run. catch_ups: the number of partitions that the server made equal to a version of the
+    store because of that.
     """
 
     step: int
@@ -162,42 +162,39 @@ class TrainingReport:
     @property
     def compared(self) -> int:
         """The number of versions scored both ways during training."""
-        return sum(each.equal is not None for each in self.scored)
+        return sum(version.equal is not None for version in self.scored)
 
     @property
     def complaints(self) -> list[str]:
         """The failures. If there are none, the demo has shown what it claims."""
-        found = []
+        complaints = []
         if self.trainer_back is None:
-            found.append("the trainer was not killed")
+            complaints.append("the trainer was not killed")
         if self.server_back is None:
-            found.append("the server was not killed")
-        for each in self.scored:
-            if each.equal is False:
-                found.append(f"version {each.version}: served rows score otherwise than trained")
+            complaints.append("the server was not killed")
+        complaints += [
+            f"version {scored.version}: served rows score otherwise than the trainer's"
+            for scored in self.scored
+            if scored.equal is False
+        ]
         if self.compared == 0:
-            found.append("no version was compared while training went on")
+            complaints.append("no version was compared during training")
         if self.final is None or self.comparison is None:
-            found.append("nothing was compared")
-            return found
+            return [*complaints, "the last version was not compared"]
         if self.comparison.wrong:
-            found.append(
-                f"{self.comparison.wrong:,} keys are wrong: {self.comparison.rows_different:,} "
-                f"rows differ, {self.comparison.rows_lost:,} are lost, "
-                f"{self.comparison.rows_undead:,} should be missing and are not"
-            )
+            complaints.append(self.comparison.complaint)
         if self.comparison.rows_equal == 0:
-            found.append("no row was compared")
+            complaints.append("no row was compared")
         if not self.final.logits_equal or self.final.auc_trainer != self.final.auc_served:
-            found.append(
+            complaints.append(
                 f"AUC by trainer rows {self.final.auc_trainer!r}, by served rows "
                 f"{self.final.auc_served!r}: scores differ"
             )
-        return found
+        return complaints
 
     @property
     def passed(self) -> bool:
-        """Whether both were killed and came back, and every row and every score is equal."""
+        """Whether both were killed and restarted, and every row and every score is equal."""
         return not self.complaints
 
     def as_json(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import petps_client
 import torch
 from petps_client.torch import EmbeddingBagCollection
 
-from examples.demo.dlrm import Logits, scored
+from examples.demo.dlrm import Logits, compute_logits
 from examples.demo.ratings import Keys
 from examples.demo.training.model import dense_part
 from examples.demo.training.task import DIM, WORLD, Task
@@ -47,14 +47,14 @@ class Rows:
 
     def of(self, keys: Keys) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """Return float32[m, DIM], the rows of ``keys``, zeros if missing; bool[m], which exist."""
-        there = np.isin(keys, self.keys)
-        found = np.zeros((len(keys), DIM), np.float32)
-        found[there] = self.rows[np.searchsorted(self.keys, keys[there])]
-        return found, there
+        is_present = np.isin(keys, self.keys)
+        rows = np.zeros((len(keys), DIM), np.float32)
+        rows[is_present] = self.rows[np.searchsorted(self.keys, keys[is_present])]
+        return rows, is_present
 
 
 class Scorer:
-    """A scorer of the held-out samples. Both sides use it, so only rows and weights differ."""
+    """A scorer of the held-out samples by any rows and weights."""
 
     def __init__(self, task: Task) -> None:
         torch.set_num_threads(1)
@@ -69,11 +69,11 @@ class Scorer:
         self._dense.load_state_dict(weights)
 
         def model(ids: Any, numbers: Any) -> Any:
-            batch = {name: ids[:, at : at + 1] for at, name in enumerate(self._fields)}
+            batch = {name: ids[:, field : field + 1] for field, name in enumerate(self._fields)}
             pooled = bags(batch)
             return self._dense([pooled[name] for name in self._fields], numbers)
 
-        return scored(model, self._ids, self._numbers)
+        return compute_logits(model, self._ids, self._numbers)
 
 
 def served_bags(client: petps_client.Client, task: Task, min_version: int) -> Bags:
@@ -99,31 +99,33 @@ def trained_bags(tables: Mapping[str, Rows]) -> Bags:
 
 def rows_of_version(store: Store, version: int, task: Task) -> dict[str, Rows]:
     """Read the trainer's rows of a version of the store, by field."""
-    found = {}
+    rows_by_field = {}
     for name in task.fields:
-        column = next(each for each in store.tables_of(version)[name].columns if each.name == ROW)
+        columns = store.tables_of(version)[name].columns
+        row_column = next(column for column in columns if column.name == ROW)
         keys, rows = [np.empty(0, np.uint64)], [np.empty((0, DIM), np.float32)]
         for piece in store.pieces(name, version):
             keys.append(piece.keys)
-            rows.append(column.values(piece.columns[ROW]))
-        found[name] = Rows(np.concatenate(keys), np.concatenate(rows))
-    return found
+            rows.append(row_column.values(piece.columns[ROW]))
+        rows_by_field[name] = Rows(np.concatenate(keys), np.concatenate(rows))
+    return rows_by_field
 
 
 def rows_of_pools(task: Task) -> dict[str, Rows]:
-    """Read the trainer's rows from its workers' pools, after the workers have ended."""
+    """Read the trainer's rows from the ranks' pools, after the ranks have finished."""
     parts: dict[str, list[Rows]] = {name: [] for name in task.fields}
     for rank in range(WORLD):
         with task.tables(rank) as tables:
             for table in tables:
                 keys = table.keys()
                 parts[table.name].append(Rows(keys, table.gather(keys).columns[ROW].copy()))
-    found = {}
-    for name, each in parts.items():
-        keys = np.concatenate([part.keys for part in each])
+    rows_by_field = {}
+    for name, shards in parts.items():
+        keys = np.concatenate([shard.keys for shard in shards])
+        rows = np.concatenate([shard.rows for shard in shards])
         order = np.argsort(keys)
-        found[name] = Rows(keys[order], np.concatenate([part.rows for part in each])[order])
-    return found
+        rows_by_field[name] = Rows(keys[order], rows[order])
+    return rows_by_field
 
 
 def weights_of_version(store: Store, version: int) -> dict[str, Any]:
@@ -134,9 +136,9 @@ def weights_of_version(store: Store, version: int) -> dict[str, Any]:
 
 
 def served_weights(location: str | None, store: Store, version: int) -> dict[str, Any]:
-    """Load dense weights from the location in a server's status, which the commit record set.
+    """Load dense weights from the location in a server's status, which a commit message gave.
 
-    location None: the server has caught up to a version of the store, which has the weights.
+    None: the server has caught up to a version of the store, which has the weights.
     """
     if location is None:
         return weights_of_version(store, version)

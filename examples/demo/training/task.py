@@ -26,15 +26,15 @@ __all__ = [
     "Task",
 ]
 
-WORLD: Final = 2  # workers
+WORLD: Final = 2  # ranks
 PARTITIONS: Final = 8
 DIM: Final = 16
 ROW_LEARNING_RATE: Final = 0.1
 MICRO_BATCHES: Final = 4
 PUBLISH_EVERY: Final = 10  # steps, at least
-VERSIONS_MAX: Final = 40  # of the log, about: each should be scored before the next one comes
-STEPS_MIN: Final = 120  # batches shrink before steps do: two kills need versions around them
-BATCH_MAX: Final = 256  # samples in a step of one worker
+VERSIONS_MAX: Final = 40  # of the log, about: so there is time to score one before the next
+STEPS_MIN: Final = 120  # with few samples, batches become smaller: two kills need several versions
+BATCH_MAX: Final = 256  # samples per step of one rank
 BATCH_MIN: Final = 32
 CLICKS: Final = 100_000  # the default
 HELD_OUT: Final = 0.1
@@ -47,7 +47,7 @@ SOURCES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options and the work folder: everything that a worker needs to know."""
+    """The options and the work folder, as every rank receives them."""
 
     folder: str
     log: str
@@ -66,7 +66,7 @@ class Settings:
 
 
 class Task:
-    """Samples to train on and held out, divided into steps; equal in every process."""
+    """Samples to train on, in steps, and held-out samples. Every process has the same task."""
 
     def __init__(self, settings: Settings) -> None:
         if Data(settings.data) is Data.RATINGS:
@@ -75,15 +75,15 @@ class Task:
             samples = draw_clicks(settings.ratings or CLICKS, settings.seed)
         self.samples = samples.at(slice(settings.ratings))
         self.train, self.held_out = self.samples.split(HELD_OUT)
-        wanted = len(self.train) // (WORLD * STEPS_MIN)
-        self.batch = min(BATCH_MAX, max(BATCH_MIN, wanted))
-        """Samples in a step of one worker."""
+        batch = len(self.train) // (WORLD * STEPS_MIN)
+        self.batch = min(BATCH_MAX, max(BATCH_MIN, batch))
+        """Samples per step of one rank."""
         steps = len(self.train) // (WORLD * self.batch)
         self.publish_every = PUBLISH_EVERY * max(1, round(steps / VERSIONS_MAX / PUBLISH_EVERY))
-        """The steps between two versions of the log; every other one is also one of the store."""
+        """The steps between two versions of the log. The store has every second one."""
         self.store_every = 2 * self.publish_every
         self.steps = steps - steps % self.store_every
-        """The last step has a version in the store, to compare with."""
+        """The number of steps. The last one has a version in the store, for the comparison."""
         self._settings = settings
         self._order = np.random.default_rng(settings.seed).permutation(len(self.train))
 
@@ -93,25 +93,25 @@ class Task:
         return self.samples.fields
 
     def keys_by_field(self) -> Iterator[tuple[str, Keys]]:
-        """Yield each field's keys, those of held-out samples too: uint64[n], ascending."""
+        """Yield each field's keys, with those of held-out samples: uint64[n], ascending."""
         for name, column in zip(self.fields, self.samples.keys.T, strict=True):
             yield name, np.unique(column)
 
     def batches(self, rank: int, first: int) -> Iterator[tuple[int, Samples]]:
-        """Yield a worker's part of each step from ``first`` on: one epoch in a drawn order."""
+        """Yield a rank's part of each step from ``first`` on: one epoch in a random order."""
         for step in range(first, self.steps + 1):
             begin = ((step - 1) * WORLD + rank) * self.batch
             yield step, self.train.at(self._order[begin : begin + self.batch])
 
     def tables(self, rank: int) -> ShardedTables:
-        """Return a worker's tables, in a pool in a file that is created or reopened."""
+        """Create or reopen the tables of a rank, in the file of its pool."""
         specs = [
-            # Each worker has about half of the keys; of a small field perhaps all.
+            # Each rank has about half of the keys, or perhaps all of a small field.
             TableSpec(name, DIM, capacity=1024 + len(keys))
             for name, keys in self.keys_by_field()
         ]
         return ShardedTables(
-            self._settings.path(f"worker-{rank}.pool"),
+            self._settings.path(f"rank-{rank}.pool"),
             specs,
             RowwiseAdagrad(ROW_LEARNING_RATE),
             rank=rank,

@@ -1,4 +1,4 @@
-"""The model: its gradient, its arithmetic, what it forgets, and that a seed determines it."""
+"""The model: its gradient, its arithmetic, expiry, and the role of the seed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from examples.demo.model import Settings, SkipGram, gradient, pair_loss, sum_by_key
+from examples.demo.model import (
+    Settings,
+    SkipGram,
+    compute_gradient,
+    compute_pair_loss,
+    sum_by_key,
+)
 
 SEED = 20_11
 SMALL = Settings(dim=5, window=3, pairs=2, negatives=3, shared_negatives=16, batch=20)
@@ -26,31 +32,33 @@ def test_gradient_is_the_slope_of_the_loss(seed: int) -> None:
     centres = random.integers(0, 7, 9)
     targets = random.integers(0, 7, 9)
     noise = random.integers(0, 7, 6)
-    found = gradient(vectors.astype(np.float32), centres, targets, noise, 4)
+    gradient = compute_gradient(vectors.astype(np.float32), centres, targets, noise, 4)
     full = np.zeros_like(vectors)
-    full[found.keys] = found.values
+    full[gradient.keys] = gradient.values
     step = 1e-5
     for row in range(7):
         for column in range(4):
-            moved = [vectors.copy(), vectors.copy()]
-            moved[0][row, column] -= step
-            moved[1][row, column] += step
-            below, above = (pair_loss(each, centres, targets, noise, 4) for each in moved)
+            losses = []
+            for offset in (-step, step):
+                moved = vectors.copy()
+                moved[row, column] += offset
+                losses.append(compute_pair_loss(moved, centres, targets, noise, 4))
+            below, above = losses
             assert full[row, column] == pytest.approx((above - below) / (2 * step), abs=2e-4)
 
 
-def test_sum_by_key_adds_what_belongs_together() -> None:
+def test_sum_by_key_adds_the_values_of_each_key() -> None:
     random = np.random.default_rng(SEED)
     keys = random.integers(0, 6, 40)
     values = random.standard_normal((40, 3)).astype(np.float32)
     expected = np.zeros((6, 3), np.float32)
     np.add.at(expected, keys, values)
-    found = sum_by_key(keys, values)
-    assert found.keys.tolist() == sorted(set(keys.tolist()))
-    np.testing.assert_allclose(found.values, expected[found.keys], rtol=1e-5, atol=1e-6)
+    sums = sum_by_key(keys, values)
+    assert sums.keys.tolist() == sorted(set(keys.tolist()))
+    np.testing.assert_allclose(sums.values, expected[sums.keys], rtol=1e-5, atol=1e-6)
 
 
-def test_a_seed_says_it_all() -> None:
+def test_the_seed_determines_the_rows() -> None:
     accesses = stream(400, 30)
     rows = []
     for seed in (5, 5, 6):
@@ -70,12 +78,12 @@ def test_learning_lowers_the_loss() -> None:
     noise = np.arange(8)
     losses = []
     for begin in range(0, 1600, 400):
-        losses.append(pair_loss(model.rows[:, 1:].astype(np.float64), *pairs, noise, 3))
+        losses.append(compute_pair_loss(model.rows[:, 1:].astype(np.float64), *pairs, noise, 3))
         model.learn(accesses, begin, begin + 400)
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_the_future_is_not_looked_at() -> None:
+def test_later_accesses_do_not_change_the_rows() -> None:
     accesses = stream(400, 30)
     other = accesses.copy()
     other[200:] = 29 - other[200:]
@@ -95,7 +103,7 @@ def test_value_0_is_the_logarithm_of_the_count() -> None:
     np.testing.assert_allclose(model.rows[model.present, 0], np.log(counts[counts > 0]), rtol=1e-6)
 
 
-def test_changed_rows_are_all_that_differ() -> None:
+def test_every_row_that_differs_is_marked_as_changed() -> None:
     accesses = stream(2000, 200)
     model = SkipGram(200, SMALL, SEED)
     before, there = model.rows.copy(), model.present.copy()
@@ -109,7 +117,7 @@ def test_changed_rows_are_all_that_differ() -> None:
         before, there = model.rows.copy(), model.present.copy()
 
 
-def test_expired_objects_begin_anew() -> None:
+def test_an_expired_object_starts_again_from_its_first_row() -> None:
     accesses = np.array([7, *[1, 2, 3] * 40, 7], np.int64)
     fresh = SkipGram(9, SMALL, SEED)
     model = SkipGram(9, SMALL, SEED)
@@ -123,7 +131,7 @@ def test_expired_objects_begin_anew() -> None:
     assert model.rows[7, 0] == 0.0  # accessed once
 
 
-def test_expiry_takes_the_longest_unseen_first_and_no_more_than_asked() -> None:
+def test_expiry_deletes_the_objects_unused_for_longest_up_to_the_limit() -> None:
     accesses = np.concatenate([np.arange(10), np.full(30, 11)]).astype(np.int64)
     model = SkipGram(12, SMALL, SEED)
     model.learn(accesses, 0, 40)

@@ -1,4 +1,4 @@
-"""The hit rates: what they count, and that they use no access to be predicted."""
+"""The hit rates count correctly, and use no access that is to be predicted."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def rows_of(objects: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
 
 def test_good_rows_hit_and_popularity_does_not() -> None:
     accesses = np.tile(np.arange(OBJECTS, dtype=np.int64), 6)
-    hits = Ranker(accesses, OBJECTS, rows_of, SEED).ask(1200, 2400, places=300)
+    hits = Ranker(accesses, OBJECTS, rows_of, SEED).predict(1200, 2400, count=300)
     assert hits.asked == 300
     assert hits.rows == 300
     assert hits.popularity < 150  # all are equally popular, so it predicts the first K
 
 
-def test_rows_that_say_nothing_leave_popularity() -> None:
+def test_rows_without_vectors_predict_by_popularity() -> None:
     random = np.random.default_rng(SEED)
     accesses = np.minimum(random.geometric(0.02, 4000) - 1, OBJECTS - 1).astype(np.int64)
     counts = np.bincount(accesses[:2000], minlength=OBJECTS)
@@ -37,35 +37,35 @@ def test_rows_that_say_nothing_leave_popularity() -> None:
         rows[:, 0] = counts[objects]
         return rows
 
-    hits = Ranker(accesses, OBJECTS, popularity, SEED).ask(2000, 4000, places=500)
-    # A tie at the last place counts for the rows: they do not rank an equal one above the target.
+    hits = Ranker(accesses, OBJECTS, popularity, SEED).predict(2000, 4000, count=500)
+    # A tie at rank K is a hit of the rows: they do not rank an equal object above the target.
     assert hits.popularity <= hits.rows <= hits.popularity + 25
     assert 0 < hits.popularity < hits.asked
 
 
 def test_new_objects_never_hit() -> None:
     accesses = np.concatenate([np.zeros(100), np.arange(1, 101)]).astype(np.int64)
-    hits = Ranker(accesses, OBJECTS, rows_of, SEED).ask(100, 200, places=100)
+    hits = Ranker(accesses, OBJECTS, rows_of, SEED).predict(100, 200, count=100)
     assert hits == Hits(100, 0, 0)
 
 
-def test_what_is_asked_about_is_not_known() -> None:
+def test_a_prediction_does_not_use_the_predicted_access() -> None:
     """The rows read are those of earlier accesses and of candidates before ``begin``."""
     random = np.random.default_rng(SEED)
     accesses = random.integers(0, 50, 300)
     accesses[200:] = np.arange(50, 150)  # each new object occurs once
-    asked: list[set[int]] = []
+    read: list[set[int]] = []
 
-    def spy(objects: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        asked.append(set(objects.tolist()))
+    def record_and_read(objects: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        read.append(set(objects.tolist()))
         return rows_of(objects)
 
-    Ranker(accesses, OBJECTS, spy, SEED).ask(200, 300, places=1)
-    candidates, history = asked
+    Ranker(accesses, OBJECTS, record_and_read, SEED).predict(200, 300, count=1)
+    candidates, history = read
     assert candidates == set(accesses[:200].tolist())
     newest = max(max(history), 49)
-    place = 200 + (newest - 50) + 1  # the newest object read is right before the place
-    assert history <= set(accesses[place - HISTORY : place].tolist())
+    position = 200 + (newest - 50) + 1  # the newest object read is right before this position
+    assert history <= set(accesses[position - HISTORY : position].tolist())
 
 
 def test_hits_add_up() -> None:

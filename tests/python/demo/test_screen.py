@@ -1,4 +1,4 @@
-"""The output: the verdict, the numbers, and nothing if it should be silent."""
+"""The output of the demo: the verdict, the figures, and no output in quiet mode."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def report(wrong: int = 0, hits: int = 37) -> Report:
     )
 
 
-def shown(each: Report, *, quiet: bool = False) -> str:
+def render(finished: Report, *, quiet: bool = False) -> str:
     text = io.StringIO()
     screen = Screen(quiet=quiet, console=Console(file=text, width=100, quiet=quiet))
-    with screen.deltas(each, 1) as lines:
+    with screen.show_deltas(finished, 1) as lines:
         lines.advance()
-        lines.line(each.groups[0])
-    assert each.restart is not None
-    screen.restart(each.restart)
-    screen.result(each)
+        lines.add_line(finished.groups[0])
+    assert finished.restart is not None
+    screen.print_restart(finished.restart)
+    screen.print_result(finished)
     return text.getvalue()
 
 
-def test_all_numbers_are_there() -> None:
-    text = shown(report())
+def test_the_output_has_all_figures() -> None:
+    text = render(report())
     for part in ("1,234", "4,321", "0.12", "2.50", "70.0", "21.5 ms", "480 ms", "37.0 %", "35.0 %"):
         assert part in text
     assert "40 % of them were visible" in text
@@ -55,18 +55,18 @@ def test_all_numbers_are_there() -> None:
     assert "did not beat" not in text
 
 
-def test_a_wrong_row_is_said_in_the_verdict() -> None:
-    text = shown(report(wrong=3))
+def test_the_verdict_counts_wrong_rows() -> None:
+    text = render(report(wrong=3))
     assert "3 keys are wrong: 3 rows differ, 0 are lost" in text
     assert "bit by bit" not in text
 
 
-def test_rows_that_lose_to_popularity_are_said() -> None:
-    assert "the served rows did not beat popularity" in shown(report(hits=35))
+def test_the_output_says_when_rows_do_not_beat_popularity() -> None:
+    assert "the served rows did not beat popularity" in render(report(hits=35))
 
 
-def test_quiet_is_silent() -> None:
-    assert shown(report(), quiet=True) == ""
+def test_quiet_mode_prints_nothing() -> None:
+    assert render(report(), quiet=True) == ""
 
 
 def test_the_report_is_json() -> None:
@@ -76,17 +76,17 @@ def test_the_report_is_json() -> None:
     assert values["restart"]["share_visible"] == 0.4
 
 
-def test_no_comparison_is_no_pass() -> None:
-    each = report()
-    each.comparison = None
-    assert not each.passed
+def test_a_report_without_a_comparison_does_not_pass() -> None:
+    unfinished = report()
+    unfinished.comparison = None
+    assert not unfinished.passed
 
 
-def test_latency() -> None:
+def test_latencies_are_percentiles_of_all_pulls() -> None:
     assert latency_of([]) is None
     samples = [Sample(i, i + 0.001 * (1 + i), 1, 500) for i in range(101)]
-    found = latency_of(samples)
-    assert found is not None
-    assert found.pulls == 101
-    assert found.p50_ms == pytest.approx(51.0)
-    assert found.p99_ms == pytest.approx(100.0)
+    latency = latency_of(samples)
+    assert latency is not None
+    assert latency.pulls == 101
+    assert latency.p50_ms == pytest.approx(51.0)
+    assert latency.p99_ms == pytest.approx(100.0)

@@ -1,4 +1,4 @@
-"""The comparison at the end, and the rows during the kill: each kind of error is found."""
+"""The comparison at the end and the check of rows during the kill detect each kind of error."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def state() -> State:
 
 
 def pulled() -> tuple[np.ndarray, np.ndarray]:
-    """Return the answer of a correct server."""
+    """Return the rows and the mask that a correct server returns."""
     expected = state()
     rows = np.where(expected.present[:, None], expected.rows, np.float32(0))
     return rows, expected.present.copy()
 
 
-def test_a_faultless_answer() -> None:
+def test_correct_rows_are_equal() -> None:
     rows, mask = pulled()
     result = compare(state(), rows, mask)
     assert result == Comparison(6, rows_equal=4, missing_as_they_should=2)
@@ -33,14 +33,14 @@ def test_a_faultless_answer() -> None:
     assert (result + result).rows_equal == 8
 
 
-def test_one_bit_is_seen() -> None:
+def test_one_different_bit_is_detected() -> None:
     rows, mask = pulled()
     bits(rows)[2, 3] ^= 1
     result = compare(state(), rows, mask)
     assert (result.rows_different, result.wrong) == (1, 1)
 
 
-def test_the_sign_of_zero_is_seen() -> None:
+def test_another_sign_of_zero_is_detected() -> None:
     rows, mask = pulled()
     expected = state()
     expected.rows[1, 1] = 0.0
@@ -55,27 +55,27 @@ def test_equal_bits_of_a_nan_are_equal() -> None:
     assert compare(expected, rows, mask).wrong == 0
 
 
-def test_a_lost_row_is_seen() -> None:
+def test_a_lost_row_is_detected() -> None:
     rows, mask = pulled()
     mask[0] = False
     assert compare(state(), rows, mask).rows_lost == 1
     assert compare(state(), rows, mask).wrong == 1
 
 
-@pytest.mark.parametrize("found", [True, False])
-def test_a_row_that_should_be_missing_is_seen(found: bool) -> None:
+@pytest.mark.parametrize("is_found", [True, False])
+def test_a_row_that_should_be_missing_is_detected(is_found: bool) -> None:
     rows, mask = pulled()
     rows[5, 0] = 3
-    mask[5] = found
+    mask[5] = is_found
     assert compare(state(), rows, mask).rows_undead == 1
     assert compare(state(), rows, mask).wrong == 1
 
 
-def test_share_of_new() -> None:
+def test_share_of_new_counts_new_rows_and_refuses_torn_ones() -> None:
     before, after = np.zeros((4, 2), np.float32), np.ones((4, 2), np.float32)
     mixed = before.copy()
     mixed[1] = 1
     assert share_of_new(mixed, before, after) == 0.25
-    mixed[2, 0] = 1  # one half of the old row, one half of the new
+    mixed[2, 0] = 1  # half of the old row, half of the new row
     with pytest.raises(DataLoss, match="1 of 4 rows are neither"):
         share_of_new(mixed, before, after)

@@ -1,4 +1,4 @@
-"""The trace that comes with the package."""
+"""The trace of the repository."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from examples.demo.trace import load_trace
 from petps.errors import NotFound
 
 
-def test_the_trace_is_what_its_readme_says() -> None:
+def test_the_trace_is_as_its_readme_describes_it() -> None:
     trace = load_trace()
     assert trace.keys.dtype == np.uint64
     assert trace.keys.shape == (143_542,)
@@ -23,5 +23,5 @@ def test_the_trace_is_what_its_readme_says() -> None:
 
 
 def test_a_missing_trace_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"none\.npz is missing: install petps again"):
+    with pytest.raises(NotFound, match=r"none\.npz is missing: get the file again"):
         load_trace(tmp_path / "none.npz")

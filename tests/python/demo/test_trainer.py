@@ -1,4 +1,4 @@
-"""The trainer process: what it publishes adds up to its state."""
+"""The trainer process: its base and deltas together make its state."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ def replay(log: DeltaLog, rows: dict[int, bytes]) -> list[int]:
                 schema_of=lambda name: SCHEMA if name == TABLE else None,
             ).body
             assert isinstance(body, RowsBody)
-            for place, key in enumerate(body.keys.tolist()):
-                if body.deleted is not None and body.deleted[place]:
+            for number, key in enumerate(body.keys.tolist()):
+                if body.deleted is not None and body.deleted[number]:
                     rows.pop(key, None)
                 else:
-                    rows[key] = body.rows[place].tobytes()
+                    rows[key] = body.rows[number].tobytes()
     subscription.close()
     return versions
 
 
-def test_base_and_deltas_are_the_trainers_state(tmp_path: Path, settings: TrainerSettings) -> None:
+def test_base_and_deltas_make_the_trainers_state(tmp_path: Path, settings: TrainerSettings) -> None:
     trace = load_trace()
     folder = tmp_path / "bases" / "first"
     with TrainerProcess(tmp_path, settings) as trainer:
         trainer.start()
-        trainer.ask("learn", begin=0, end=60_000, expire=False)
-        base = trainer.ask("base", folder=str(folder))
-        trainer.ask("learn", begin=60_000, end=64_000, expire=True)
-        first = trainer.ask("publish")
-        trainer.ask("sweep")
-        second = trainer.ask("publish")
+        trainer.call("learn", begin=0, end=60_000, expire=False)
+        base = trainer.call("base", folder=str(folder))
+        trainer.call("learn", begin=60_000, end=64_000, expire=True)
+        first = trainer.call("publish")
+        trainer.call("sweep")
+        second = trainer.call("publish")
         state = trainer.state(tmp_path / "state.npz")
     rows = {
         key: row.tobytes()
@@ -85,30 +85,30 @@ def test_base_and_deltas_are_the_trainers_state(tmp_path: Path, settings: Traine
     assert rows == expected
 
 
-def test_a_failed_command_is_an_error_and_the_trainer_goes_on(
+def test_the_trainer_continues_after_a_failed_command(
     tmp_path: Path, settings: TrainerSettings
 ) -> None:
     with TrainerProcess(tmp_path, settings) as trainer:
         trainer.start()
-        with pytest.raises(InternalError, match="the trainer does not know 'dance'"):
-            trainer.ask("dance")
+        with pytest.raises(InternalError, match="command 'dance' is unknown to the trainer"):
+            trainer.call("dance")
         with pytest.raises(InternalError, match="begin the run first"):
-            trainer.ask("publish")
-        assert trainer.ask("sweep") == {"rows": 0}
+            trainer.call("publish")
+        assert trainer.call("sweep") == {"rows": 0}
 
 
-def test_a_trainer_that_died_is_named_with_its_last_words(tmp_path: Path) -> None:
+def test_the_error_of_a_dead_trainer_has_its_last_output(tmp_path: Path) -> None:
     bad = TrainerSettings(str(tmp_path / "log"), PARTITIONS, seed=-1)
     with TrainerProcess(tmp_path, bad) as trainer:
         trainer.start()
         with pytest.raises(Unavailable, match="the trainer"):
-            trainer.ask("sweep")
-        assert "ValueError" in trainer.last_words()
+            trainer.call("sweep")
+        assert "ValueError" in trainer.last_output()
 
 
-def test_the_trainer_ends_with_the_demo(tmp_path: Path, settings: TrainerSettings) -> None:
+def test_the_trainer_exits_with_the_demo(tmp_path: Path, settings: TrainerSettings) -> None:
     with TrainerProcess(tmp_path, settings) as trainer:
         trainer.start()
-        trainer.ask("sweep")
-        process = trainer.running()
+        trainer.call("sweep")
+        process = trainer.check_running()
     assert process.returncode == 0

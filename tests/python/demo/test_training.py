@@ -1,4 +1,4 @@
-"""the demo with --train without PyTorch: its options, what passes, what is drawn."""
+"""The demo with --train, as far as it works without PyTorch: options, measures, report, output."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from examples.demo.ratings import Samples
 from examples.demo.report import Comparison
 from examples.demo.traffic import Latency, Sample
 from examples.demo.training import measures, plots
+from examples.demo.training.ranks import RankProcess, RankReport, Ranks
 from examples.demo.training.report import (
     FinalScores,
     Fresh,
@@ -29,12 +30,11 @@ from examples.demo.training.report import (
 )
 from examples.demo.training.screen import TrainingLines, TrainingScreen
 from examples.demo.training.task import HELD_OUT, WORLD, Settings, Task
-from examples.demo.training.workers import WorkerProcess, WorkerReport, Workers
 from petps.errors import IoError, Unavailable
 
 
-def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the demo with PyTorch hidden, whether it is installed or not."""
+def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the demo in a process that cannot import PyTorch."""
     program = (
         "import sys; sys.modules['torch'] = None; from examples.demo.command import main; "
         "sys.exit(main())"
@@ -48,90 +48,88 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_pytorch_it_says_what_to_install(tmp_path: Path) -> None:
-    done = demo("--train", "--plots", str(tmp_path / "plots"), "--folder", str(tmp_path))
-    assert done.returncode == 6
-    assert done.stderr.startswith("error: PyTorch is not installed")
-    assert "pip install petps[torch]" in done.stderr
+def test_without_pytorch_the_error_says_how_to_install_it(tmp_path: Path) -> None:
+    process = run_demo("--train", "--plots", str(tmp_path / "plots"), "--folder", str(tmp_path))
+    assert process.returncode == 6
+    assert process.stderr.startswith("error: PyTorch is not installed")
+    assert "pip install petps[torch]" in process.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--ratings", "20000"], "--ratings needs --train"),
         (["--plots", "x"], "--plots needs --train"),
-        (["--train", "--accesses", "50000"], "--accesses is not of the demo with --train"),
+        (["--train", "--accesses", "50000"], "--accesses cannot be used with --train"),
         (["--train", "--ratings", "5"], "greater than or equal to"),
         (["--train", "--data", "x"], "is not one of 'ratings',"),
     ],
 )
-def test_what_is_asked_for_wrongly(arguments: list[str], said: str) -> None:
-    done = demo(*arguments)
-    assert done.returncode == 2
-    assert said in done.stderr
+def test_wrong_options_are_named(arguments: list[str], message: str) -> None:
+    process = run_demo(*arguments)
+    assert process.returncode == 2
+    assert message in process.stderr
 
 
-def test_the_help_teaches() -> None:
-    done = demo("--help")
-    assert done.returncode == 0
+def test_the_help_explains_both_demos() -> None:
+    process = run_demo("--help")
+    assert process.returncode == 0
     for word in ("--train", "Exit status 0 only if", "pip install", "index.html"):
-        assert word in done.stdout
+        assert word in process.stdout
 
 
-def marks(samples: Samples) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Return two drawn float32 of each sample, which no other sample has."""
+def ids_of(samples: Samples) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Return two random float32 of each sample as one number, which no other sample has."""
     return np.ascontiguousarray(samples.numbers[:, :2]).view(np.uint64)[:, 0]
 
 
 @pytest.mark.parametrize("count", [10_000, 40_000, 400_000])
 def test_no_held_out_sample_is_trained_on(tmp_path: Path, count: int) -> None:
-    """Each sample is trained once, by one worker. Two kills fit between the versions."""
+    """One rank trains each sample, once. There are enough versions for two kills."""
     task = Task(Settings(str(tmp_path), "log", "clicks", count, seed=3))
     assert len(task.held_out) == round(HELD_OUT * count)
-    assert len(np.unique(marks(task.samples))) == count
+    assert len(np.unique(ids_of(task.samples))) == count
     trained = np.concatenate(
-        [marks(part) for rank in range(WORLD) for _, part in task.batches(rank, 1)]
+        [ids_of(part) for rank in range(WORLD) for _, part in task.batches(rank, 1)]
     )
     assert len(trained) == task.steps * WORLD * task.batch <= count * (1 - HELD_OUT)
     assert len(np.unique(trained)) == len(trained)
-    assert not np.isin(trained, marks(task.held_out)).any()
+    assert not np.isin(trained, ids_of(task.held_out)).any()
     assert task.steps % task.store_every == 0
     assert task.steps / task.store_every >= 6
     first = next(iter(task.batches(1, task.steps)))
     assert first[0] == task.steps
 
 
-def make_event(
-    what: str, life: int = 0, rank: int = 0, at: float = 0.0, **more: Any
-) -> WorkerReport:
-    return WorkerReport(rank, life, what, at, more)
+def make_event(kind: str, life: int = 0, rank: int = 0, **fields: Any) -> RankReport:
+    return RankReport(rank, life, kind, 0.0, fields)
 
 
-def step(number: int, loss: float, life: int = 0) -> WorkerReport:
+def make_step(number: int, loss: float, life: int = 0) -> RankReport:
     times = {"seconds": 0.05, "exposed": 0.01, "crossing": 0.04, "lookup_stall": 0.002}
-    return WorkerReport(0, life, "step", 0.0, {"number": number, "loss": loss, **times})
+    return make_event("step", life, number=number, loss=loss, **times)
 
 
 def make_reports() -> measures.Reports:
     """Return reports of twelve steps with a kill after the tenth; steps 8 to 10 are repeated."""
     reports = measures.Reports()
     for number in range(1, 11):
-        reports.take(step(number, 1 - number / 20))
-    reports.take(make_event("version", version=1, step=10, stored=False, begin=1.0))
-    reports.take(make_event("stages", seconds={"dense": 0.1, "route": 0.2}, steps=10))
-    reports.take(make_event("ready", 1, restored=7))
+        reports.add(make_step(number, 1 - number / 20))
+    reports.add(make_event("version", version=1, step=10, stored=False, begin=1.0))
+    reports.add(make_event("stages", seconds={"dense": 0.1, "route": 0.2}, steps=10))
+    reports.add(make_event("ready", 1, restored=7))
     assert reports.step == 7
     for number in range(8, 13):
-        reports.take(step(number, 0.25, life=1))
-    reports.take(make_event("version", 1, version=2, step=12, stored=True, begin=3.0))
-    reports.take(make_event("stages", 1, seconds={"dense": 0.2}, steps=5))
-    reports.take(make_event("stages", 1, rank=1, seconds={"dense": 0.3}, steps=5))
-    reports.take(make_event("ended", 1))
+        reports.add(make_step(number, 0.25, life=1))
+    reports.add(make_event("version", 1, version=2, step=12, stored=True, begin=3.0))
+    reports.add(make_event("stages", 1, seconds={"dense": 0.2}, steps=5))
+    reports.add(make_event("stages", 1, rank=1, seconds={"dense": 0.3}, steps=5))
+    reports.add(make_event("ended", 1))
     return reports
 
 
-def test_what_the_workers_say_is_added_up() -> None:
+def test_losses_and_stages_are_means_of_the_ranks_reports() -> None:
     reports = make_reports()
     assert (reports.step, reports.ended) == (12, 1)
     assert reports.versions[0].training_loss == pytest.approx(1 - 5.5 / 20)
@@ -143,14 +141,14 @@ def test_what_the_workers_say_is_added_up() -> None:
     assert stages.samples_per_second == pytest.approx(2000)
 
 
-def test_freshness_is_until_a_pull_is_served_it() -> None:
+def test_freshness_ends_with_the_first_pull_that_shows_the_version() -> None:
     versions = make_reports().versions
     samples = [Sample(begin, begin + 0.1, version, 5) for begin, version in
                [(0.5, 0), (1.2, 1), (1.4, 1), (3.6, 2), (3.8, 2)]]  # fmt: skip
     outages = [measures.Outage("trainer killed", 10, 2.0, 3.1)]
     served = measures.served_of(versions, samples, outages)
-    assert [each.fresh_ms for each in served] == [pytest.approx(300), pytest.approx(700)]
-    assert [each.down for each in served] == [False, True]
+    assert [version.fresh_ms for version in served] == [pytest.approx(300), pytest.approx(700)]
+    assert [version.down for version in served] == [False, True]
     fresh = measures.fresh_of(served, {"p50_ms": 7.0, "p99_ms": None})
     assert (fresh.versions, fresh.p50_ms, fresh.worst_ms) == (1, 300.0, 700.0)
     assert measures.served_of(versions, samples[:2], outages) == served[:1]
@@ -184,64 +182,66 @@ def report() -> TrainingReport:
     )
 
 
-def test_passed_is_everything_equal_and_both_killed() -> None:
-    assert report().passed
-    good = report()
-    assert good.final is not None
-    wrong: list[tuple[str, dict[str, Any]]] = [
+FINAL = report().final
+SCORED = report().scored[0]
+assert FINAL is not None
+
+
+@pytest.mark.parametrize(
+    ("complaint", "change"),
+    [
         ("the trainer was not killed", {"trainer_back": None}),
         ("the server was not killed", {"server_back": None}),
-        ("nothing was compared", {"final": None}),
-        ("no version was compared while training went on", {"scored": []}),
+        ("the last version was not compared", {"final": None}),
+        ("no version was compared during training", {"scored": []}),
         ("no row was compared", {"comparison": Comparison(2, 0, 2)}),
         ("1 rows differ", {"comparison": Comparison(30, 27, 2, rows_different=1)}),
         ("1 are lost", {"comparison": Comparison(30, 27, 2, rows_lost=1)}),
-        ("scores differ", {"final": replace(good.final, logits_equal=False)}),
-        ("scores differ", {"final": replace(good.final, auc_served=0.71234568)}),
-        (
-            "version 1: served rows score otherwise",
-            {"scored": [replace(good.scored[0], equal=False)]},
-        ),
-    ]
-    for complaint, change in wrong:
-        wrong_report = replace(report(), **change)
-        assert not wrong_report.passed
-        assert any(complaint in each for each in wrong_report.complaints), wrong_report.complaints
-        assert json.loads(json.dumps(wrong_report.as_json()))["passed"] is False
+        ("scores differ", {"final": replace(FINAL, logits_equal=False)}),
+        ("scores differ", {"final": replace(FINAL, auc_served=0.71234568)}),
+        ("version 1: served rows score otherwise", {"scored": [replace(SCORED, equal=False)]}),
+    ],
+)
+def test_a_report_with_a_complaint_does_not_pass(complaint: str, change: dict[str, Any]) -> None:
+    assert report().passed
+    failed = replace(report(), **change)
+    assert not failed.passed
+    assert any(complaint in text for text in failed.complaints), failed.complaints
+    assert json.loads(json.dumps(failed.as_json()))["passed"] is False
 
 
-def shown(found: TrainingReport) -> str:
+def render(finished: TrainingReport) -> str:
     text = io.StringIO()
     screen = TrainingScreen(quiet=False, console=Console(file=text, width=140))
-    lines = TrainingLines(found.steps)
-    with screen.growing(lines):
-        for each in found.scored:
-            lines.line(each)
-    screen.result(found)
+    lines = TrainingLines(finished.steps)
+    with screen.show_table(lines):
+        for scored in finished.scored:
+            lines.add_line(scored)
+    screen.print_result(finished)
     return text.getvalue()
 
 
-def test_all_numbers_are_there() -> None:
-    text = shown(report())
-    for part in ("0.712346", "0.6900", "✓ bit by bit", "newer rows too", "p99 180 ms", "25 %",
-                 "4.5 s", "6.5 ms", "28 rows equal", "all 10 scores are equal", "so they were of 1",
-                 "plots: plots"):  # fmt: skip
+def test_the_output_has_all_figures() -> None:
+    text = render(report())
+    for part in ("0.712346", "0.6900", "✓ bit by bit", "newer rows served", "p99 180 ms", "25 %",
+                 "4.5 s", "6.5 ms", "28 rows equal", "all 10 scores are equal",
+                 "as were those of 1", "plots: plots"):  # fmt: skip
         assert part in text, part
     assert "✗" not in text
 
 
-def test_what_is_wrong_is_the_verdict() -> None:
-    text = shown(replace(report(), comparison=Comparison(30, 27, 2, rows_different=1)))
+def test_the_verdict_counts_wrong_rows() -> None:
+    text = render(replace(report(), comparison=Comparison(30, 27, 2, rows_different=1)))
     assert "✗ 1 keys are wrong" in text
     assert "✓ every row" not in text
 
 
-def test_a_folder_for_plots_that_cannot_be_written_to() -> None:
+def test_a_folder_for_plots_must_be_writable() -> None:
     with pytest.raises(IoError, match=r"^/proc: .*: give another folder by --plots"):
         plots.make_folder(Path("/proc"))  # not writable even for root
 
 
-def test_the_work_folder_is_known_wherever_one_stands(
+def test_the_path_of_the_work_folder_is_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -249,39 +249,40 @@ def test_the_work_folder_is_known_wherever_one_stands(
         assert work.parent == tmp_path
 
 
-SAYS = """
+FAKE_RANK = """
 import pathlib, sys, time
 rank = int(sys.argv[1])
-spoken = pathlib.Path(sys.argv[2])
-print("a library's own words", flush=True)
-print('{"is": "step", "at": 1.5, "number": 7}', flush=True)
+has_reported = pathlib.Path(sys.argv[2])
+print("the output of a library", flush=True)
+print('{"event": "step", "at": 1.5, "number": 7}', flush=True)
 if rank == 0:
-    while not spoken.exists():
+    while not has_reported.exists():
         time.sleep(0.01)
     sys.exit("Unavailable: worker 0 of 2: a peer is gone (closed)")
-spoken.touch()
-time.sleep(0.3)  # it is still there when its peer's end is seen
+has_reported.touch()
+time.sleep(0.3)  # still running when the demo notices that its peer has failed
 sys.exit("ResourceExhausted: table t is full")
 """
 
 
-def test_the_worker_that_failed_first_is_told_of(
+def test_the_error_names_the_rank_that_failed_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def spawn(self: WorkerProcess, arguments: list[str], pipes: bool) -> None:
-        spawned(self, ["-c", SAYS, arguments[2], str(tmp_path / "spoken")], pipes)
+    spawn = RankProcess.spawn
 
-    spawned = WorkerProcess.spawn
-    monkeypatch.setattr(WorkerProcess, "spawn", spawn)
-    with Workers(Settings(folder=str(tmp_path), log="")) as workers:
-        workers.start()
-        assert [workers.next().more for _ in range(WORLD)] == [{"number": 7}] * WORLD
+    def spawn_fake(self: RankProcess, arguments: list[str], pipes: bool) -> None:
+        spawn(self, ["-c", FAKE_RANK, arguments[2], str(tmp_path / "has_reported")], pipes)
+
+    monkeypatch.setattr(RankProcess, "spawn", spawn_fake)
+    with Ranks(Settings(folder=str(tmp_path), log="")) as ranks:
+        ranks.start()
+        assert [ranks.next().fields for _ in range(WORLD)] == [{"number": 7}] * WORLD
         with pytest.raises(Unavailable, match="table t is full"):
-            workers.next()
-    assert "a library's own words" in (tmp_path / "worker-0.txt").read_text()
+            ranks.next()
+    assert "the output of a library" in (tmp_path / "rank-0.txt").read_text()
 
 
-def test_a_folder_for_plots_that_is_none(tmp_path: Path) -> None:
+def test_a_folder_for_plots_must_be_a_folder(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()
     with pytest.raises(Exception, match="File exists: give another folder by --plots"):

@@ -1,14 +1,14 @@
-"""One worker of the trainer, a process of its own: it trains, publishes and writes versions.
+"""One rank of the trainer, a process of its own: it trains, publishes and writes versions.
 
-`python -m examples.demo.training.worker RANK LIFE SETTINGS` trains from the store's newest version,
-if there is one, to the task's last step. It reports events on standard output, one line of JSON
+`python -m examples.demo.training.rank RANK LIFE SETTINGS` trains from the store's newest version,
+if there is one, to the task's last step. LIFE is the number of earlier starts of the trainer. The
+process exits when its standard input ends. It reports events on standard output, one line of JSON
 each; "at", "begin" and "end" are CLOCK_MONOTONIC seconds:
   ready     restored (a step, 0: none), open_s, restore_s
-  step      number, loss, seconds, exposed, crossing, lookup_stall     worker 0 only
-  version   version, step, stored, begin, end                          worker 0 only
+  step      number, loss, seconds, exposed, crossing, lookup_stall     rank 0 only
+  version   version, step, stored, begin, end                          rank 0 only
   stages    seconds by stage, and the number of steps
   ended
-It exits when its standard input ends. LIFE: how often the trainer was started before.
 """
 
 from __future__ import annotations
@@ -27,12 +27,7 @@ from torch import distributed
 
 from examples.demo.trainer import MODEL
 from examples.demo.training.model import Loader, Ranker
-from examples.demo.training.task import (
-    MICRO_BATCHES,
-    WORLD,
-    Settings,
-    Task,
-)
+from examples.demo.training.task import MICRO_BATCHES, WORLD, Settings, Task
 from petps.checkpoint import POLICIES, Store
 from petps.errors import AlreadyExists, PetpsError
 from petps.train import (
@@ -54,11 +49,11 @@ TRACED_STEPS: Final = 4
 FAILED: Final = 3
 
 
-class Told:
-    """A RankedOutput as a hook of the pipeline, which also reports what it published."""
+class ReportingFeed:
+    """A hook of the pipeline: a RankedOutput whose published versions are reported."""
 
-    def __init__(self, worker: Worker, feed: RankedOutput) -> None:
-        self._worker = worker
+    def __init__(self, rank: Rank, feed: RankedOutput) -> None:
+        self._rank = rank
         self._feed = feed
 
     def wants(self, step: int) -> bool:
@@ -69,20 +64,20 @@ class Told:
         """See Hook."""
         begin = time.monotonic()
         self._feed.act(boundary)
-        self._worker.say_stages()
+        self._rank.report_stages()
         assert self._feed.publisher is not None
-        self._worker.say_first(
+        self._rank.report_once(
             "version",
             version=self._feed.publisher.version,
             step=boundary.step,
-            stored=boundary.step % self._worker.task.store_every == 0,
+            stored=boundary.step % self._rank.task.store_every == 0,
             begin=begin,
             end=time.monotonic(),
         )
 
 
-class Worker:
-    """Worker ``rank`` of WORLD. ``life``: see the module."""
+class Rank:
+    """Rank ``rank`` of WORLD. ``life``: see the module."""
 
     def __init__(self, rank: int, life: int, settings: Settings) -> None:
         self._rank = rank
@@ -93,18 +88,18 @@ class Worker:
         self._steps = 0
         self._model = Ranker(self.task, settings.seed)
 
-    def say(self, what: str, **more: Any) -> None:
+    def report(self, event: str, **fields: Any) -> None:
         """Print an event on standard output."""
-        print(json.dumps({"is": what, "at": time.monotonic(), **more}), flush=True)
+        print(json.dumps({"event": event, "at": time.monotonic(), **fields}), flush=True)
 
-    def say_first(self, what: str, **more: Any) -> None:
-        """Print an event, on worker 0 only."""
+    def report_once(self, event: str, **fields: Any) -> None:
+        """Print an event if this is rank 0."""
         if self._rank == 0:
-            self.say(what, **more)
+            self.report(event, **fields)
 
-    def say_stages(self) -> None:
+    def report_stages(self) -> None:
         """Print the seconds of each stage so far."""
-        self.say("stages", seconds=self._timeline.totals(), steps=self._steps)
+        self.report("stages", seconds=self._timeline.totals(), steps=self._steps)
 
     def run(self) -> None:
         """Train from the newest version to the last step."""
@@ -117,7 +112,7 @@ class Worker:
         )
         links = Links.of_processes()
         optimizer = self._model.optimizer()
-        begun = time.monotonic()
+        started = time.monotonic()
         with closing(self.task.log()) as log, self.task.tables(self._rank) as tables:
             opened = time.monotonic()
             if self._rank == 0:
@@ -141,8 +136,8 @@ class Worker:
                 first = 1 if restored is None else int(restored.reader) + 1
                 publisher.begin_continue(None if restored is None else restored.position)
                 now = time.monotonic()
-                seconds = {"open_s": opened - begun, "restore_s": now - opened}
-                self.say("ready", restored=first - 1, **seconds)
+                seconds = {"open_s": opened - started, "restore_s": now - opened}
+                self.report("ready", restored=first - 1, **seconds)
                 with Pipeline(
                     self._model,
                     tables,
@@ -150,20 +145,20 @@ class Worker:
                     optimizer=optimizer,
                     options=PipelineOptions(MICRO_BATCHES, first_step=first),
                     links=links,
-                    hooks=[Told(self, feed)],
+                    hooks=[ReportingFeed(self, feed)],
                     timeline=self._timeline,
                 ) as pipeline:
                     self._train(pipeline)
         distributed.destroy_process_group()
-        self.say("ended")
+        self.report("ended")
 
     def _train(self, pipeline: Pipeline) -> None:
-        # Not at a boundary: a step at which a version is written takes longer than the others.
+        # Trace steps between two versions, because a step that writes a version takes longer.
         every = self.task.publish_every
         traced = round(TRACED_AT * self.task.steps / every) * every + every // 2
         for step in pipeline:
             self._steps += 1
-            self.say_first(
+            self.report_once(
                 "step",
                 number=step.number,
                 loss=step.loss,
@@ -176,11 +171,11 @@ class Worker:
                 name = f"timeline-{self._rank}"
                 self._timeline.draw(self._settings.path(f"{name}.svg"), batches=TRACED_STEPS)
                 self._timeline.write(self._settings.path(f"{name}.json"), rank=self._rank)
-        self.say_stages()
+        self.report_stages()
 
     def _write_dense(self, step: int) -> str:
-        """Write the version's dense weights, on worker 0, and return their location."""
-        # After a kill, a step is repeated with other weights, so the name has the life.
+        """Write the version's dense weights, on rank 0, and return their location."""
+        # After a kill, the next life repeats steps with other weights. So the name has the life.
         path = self._settings.path(f"dense-{self._life}-{step}.pt")
         part = path.with_suffix(".part")
         torch.save(self._model.dense.state_dict(), part)
@@ -196,8 +191,9 @@ def _make_store(path: Path, tables: Any) -> None:
 
 
 def _end_with_input() -> None:
-    """Exit at once, as by a kill, when the parent process is gone or closes the input."""
-    while os.read(sys.stdin.fileno(), 1024):  # unbuffered: no lock is held while Python exits
+    """Exit at once, as by a kill, when the parent process exits or closes the input."""
+    # os.read() takes no lock of sys.stdin, for which the exit of Python would wait.
+    while os.read(sys.stdin.fileno(), 1024):
         pass
     os._exit(FAILED)
 
@@ -208,10 +204,10 @@ def main() -> None:
     threading.Thread(target=_end_with_input, name="petps-demo-input", daemon=True).start()
     try:
         settings = Settings(**json.loads(sys.argv[3]))
-        Worker(int(sys.argv[1]), int(sys.argv[2]), settings).run()
+        Rank(int(sys.argv[1]), int(sys.argv[2]), settings).run()
     except PetpsError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        os._exit(FAILED)  # threads of the pipeline may still wait for a peer that is gone
+        os._exit(FAILED)  # threads of the pipeline may still wait for a rank that is gone
 
 
 if __name__ == "__main__":
