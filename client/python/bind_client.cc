@@ -9,36 +9,42 @@
 namespace petps::client::python {
 namespace {
 
-// Return (distinct keys uint64[u] in order of first occurrence, int64[n] places: which of them is
-// key i). `keys`: uint64[n].
+// Return (uint64[u] distinct keys in order of first occurrence, int64[n] places). places[i] is the
+// number of key i among the distinct keys. `keys`: uint64[n].
 py::tuple distinct(const py::object& keys) {
   const auto view = keys_of(keys);
-  if (view.size() >= uint64_t{1} << 32) invalid("keys: 4,294,967,296 or more in one call");
-  Distinct found;
+  if (view.size() >= uint64_t{1} << 32) throw_invalid("keys: 4,294,967,296 or more in one call");
+  Distinct distinct;
   {
     const py::gil_scoped_release released;
-    found.build(view);
+    distinct.build(view);
   }
-  py::array_t<uint64_t> once(static_cast<py::ssize_t>(found.keys().size()));
-  std::copy(found.keys().begin(), found.keys().end(), once.mutable_data());
+  py::array_t<uint64_t> distinct_keys(static_cast<py::ssize_t>(distinct.keys().size()));
+  std::copy(distinct.keys().begin(), distinct.keys().end(), distinct_keys.mutable_data());
   py::array_t<int64_t> places(static_cast<py::ssize_t>(view.size()));
-  std::copy(found.positions().begin(), found.positions().end(), places.mutable_data());
-  return py::make_tuple(std::move(once), std::move(places));
+  std::copy(distinct.positions().begin(), distinct.positions().end(), places.mutable_data());
+  return py::make_tuple(std::move(distinct_keys), std::move(places));
 }
 
 void check(const base::Status& status) {
   if (!status.ok()) throw StatusError(status);
 }
 
+template <typename T>
+T value_of(base::Result<T> result) {
+  check(result.status());
+  return std::move(result).value();
+}
+
 Form form_of(const std::string& dtype) {
   if (dtype == "f32") return Form::kFloat32;
   if (dtype == "stored") return Form::kStored;
-  invalid("dtype '" + dtype + "': rows are pulled as 'f32' or 'stored'");
+  throw_invalid("dtype must be 'f32' or 'stored', got '" + dtype + "'");
 }
 
-Dedup dedup_of(const py::object& wish) {
-  if (wish.is_none()) return Dedup::kWhenItPays;
-  return wish.cast<bool>() ? Dedup::kAlways : Dedup::kNever;
+Dedup dedup_of(const py::object& option) {
+  if (option.is_none()) return Dedup::kWhenItPays;
+  return option.cast<bool>() ? Dedup::kAlways : Dedup::kNever;
 }
 
 py::dict dict_of(const Table& table) {
@@ -65,9 +71,7 @@ class Session {
  public:
   Session(const std::string& url, const Options& options) {
     const py::gil_scoped_release released;
-    auto client = Client::connect(url, options);
-    check(client.status());
-    client_ = std::move(client).value();
+    client_ = value_of(Client::connect(url, options));
   }
   ~Session() { close(); }
 
@@ -87,34 +91,36 @@ class Session {
         base::Status(base::Code::kFailedPrecondition, "the client is closed: connect again"));
   }
 
+  // Run `request` without the GIL. The client stays alive until it returns.
+  template <typename Request>
+  auto call(const Request& request) {
+    const std::shared_ptr<Client> shared = client();
+    const py::gil_scoped_release released;
+    return request(*shared);
+  }
+
   // `pulls`: a list of (table, keys, out, mask or None). Return (found, version, instance).
   py::tuple pull(const py::list& pulls, const std::string& dtype, uint32_t deadline_ms,
                  uint64_t min_version, uint32_t wait_ms, const py::object& dedup) {
     const Form form = form_of(dtype);
     std::vector<std::string> names;
-    std::vector<TablePull> wanted;
-    names.reserve(pulls.size());  // `wanted` holds views into it
-    for (const py::handle each : pulls) {
+    std::vector<TablePull> views;
+    names.reserve(pulls.size());  // `views` refers to its elements
+    for (const py::handle pull : pulls) {
       const auto [table, keys, out, mask] =
-          each.cast<std::tuple<std::string, py::object, py::object, py::object>>();
+          pull.cast<std::tuple<std::string, py::object, py::object, py::object>>();
       names.push_back(table);
       const auto key_view = keys_of(keys);
-      wanted.push_back({names.back(), key_view, out_of(out, key_view.size(), form),
-                        mask_of(mask, key_view.size()), form});
+      views.push_back({names.back(), key_view, out_of(out, key_view.size(), form),
+                       mask_of(mask, key_view.size()), form});
     }
     PullOptions options;
     options.deadline_ms = deadline_ms;
     options.min_version = min_version;
     options.wait_ms = wait_ms;
     options.dedup = dedup_of(dedup);
-    const std::shared_ptr<Client> held = client();
-    PullReport report;
-    {
-      const py::gil_scoped_release released;
-      auto answer = held->pull_many(wanted, options);
-      check(answer.status());
-      report = answer.value();
-    }
+    const PullReport report =
+        call([&](Client& client) { return value_of(client.pull_many(views, options)); });
     return py::make_tuple(report.found, report.applied_version, report.instance);
   }
 
@@ -145,71 +151,41 @@ class Session {
   }
 
   py::dict describe(const std::string& table, uint32_t deadline_ms) {
-    const std::shared_ptr<Client> held = client();
-    Table found;
-    {
-      const py::gil_scoped_release released;
-      auto answer = held->describe(table, deadline_ms);
-      check(answer.status());
-      found = std::move(answer).value();
-    }
-    return dict_of(found);
+    return dict_of(
+        call([&](Client& client) { return value_of(client.describe(table, deadline_ms)); }));
   }
 
   py::list tables(uint32_t deadline_ms) {
-    const std::shared_ptr<Client> held = client();
-    std::vector<Table> found;
-    {
-      const py::gil_scoped_release released;
-      auto answer = held->tables(deadline_ms);
-      check(answer.status());
-      found = std::move(answer).value();
-    }
     py::list out;
-    for (const Table& table : found) out.append(dict_of(table));
+    for (const Table& table :
+         call([&](Client& client) { return value_of(client.tables(deadline_ms)); }))
+      out.append(dict_of(table));
     return out;
   }
 
   std::string status(int server, uint32_t deadline_ms) {
-    const std::shared_ptr<Client> held = client();
-    const py::gil_scoped_release released;
-    auto answer = held->status(server, deadline_ms);
-    check(answer.status());
-    return std::move(answer).value();
+    return call([&](Client& client) { return value_of(client.status(server, deadline_ms)); });
   }
 
   void switch_alias(const std::string& alias, const std::string& instance, uint32_t deadline_ms) {
-    const std::shared_ptr<Client> held = client();
-    const py::gil_scoped_release released;
-    check(held->switch_alias(alias, instance, deadline_ms));
+    call([&](Client& client) { check(client.switch_alias(alias, instance, deadline_ms)); });
   }
 
   void drop_instance(const std::string& instance, uint32_t deadline_ms) {
-    const std::shared_ptr<Client> held = client();
-    const py::gil_scoped_release released;
-    check(held->drop_instance(instance, deadline_ms));
+    call([&](Client& client) { check(client.drop_instance(instance, deadline_ms)); });
   }
 
   void send_hot_sets() {
-    const std::shared_ptr<Client> held = client();
-    const py::gil_scoped_release released;
-    check(held->send_hot_sets());
+    call([](Client& client) { check(client.send_hot_sets()); });
   }
 
  private:
   // Return (error or None, counts). A push to a full table is an error with counts.
   template <typename Push>
   py::tuple run_push(PushOptions& options, const Push& push) {
-    const std::shared_ptr<Client> held = client();
-    PushReport report;
+    PushReport report;  // filled on success and on failure
     options.report = &report;
-    base::Status status;
-    {
-      const py::gil_scoped_release released;
-      auto answer = push(*held);
-      status = answer.status();
-      if (answer.ok()) report = answer.value();
-    }
+    const base::Status status = call([&](Client& client) { return push(client).status(); });
     if (status.ok()) return py::make_tuple(py::none(), tuple_of(report));
     if (status.code() != base::Code::kResourceExhausted) throw StatusError(status);
     return py::make_tuple(std::string(status.message()), tuple_of(report));

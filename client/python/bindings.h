@@ -1,4 +1,5 @@
-// petps_client._native: the C++ client for Python. It checks arrays, releases the GIL and raises.
+// petps_client._native: the C++ client for Python. It checks arrays, releases the GIL during calls
+// and raises errors as Python exceptions.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -27,7 +28,7 @@ class StatusError : public std::exception {
   std::string text_;
 };
 
-[[noreturn]] inline void invalid(std::string message) {
+[[noreturn]] inline void throw_invalid(std::string message) {
   throw StatusError(base::Status(base::Code::kInvalidArgument, std::move(message)));
 }
 
@@ -36,8 +37,8 @@ class StatusError : public std::exception {
 std::span<const uint64_t> keys_of(const py::object& object);
 // Return a writable bool[n]; empty for None.
 std::span<uint8_t> mask_of(const py::object& object, size_t n);
-// Return a writable float32[n, dim] or uint8[n, row_bytes], by `form`. The C++
-// client checks the width.
+// Return a writable float32[n, dim] or uint8[n, row_bytes], by `form`. The C++ client checks the
+// width.
 std::span<std::byte> out_of(const py::object& object, size_t n, Form form);
 struct FloatRows {
   std::span<const float> values;

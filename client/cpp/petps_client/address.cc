@@ -14,7 +14,7 @@ using base::Status;
 
 constexpr std::string_view kScheme = "petps://";
 
-Status wrong(std::string_view url, std::string_view reason) {
+Status url_error(std::string_view url, std::string_view reason) {
   std::string text = "'";
   text.append(url).append("': ").append(reason);
   text.append("; expected petps://host:7070,host:7070/model");
@@ -24,8 +24,8 @@ Status wrong(std::string_view url, std::string_view reason) {
 }  // namespace
 
 std::string Address::text() const {
-  const bool bare = host.find(':') != std::string::npos;
-  std::string text = bare ? "[" + host + "]" : host;
+  const bool is_ipv6 = host.find(':') != std::string::npos;
+  std::string text = is_ipv6 ? "[" + host + "]" : host;
   return text.append(":").append(std::to_string(port));
 }
 
@@ -35,7 +35,7 @@ Result<Address> parse_address(std::string_view url, std::string_view text) {
   std::string_view port;
   if (text.starts_with('[')) {
     const size_t end = text.find(']');
-    if (end == std::string_view::npos) return wrong(url, "'[' without ']'");
+    if (end == std::string_view::npos) return url_error(url, "'[' without ']'");
     address.host = text.substr(1, end - 1);
     port = text.substr(end + 1);
   } else {
@@ -43,21 +43,21 @@ Result<Address> parse_address(std::string_view url, std::string_view text) {
     address.host = text.substr(0, colon);
     port = colon == std::string_view::npos ? std::string_view() : text.substr(colon);
     if (port.find(':', 1) != std::string_view::npos) {
-      return wrong(url, "an IPv6 address stands in brackets: [::1]:7070");
+      return url_error(url, "an IPv6 address must be in brackets: [::1]:7070");
     }
   }
-  if (address.host.empty()) return wrong(url, "an address has no host");
+  if (address.host.empty()) return url_error(url, "an address has no host");
   if (port.empty()) return address;
   const char* end = port.data() + port.size();
   const auto [stop, error] = std::from_chars(port.data() + 1, end, address.port);
   if (port[0] != ':' || error != std::errc() || stop != end || address.port == 0) {
-    return wrong(url, "the port must be a number from 1 to 65535");
+    return url_error(url, "the port must be a number from 1 to 65535");
   }
   return address;
 }
 
 Result<Url> parse_url(std::string_view url) {
-  if (!url.starts_with(kScheme)) return wrong(url, "it must start with petps://");
+  if (!url.starts_with(kScheme)) return url_error(url, "it must start with petps://");
   std::string_view rest = url.substr(kScheme.size());
   Url parsed;
   const size_t slash = rest.find('/');
@@ -65,18 +65,19 @@ Result<Url> parse_url(std::string_view url) {
     parsed.model = rest.substr(slash + 1);
     rest = rest.substr(0, slash);
   }
-  if (parsed.model.find('/') != std::string::npos) return wrong(url, "a model's name has no '/'");
+  if (parsed.model.find('/') != std::string::npos)
+    return url_error(url, "a model's name has no '/'");
   if (parsed.model.size() > wire::kMaxNameBytes)
-    return wrong(url, "the model's name is longer than 255 bytes");
-  for (bool more = true; more;) {
+    return url_error(url, "the model's name is longer than 255 bytes");
+  for (bool has_more = true; has_more;) {
     const size_t comma = rest.find(',');
-    more = comma != std::string_view::npos;
+    has_more = comma != std::string_view::npos;
     auto address = parse_address(url, rest.substr(0, comma));
     if (!address.ok()) return address.status();
     parsed.addresses.push_back(std::move(address).value());
-    if (more) rest = rest.substr(comma + 1);
+    if (has_more) rest = rest.substr(comma + 1);
   }
-  if (parsed.addresses.size() > kMaxAddresses) return wrong(url, "more than 64 addresses");
+  if (parsed.addresses.size() > kMaxAddresses) return url_error(url, "more than 64 addresses");
   return parsed;
 }
 

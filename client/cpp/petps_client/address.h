@@ -15,7 +15,8 @@ inline constexpr size_t kMaxAddresses = 64;
 struct Address {
   std::string host;  // without brackets
   uint16_t port = 0;
-  std::string text() const;  // "h1:7070" or "[::1]:7070"
+  // Return "h1:7070" or "[::1]:7070".
+  std::string text() const;
   bool operator==(const Address&) const = default;
 };
 

@@ -23,23 +23,24 @@ struct BackoffOptions {
   uint64_t seed = 0;
 };
 
-// Exponential backoff. Each pause is drawn between half of the current limit and the whole. So
+// Exponential backoff. Each pause is random, between half of the current limit and the limit. So
 // clients that lost a server at the same moment do not all return at the same moment.
-// Not thread-safe.
+// Threads: one at a time.
 class Backoff {
  public:
   explicit Backoff(const BackoffOptions& options)
       : options_(options), random_(options.seed != 0 ? options.seed : std::random_device()()) {}
+  // Return the next pause.
   uint64_t next_ns() {
-    due_ns_ = due_ns_ == 0 ? options_.first_ns : std::min(due_ns_ * 2, options_.longest_ns);
-    return std::uniform_int_distribution<uint64_t>(due_ns_ / 2, due_ns_)(random_);
+    limit_ns_ = limit_ns_ == 0 ? options_.first_ns : std::min(limit_ns_ * 2, options_.longest_ns);
+    return std::uniform_int_distribution<uint64_t>(limit_ns_ / 2, limit_ns_)(random_);
   }
-  void reset() { due_ns_ = 0; }
+  void reset() { limit_ns_ = 0; }
 
  private:
   const BackoffOptions options_;
   std::mt19937_64 random_;
-  uint64_t due_ns_ = 0;
+  uint64_t limit_ns_ = 0;
 };
 
 }  // namespace petps::client

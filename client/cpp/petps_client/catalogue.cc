@@ -12,10 +12,11 @@ namespace {
 
 // A longer list of names would make an error unreadable.
 constexpr size_t kMaxNamesShown = 20;
-// Limit of left instances per pool. A pool has fewer, and switches are hours apart.
-constexpr size_t kMaxLeft = 64;
+// Limit of former instances per pool. A pool has fewer, and switches are hours apart.
+constexpr size_t kMaxFormer = 64;
 
-std::string list_of(std::vector<std::string> names) {
+// Join the distinct names, sorted.
+std::string join_names(std::vector<std::string> names) {
   if (names.empty()) return "none";
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
@@ -29,27 +30,26 @@ std::string list_of(std::vector<std::string> names) {
 }
 
 Status check_table(const wire::TableInfo& info, const std::string& peer) {
-  std::string wrong;
   if (!codec::is_dtype(info.dtype)) {
     return Status(Code::kUnimplemented, peer + ": table '" + info.name + "' has dtype number " +
                                             std::to_string(info.dtype) +
                                             ", which this client does not know: upgrade it");
   }
-  if (info.dim < 1 || info.dim > kMaxDim)
-    wrong = "dim " + std::to_string(info.dim) + " is outside 1..4096";
-  if (wrong.empty() &&
-      info.row_bytes != codec::row_bytes(static_cast<codec::Dtype>(info.dtype), info.dim)) {
-    wrong = std::to_string(info.row_bytes) + " row bytes do not fit its dim and dtype";
+  std::string problem;
+  if (info.dim < 1 || info.dim > kMaxDim) {
+    problem = "dim " + std::to_string(info.dim) + " is outside 1..4096";
+  } else if (info.row_bytes != codec::row_bytes(static_cast<codec::Dtype>(info.dtype), info.dim)) {
+    problem = std::to_string(info.row_bytes) + " row bytes do not fit its dim and dtype";
+  } else if (!info.default_row.empty() && info.default_row.size() != info.row_bytes) {
+    problem = "its default row has another length than its rows";
+  } else {
+    return {};
   }
-  if (wrong.empty() && !info.default_row.empty() && info.default_row.size() != info.row_bytes) {
-    wrong = "its default row has another length than its rows";
-  }
-  if (wrong.empty()) return {};
   return Status(Code::kUnavailable,
-                peer + ": the server broke the protocol: table '" + info.name + "': " + wrong);
+                peer + ": the server broke the protocol: table '" + info.name + "': " + problem);
 }
 
-CatalogueTable entry_of(const wire::TableInfo& info, Table table) {
+CatalogueTable make_entry(const wire::TableInfo& info, Table table) {
   CatalogueTable entry;
   entry.id = info.id;
   entry.default_stored = info.default_row;
@@ -64,27 +64,25 @@ CatalogueTable entry_of(const wire::TableInfo& info, Table table) {
 
 Status Catalogue::choose_instance(const wire::TablesReply& reply, const std::string& model,
                                   const std::string& peer) {
-  std::vector<std::string> models;
-  for (const wire::InstanceInfo& info : reply.instances) models.push_back(info.model);
+  std::vector<std::string> names;
+  for (const wire::InstanceInfo& info : reply.instances) names.push_back(info.model);
   std::string wanted = model;
   if (model.empty()) {
-    const bool single =
-        !models.empty() && std::all_of(models.begin(), models.end(),
-                                       [&](const std::string& name) { return name == models[0]; });
-    if (!single && !models.empty()) {
+    if (names.empty()) return Status(Code::kNotFound, peer + " has no tables yet");
+    wanted = names[0];
+    if (std::any_of(names.begin(), names.end(),
+                    [&](const std::string& name) { return name != wanted; })) {
       return Status(Code::kInvalidArgument,
                     peer + " has several models: name one in the URL, petps://" + peer +
-                        "/<model>; there are: " + list_of(models));
+                        "/<model>; there are: " + join_names(names));
     }
-    if (models.empty()) return Status(Code::kNotFound, peer + " has no tables yet");
-    wanted = models[0];
   }
   for (const wire::AliasInfo& alias : reply.aliases) {
     if (alias.name != wanted) continue;
     for (const wire::InstanceInfo& info : reply.instances) {
       if (info.id == alias.instance) instance_name_ = info.name;
       if (info.id == alias.previous && alias.previous != alias.instance)
-        left_.push_back({info.name, info.id, state_.counter});
+        former_.push_back({info.name, info.id, state_.counter});
     }
     return {};
   }
@@ -95,15 +93,15 @@ Status Catalogue::choose_instance(const wire::TablesReply& reply, const std::str
       return {};
     }
     if (info.model == wanted) newest = &info;
-    models.push_back(info.name);
+    names.push_back(info.name);
   }
   if (newest != nullptr) {
     instance_name_ = newest->name;
     return {};
   }
-  for (const wire::AliasInfo& alias : reply.aliases) models.push_back(alias.name);
+  for (const wire::AliasInfo& alias : reply.aliases) names.push_back(alias.name);
   return Status(Code::kNotFound,
-                "model '" + wanted + "' is unknown at " + peer + "; known: " + list_of(models));
+                "model '" + wanted + "' is unknown at " + peer + "; known: " + join_names(names));
 }
 
 Result<std::shared_ptr<Catalogue>> Catalogue::build(const wire::TablesReply& reply,
@@ -137,44 +135,46 @@ Result<std::shared_ptr<Catalogue>> Catalogue::build(const wire::TablesReply& rep
     catalogue->all_.push_back(table);
     const auto instance = catalogue->instances_.find(table.instance);
     if (instance == catalogue->instances_.end()) continue;
-    instance->second.tables.insert_or_assign(info.name, entry_of(info, std::move(table)));
+    instance->second.tables.insert_or_assign(info.name, make_entry(info, std::move(table)));
   }
   return catalogue;
 }
 
-void Catalogue::leave(LeftInstance left) {
-  if (left.id == 0 || left.name == instance_name_) return;
-  const auto at = std::find_if(left_.begin(), left_.end(),
-                               [&](const LeftInstance& known) { return known.name == left.name; });
-  if (at != left_.end()) {
-    at->counter = std::min(at->counter, left.counter);
-  } else if (left_.size() < kMaxLeft) {
-    left_.push_back(std::move(left));
+void Catalogue::add_former(FormerInstance former) {
+  if (former.id == 0 || former.name == instance_name_) return;
+  const auto at = std::find_if(former_.begin(), former_.end(), [&](const FormerInstance& known) {
+    return known.name == former.name;
+  });
+  if (at != former_.end()) {
+    at->counter = std::min(at->counter, former.counter);
+  } else if (former_.size() < kMaxFormer) {
+    former_.push_back(std::move(former));
   }
 }
 
-void Catalogue::follow(const Catalogue& before) {
-  const std::string& meant = before.instance_name_;
-  // `before` has no record of its own current instance (see leave). So a pool that returned to an
-  // instance and leaves it again is counted from this second time.
-  if (meant != instance_name_) leave({meant, before.instance(meant), state_.counter});
-  for (const LeftInstance& left : before.left_) leave(left);
+void Catalogue::record_former(const Catalogue& before) {
+  const std::string& current_before = before.instance_name_;
+  // `before` has no record of its own current instance (see add_former). So if a pool returns to
+  // an instance and leaves it again, the second time counts.
+  if (current_before != instance_name_)
+    add_former({current_before, before.instance(current_before), state_.counter});
+  for (const FormerInstance& former : before.former_) add_former(former);
 }
 
-uint32_t Catalogue::number_of(std::string_view name) const {
+uint32_t Catalogue::id_of(std::string_view name) const {
   const auto at = instances_.find(name);
   if (at != instances_.end()) return at->second.id;
-  for (const LeftInstance& left : left_) {
-    if (left.name == name) return left.id;
+  for (const FormerInstance& former : former_) {
+    if (former.name == name) return former.id;
   }
   return 0;
 }
 
-bool Catalogue::reaches(std::string_view name) const {
+bool Catalogue::can_serve(std::string_view name) const {
   const auto at = instances_.find(name);
   if (at == instances_.end()) return false;
-  const uint32_t meant = instance();
-  return meant == 0 || at->second.id <= meant;
+  const uint32_t current = instance();
+  return current == 0 || at->second.id <= current;
 }
 
 uint64_t Catalogue::applied_version(std::string_view name) const {
@@ -182,28 +182,28 @@ uint64_t Catalogue::applied_version(std::string_view name) const {
   return at == instances_.end() ? 0 : at->second.applied_version;
 }
 
-uint64_t Catalogue::left_at(std::string_view name) const {
-  for (const LeftInstance& left : left_) {
-    if (left.name == name) return left.counter;
+uint64_t Catalogue::switched_away_at(std::string_view name) const {
+  for (const FormerInstance& former : former_) {
+    if (former.name == name) return former.counter;
   }
   return 0;
 }
 
 int Catalogue::order(std::string_view a, std::string_view b) const {
-  const uint32_t first = number_of(a);
-  const uint32_t second = number_of(b);
+  const uint32_t first = id_of(a);
+  const uint32_t second = id_of(b);
   if (first == 0 || second == 0 || first == second) return 0;
   return first < second ? 1 : -1;
 }
 
 std::vector<std::string> Catalogue::older_than(std::string_view name) const {
   std::vector<std::string> older;
-  const uint32_t number = number_of(name);
+  const uint32_t number = id_of(name);
   for (const auto& [other, instance] : instances_) {
     if (instance.id < number) older.push_back(other);
   }
-  for (const LeftInstance& left : left_) {
-    if (left.id < number) older.push_back(left.name);
+  for (const FormerInstance& former : former_) {
+    if (former.id < number) older.push_back(former.name);
   }
   return older;
 }
@@ -216,26 +216,27 @@ uint32_t Catalogue::instance(std::string_view name) const {
 Result<const CatalogueTable*> Catalogue::find(std::string_view table,
                                               std::string_view instance) const {
   if (instance.empty()) PETPS_RETURN_IF_ERROR(model_status_);
-  const auto of = instances_.find(instance.empty() ? std::string_view(instance_name_) : instance);
+  const auto owner =
+      instances_.find(instance.empty() ? std::string_view(instance_name_) : instance);
   std::vector<std::string> names;
-  if (of == instances_.end()) {
+  if (owner == instances_.end()) {
     for (const auto& [name, tables] : instances_) names.push_back(name);
     return Status(Code::kNotFound, "instance '" + std::string(instance) + "' is unknown at " +
-                                       peer_ + "; known: " + list_of(std::move(names)));
+                                       peer_ + "; known: " + join_names(std::move(names)));
   }
-  const auto at = of->second.tables.find(table);
-  if (at != of->second.tables.end()) return &at->second;
-  for (const auto& [name, entry] : of->second.tables) names.push_back(name);
+  const auto at = owner->second.tables.find(table);
+  if (at != owner->second.tables.end()) return &at->second;
+  for (const auto& [name, entry] : owner->second.tables) names.push_back(name);
   return Status(Code::kNotFound, "table '" + std::string(table) + "' is unknown at " + peer_ +
                                      (model_.empty() ? "" : "/" + model_) +
-                                     "; known: " + list_of(std::move(names)));
+                                     "; known: " + join_names(std::move(names)));
 }
 
 std::vector<Table> Catalogue::tables() const {
-  const auto of = instances_.find(instance_name_);
-  if (!model_status_.ok() || of == instances_.end()) return all_;
+  const auto current = instances_.find(instance_name_);
+  if (!model_status_.ok() || current == instances_.end()) return all_;
   std::vector<Table> tables;
-  for (const auto& [name, entry] : of->second.tables) tables.push_back(entry.table);
+  for (const auto& [name, entry] : current->second.tables) tables.push_back(entry.table);
   std::sort(tables.begin(), tables.end(),
             [](const Table& a, const Table& b) { return a.name < b.name; });
   return tables;

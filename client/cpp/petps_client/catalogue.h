@@ -23,9 +23,9 @@ struct CatalogueTable {
   std::vector<float> default_values;      // dim values
 };
 
-// An instance that the pool's alias resolved to earlier. Known from an earlier catalogue, or from
-// the previous instance that the pool records for the alias.
-struct LeftInstance {
+// An instance that the pool's alias resolved to earlier. The client knows it from an earlier
+// catalogue, or from the previous instance that the pool records for the alias.
+struct FormerInstance {
   std::string name;
   uint32_t id = 0;
   uint64_t counter = 0;  // of the first reply in which the pool no longer resolves to it
@@ -34,18 +34,18 @@ struct LeftInstance {
 // The tables and instances of one server.
 //
 // The current instance is the one that the URL's model resolves to on this server.
-// ASSUMPTIONS: immutable after build and follow. Calls in flight share it while a
-// newer one replaces it.
+// ASSUMPTIONS: immutable after build and record_former. Calls in flight share it while a newer one
+// replaces it.
 class Catalogue {
  public:
-  // Build a catalogue from a reply. `model` is the model of the URL: an alias, an
-  // instance, a model, or empty.
+  // Build a catalogue from a reply. `model` is the model of the URL: an alias, an instance, a
+  // model, or empty.
   // Errors: kUnavailable when the reply contradicts itself (a table's dim, dtype or row bytes).
   static base::Result<std::shared_ptr<Catalogue>> build(const wire::TablesReply& reply,
                                                         const std::string& model,
                                                         const std::string& peer);
-  // Record the instances that the pool has left. `before`: an earlier catalogue of the same pool.
-  void follow(const Catalogue& before);
+  // Record the pool's former instances. `before`: an earlier catalogue of the same pool.
+  void record_former(const Catalogue& before);
 
   // Find a table of `instance`, or of the current instance when `instance` is empty.
   // Errors: kNotFound (lists the known tables, instances or models); kInvalidArgument (the URL
@@ -61,10 +61,10 @@ class Catalogue {
   const wire::CatalogueState& state() const { return state_; }
   // Return whether the server can serve all rows of this instance: it is the current one, or the
   // server has switched to a later one since. Within a pool a later instance has a higher id.
-  bool reaches(std::string_view instance) const;
+  bool can_serve(std::string_view instance) const;
   // Return the counter of the first reply in which the pool no longer resolved to the
   // instance; 0: unknown.
-  uint64_t left_at(std::string_view instance) const;
+  uint64_t switched_away_at(std::string_view instance) const;
   // Return 1 if `a` is known here to be older than `b`, -1 if newer, 0 if unknown here.
   int order(std::string_view a, std::string_view b) const;
   // Return the version that the instance had applied here; 0: none, or the instance is not
@@ -89,11 +89,11 @@ class Catalogue {
   };
   base::Status choose_instance(const wire::TablesReply& reply, const std::string& model,
                                const std::string& peer);
-  uint32_t number_of(std::string_view name) const;  // also finds instances that the pool has left
-  void leave(LeftInstance left);
+  uint32_t id_of(std::string_view name) const;  // also finds former instances
+  void add_former(FormerInstance former);
 
   wire::CatalogueState state_;
-  std::vector<LeftInstance> left_;
+  std::vector<FormerInstance> former_;
   base::Status model_status_;
   std::string peer_;
   std::string model_;

@@ -6,28 +6,28 @@ namespace petps::client {
 
 namespace {
 
-// Limit of names known to be older than the last answer. Switches are hours apart, and a pool
-// keeps few instances.
+// Limit of the names of instances older than the last answer's. Switches are hours apart, and a
+// pool keeps few instances.
 constexpr size_t kMaxOlder = 256;
 
 size_t hash_of(const std::string& name) { return std::hash<std::string>()(name); }
 
 // Return 1 if `a` is known to be older than `b`, -1 if newer, 0 if unknown. A pool whose current
 // instance is `b` overrides the others. If no pool knows both, compare their applied versions;
-// pushed tables have none. `first`: the remembered version of `a`.
+// pushed tables have none. `version_a`: the remembered version of `a`.
 int order(std::string_view a, std::string_view b, std::span<const CataloguePointer> known,
-          uint64_t first = 0) {
+          uint64_t version_a = 0) {
   int order = 0;
-  uint64_t second = 0;
+  uint64_t version_b = 0;
   for (const CataloguePointer& catalogue : known) {
     if (catalogue == nullptr) continue;
-    first = std::max(first, catalogue->applied_version(a));
-    second = std::max(second, catalogue->applied_version(b));
-    const int here = catalogue->order(a, b);
-    if (here != 0 && (order == 0 || catalogue->instance_name() == b)) order = here;
+    version_a = std::max(version_a, catalogue->applied_version(a));
+    version_b = std::max(version_b, catalogue->applied_version(b));
+    const int order_here = catalogue->order(a, b);
+    if (order_here != 0 && (order == 0 || catalogue->instance_name() == b)) order = order_here;
   }
-  if (order == 0 && first != 0 && second != 0 && first != second) return first < second ? 1 : -1;
-  return order;
+  if (order != 0 || version_a == 0 || version_b == 0 || version_a == version_b) return order;
+  return version_a < version_b ? 1 : -1;
 }
 
 }  // namespace
@@ -42,13 +42,13 @@ NewestAnswer::Last NewestAnswer::last() const {
   return {instance_, version_};
 }
 
-// A pool was switched back if it has left the last answer's instance in a state that is newer
-// than the pool's state when that answer was recorded.
+// A pool was switched back if it switched away from the last answer's instance after that answer
+// was recorded.
 bool NewestAnswer::allows_locked(const Catalogue& server) const {
-  const std::string& meant = server.instance_name();
-  if (instance_.empty() || meant == instance_ || !older_.contains(meant)) return true;
+  const std::string& current = server.instance_name();
+  if (instance_.empty() || current == instance_ || !older_.contains(current)) return true;
   const auto at = counters_.find(server.state().pool_uuid);
-  return server.left_at(instance_) > (at == counters_.end() ? 0 : at->second);
+  return server.switched_away_at(instance_) > (at == counters_.end() ? 0 : at->second);
 }
 
 bool NewestAnswer::allows(const Catalogue& server) const {
@@ -66,13 +66,13 @@ bool NewestAnswer::is_older(const std::string& instance,
   });
 }
 
-void NewestAnswer::note(const std::string& instance, std::span<const CataloguePointer> known) {
+void NewestAnswer::record(const std::string& instance, std::span<const CataloguePointer> known) {
   if (instance.empty() || hash_.load(std::memory_order_acquire) == hash_of(instance)) return;
   const std::lock_guard lock(mutex_);
   if (instance == instance_ || is_older(instance, known)) return;
-  const bool forward = !instance_.empty() && order(instance_, instance, known, version_) > 0;
+  const bool is_newer = !instance_.empty() && order(instance_, instance, known, version_) > 0;
   std::unordered_set<std::string> older;
-  if (forward) {
+  if (is_newer) {
     older = std::move(older_);
     older.insert(instance_);
   } else {
@@ -97,22 +97,23 @@ void NewestAnswer::note(const std::string& instance, std::span<const CataloguePo
 
 namespace {
 
-bool counts(const ServerView& server, bool also_dead) {
+// Return whether the choice considers the server.
+bool counts(const ServerView& server, bool with_dead) {
   return server.catalogue != nullptr && !server.catalogue->instance_name().empty() &&
-         (server.answers || also_dead);
+         (server.is_live || with_dead);
 }
 
-// Whether every group with a server that counts has one that can serve the instance.
-bool is_feasible(const std::string& instance, std::span<const GroupView> groups, bool also_dead) {
+// Return whether every group with a server that counts has one that can serve the instance.
+bool is_feasible(const std::string& instance, std::span<const GroupView> groups, bool with_dead) {
   return std::all_of(groups.begin(), groups.end(), [&](const GroupView& group) {
-    bool any = false;
-    bool reached = false;
+    bool has_server = false;
+    bool can_serve = false;
     for (const ServerView& server : group) {
-      if (!counts(server, also_dead)) continue;
-      any = true;
-      reached = reached || server.catalogue->reaches(instance);
+      if (!counts(server, with_dead)) continue;
+      has_server = true;
+      can_serve = can_serve || server.catalogue->can_serve(instance);
     }
-    return reached || !any;
+    return can_serve || !has_server;
   });
 }
 
@@ -126,66 +127,64 @@ void add_once(const std::string& name, std::vector<std::string>& names) {
   if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
 }
 
-// An instance that cannot be compared with the last answer's is refused while a live server
-// still lists that one. Once none does, the fleet has moved on, and dead servers must not
-// hold the client back.
+// Return whether the server's current instance is newer than the last answer's. If the two cannot
+// be compared, it is not newer while a live server still lists the last answer's instance. Once
+// none does, the fleet has moved on, and dead servers must not hold the client back.
 bool is_newer(const Catalogue& server, const NewestAnswer::Last& last,
               std::span<const CataloguePointer> known, std::span<const CataloguePointer> live) {
-  if (last.instance.empty() || server.left_at(last.instance) != 0) return true;
-  const int compared = order(last.instance, server.instance_name(), known, last.version);
-  if (compared != 0) return compared > 0;
+  if (last.instance.empty() || server.switched_away_at(last.instance) != 0) return true;
+  const int last_to_current = order(last.instance, server.instance_name(), known, last.version);
+  if (last_to_current != 0) return last_to_current > 0;
   return std::none_of(live.begin(), live.end(), [&](const CataloguePointer& other) {
     return other->instance(last.instance) != 0;
   });
 }
 
-Candidates candidates_of(std::span<const GroupView> groups, const NewestAnswer& answered,
-                         bool also_dead) {
-  Candidates found;
+Candidates find_candidates(std::span<const GroupView> groups, const NewestAnswer& newest_answer,
+                           bool with_dead) {
+  Candidates candidates;
   std::vector<CataloguePointer> live;
   for (const GroupView& group : groups) {
     for (const ServerView& server : group) {
-      if (server.catalogue != nullptr) found.known.push_back(server.catalogue);
-      if (counts(server, also_dead)) live.push_back(server.catalogue);
+      if (server.catalogue != nullptr) candidates.known.push_back(server.catalogue);
+      if (counts(server, with_dead)) live.push_back(server.catalogue);
     }
   }
-  for (const GroupView& group : groups) {
-    for (const ServerView& server : group) {
-      if (!counts(server, also_dead)) continue;
-      const bool is_allowed = answered.is(server.catalogue->instance_name()) ||
-                              (answered.allows(*server.catalogue) &&
-                               is_newer(*server.catalogue, answered.last(), found.known, live));
-      add_once(server.catalogue->instance_name(), is_allowed ? found.allowed : found.too_old);
-    }
+  for (const CataloguePointer& server : live) {
+    const std::string& current = server->instance_name();
+    const bool is_allowed = newest_answer.is(current) ||
+                            (newest_answer.allows(*server) &&
+                             is_newer(*server, newest_answer.last(), candidates.known, live));
+    add_once(current, is_allowed ? candidates.allowed : candidates.too_old);
   }
-  return found;
+  return candidates;
 }
 
 }  // namespace
 
-Choice choose(std::span<const GroupView> groups, const NewestAnswer& answered) {
-  bool also_dead = false;
-  Candidates found = candidates_of(groups, answered, also_dead);
-  if (found.allowed.empty() && found.too_old.empty()) {
-    // No server is live: the call tries the last known ones again.
-    also_dead = true;
-    found = candidates_of(groups, answered, also_dead);
+Choice choose(std::span<const GroupView> groups, const NewestAnswer& newest_answer) {
+  bool with_dead = false;
+  Candidates candidates = find_candidates(groups, newest_answer, with_dead);
+  if (candidates.allowed.empty() && candidates.too_old.empty()) {
+    // No server is live: consider what the dead servers last reported.
+    with_dead = true;
+    candidates = find_candidates(groups, newest_answer, with_dead);
   }
   Choice choice;
-  choice.nobody_answers = also_dead;
-  choice.all_agree = found.allowed.size() + found.too_old.size() <= 1;
-  if (found.allowed.empty()) {
-    for (const std::string& name : found.too_old)
+  choice.no_server_is_live = with_dead;
+  choice.all_agree = candidates.allowed.size() + candidates.too_old.size() <= 1;
+  if (candidates.allowed.empty()) {
+    for (const std::string& name : candidates.too_old)
       choice.too_old.append(choice.too_old.empty() ? "'" : ", '").append(name).append("'");
     return choice;
   }
   // If no instance has a server in every group, take the newest; the group without it reports so.
-  const bool any_feasible =
-      std::any_of(found.allowed.begin(), found.allowed.end(),
-                  [&](const std::string& name) { return is_feasible(name, groups, also_dead); });
-  for (const std::string& name : found.allowed) {
-    if (any_feasible && !is_feasible(name, groups, also_dead)) continue;
-    if (choice.instance.empty() || order(choice.instance, name, found.known) > 0)
+  const bool has_feasible =
+      std::any_of(candidates.allowed.begin(), candidates.allowed.end(),
+                  [&](const std::string& name) { return is_feasible(name, groups, with_dead); });
+  for (const std::string& name : candidates.allowed) {
+    if (has_feasible && !is_feasible(name, groups, with_dead)) continue;
+    if (choice.instance.empty() || order(choice.instance, name, candidates.known) > 0)
       choice.instance = name;
   }
   return choice;

@@ -29,7 +29,7 @@ using CataloguePointer = std::shared_ptr<const Catalogue>;
 // What the client knows of one server.
 struct ServerView {
   CataloguePointer catalogue;  // null: unknown
-  bool answers = true;         // false: it counts as gone
+  bool is_live = true;         // false: it counts as gone
 };
 using GroupView = std::vector<ServerView>;
 
@@ -40,7 +40,7 @@ class NewestAnswer {
   bool allows(const Catalogue& server) const;
   // Record that a call returned rows of `instance`. `known`: the catalogues of all servers, which
   // order the instances. A call that began before a newer instance was recorded changes nothing.
-  void note(const std::string& instance, std::span<const CataloguePointer> known);
+  void record(const std::string& instance, std::span<const CataloguePointer> known);
   std::string instance() const;  // empty: none yet
   // The instance with the version that it had applied when it was recorded. The servers that
   // reported that version may be gone by now.
@@ -71,9 +71,9 @@ struct Choice {
   std::string instance;   // empty: no server has a current instance, or all of them are too old
   bool all_agree = true;  // all servers that count have the same current instance
   std::string too_old;    // the current instances of the servers, when none of them is allowed
-  bool nobody_answers = false;  // no server is live, so all count with their last known state
+  bool no_server_is_live = false;  // no server is live, so all count with their last known state
 };
 // Choose by these rules. Dead servers count only when no live one has a current instance.
-Choice choose(std::span<const GroupView> groups, const NewestAnswer& answered);
+Choice choose(std::span<const GroupView> groups, const NewestAnswer& newest_answer);
 
 }  // namespace petps::client

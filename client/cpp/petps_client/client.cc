@@ -22,31 +22,32 @@ namespace {
 constexpr uint32_t kBackgroundDeadlineMs = 1'000;
 constexpr uint32_t kShortestPeriodMs = 10;
 // Pauses between checks for a server that came back or switched, while all live ones are too old.
-constexpr uint64_t kFirstLookNs = 2'000'000;
-constexpr uint64_t kLongestLookNs = 100'000'000;
+constexpr uint64_t kFirstCheckNs = 2'000'000;
+constexpr uint64_t kLongestCheckNs = 100'000'000;
 
 Status check_options(const Options& options) {
-  const auto wrong = [](std::string_view name, std::string_view range) {
+  const auto invalid = [](std::string_view name, std::string_view range) {
     return Status(Code::kInvalidArgument,
                   "Options." + std::string(name) + " must be " + std::string(range));
   };
-  if (options.name.size() > wire::kMaxNameBytes) return wrong("name", "at most 255 bytes");
-  if (options.deadline_ms == 0) return wrong("deadline_ms", "at least 1");
+  if (options.name.size() > wire::kMaxNameBytes) return invalid("name", "at most 255 bytes");
+  if (options.deadline_ms == 0) return invalid("deadline_ms", "at least 1");
   if (options.keys_per_request == 0 || options.keys_per_request > wire::kMaxKeysPerPull) {
-    return wrong("keys_per_request", "1 to " + std::to_string(wire::kMaxKeysPerPull));
+    return invalid("keys_per_request", "1 to " + std::to_string(wire::kMaxKeysPerPull));
   }
   if (options.requests_in_flight == 0 || options.requests_in_flight > wire::kMaxInFlight) {
-    return wrong("requests_in_flight", "1 to " + std::to_string(wire::kMaxInFlight));
+    return invalid("requests_in_flight", "1 to " + std::to_string(wire::kMaxInFlight));
   }
   if (options.connections == 0 || options.connections > wire::kMaxConnections) {
-    return wrong("connections", "1 to " + std::to_string(wire::kMaxConnections));
+    return invalid("connections", "1 to " + std::to_string(wire::kMaxConnections));
   }
   if (options.hot_keys > wire::kMaxHotKeys)
-    return wrong("hot_keys", "at most " + std::to_string(wire::kMaxHotKeys));
+    return invalid("hot_keys", "at most " + std::to_string(wire::kMaxHotKeys));
   return {};
 }
 
-Status greet(Client::Impl& impl, RemoteServer& server, const Deadline& until) {
+// Read the server's catalogue, and its shard map if it has one.
+Status read_names_and_map(Client::Impl& impl, RemoteServer& server, const Deadline& until) {
   bool has_map = false;
   {
     auto leased = server.lease(until);
@@ -62,15 +63,15 @@ Status greet(Client::Impl& impl, RemoteServer& server, const Deadline& until) {
 
 // Contact the servers one after another until one knows the model. If none does, the error names
 // every server and its reason.
-Status first_contact(Client::Impl& impl, const Deadline& deadline) {
+Status find_first_server(Client::Impl& impl, const Deadline& deadline) {
   Status failure;
   std::string reasons;
   for (size_t i = 0; i < impl.seeds.size(); ++i) {
     RemoteServer& server = *impl.seeds[i];
     const Deadline until = deadline.share(impl.seeds.size() - i);
-    const Status status = greet(impl, server, until);
+    const Status status = read_names_and_map(impl, server, until);
     if (status.ok()) return {};
-    if (status.code() == Code::kUnavailable) server.failed();
+    if (status.code() == Code::kUnavailable) server.record_failure();
     reasons.append(reasons.empty() ? "" : "; ").append(status.message());
     if (failure.ok() || is_unreachable(failure.code())) failure = status;
   }
@@ -86,15 +87,15 @@ Status Client::Impl::check_process() const {
                 "connect in the child");
 }
 
-TableMemory& Client::Impl::memory(std::string_view table) {
+TableStatistics& Client::Impl::statistics_of(std::string_view table) {
   {
-    const std::shared_lock lock(memories_mutex);
-    const auto at = memories.find(table);
-    if (at != memories.end()) return *at->second;
+    const std::shared_lock lock(statistics_mutex);
+    const auto at = statistics.find(table);
+    if (at != statistics.end()) return *at->second;
   }
-  const std::unique_lock lock(memories_mutex);
-  auto& slot = memories[std::string(table)];
-  if (slot == nullptr) slot = std::make_unique<TableMemory>(options.hot_keys);
+  const std::unique_lock lock(statistics_mutex);
+  auto& slot = statistics[std::string(table)];
+  if (slot == nullptr) slot = std::make_unique<TableStatistics>(options.hot_keys);
   return *slot;
 }
 
@@ -127,11 +128,13 @@ Result<std::unique_ptr<Client>> Client::connect(std::string_view url, const Opti
     impl->seeds.push_back(std::make_shared<RemoteServer>(address, impl->url.model, options));
   }
   impl->routing = route_to_all(impl->seeds);
-  PETPS_RETURN_IF_ERROR(first_contact(*impl, impl->deadline(0)));
+  PETPS_RETURN_IF_ERROR(find_first_server(*impl, impl->deadline(0)));
   try {
     impl->background = std::thread([raw = impl.get()] { raw->run_background(); });
   } catch (const std::system_error& error) {
-    return Status(Code::kResourceExhausted, std::string("no thread for hot sets: ") + error.what());
+    return Status(Code::kResourceExhausted,
+                  std::string("cannot start the client's background thread: ") + error.what() +
+                      ": raise the limit of threads, or use fewer clients");
   }
   return std::unique_ptr<Client>(new Client(std::move(impl)));
 }
@@ -142,11 +145,11 @@ Result<const CatalogueTable*> find_table(RemoteServer& server, Connection& conne
                                          std::string_view table, const Deadline& deadline,
                                          std::shared_ptr<const Catalogue>& catalogue,
                                          std::string_view instance) {
-  auto known = server.catalogue(connection, deadline);
-  if (!known.ok()) return known.status();
-  catalogue = known.value();
-  auto found = catalogue->find(table, instance);
-  if (found.ok()) return found;
+  auto kept = server.catalogue(connection, deadline);
+  if (!kept.ok()) return kept.status();
+  catalogue = kept.value();
+  auto entry = catalogue->find(table, instance);
+  if (entry.ok()) return entry;
   auto fresh = server.read_catalogue(connection, deadline);
   if (!fresh.ok()) return fresh.status();
   catalogue = fresh.value();
@@ -157,24 +160,24 @@ void Client::Impl::read_missing_catalogues(const Routing& by, const Deadline& de
   for (const auto& server : by.all) {
     if (server->last_catalogue() != nullptr || server->backoff_until_ns() > base::monotonic_ns())
       continue;
-    const Deadline until = deadline.share(by.all.size() + 1);
-    auto leased = server->lease(until);
-    Status status = leased.status();
-    if (leased.ok()) status = server->catalogue(**leased, until).status();
-    if (status.code() == Code::kUnavailable) server->failed();
+    (void)read_catalogue_of(*server, deadline.share(by.all.size() + 1));
   }
+}
+
+Status Client::Impl::read_catalogue_of(RemoteServer& server, const Deadline& deadline) {
+  auto leased = server.lease(deadline);
+  Status status = leased.status();
+  if (leased.ok()) status = server.read_catalogue(**leased, deadline).status();
+  if (status.ok()) server.record_reply();
+  if (status.code() == Code::kUnavailable) server.record_failure();
+  return status;
 }
 
 void Client::Impl::read_catalogues(const Routing& by, const Deadline& deadline, size_t spare) {
   for (size_t i = 0; i < by.all.size(); ++i) {
     RemoteServer& server = *by.all[i];
     if (server.backoff_until_ns() > base::monotonic_ns()) continue;
-    const Deadline until = deadline.share(by.all.size() - i + spare);
-    auto leased = server.lease(until);
-    Status status = leased.status();
-    if (leased.ok()) status = server.read_catalogue(**leased, until).status();
-    if (status.ok()) server.answered();
-    if (status.code() == Code::kUnavailable) server.failed();
+    (void)read_catalogue_of(server, deadline.share(by.all.size() - i + spare));
   }
 }
 
@@ -182,44 +185,45 @@ Choice Client::Impl::choose_now(const Routing& by) const {
   std::vector<GroupView> groups(by.groups.size());
   for (size_t group = 0; group < groups.size(); ++group) {
     for (const auto& server : by.groups[group])
-      groups[group].push_back({server->last_catalogue(), server->answers()});
+      groups[group].push_back({server->last_catalogue(), server->is_live()});
   }
-  return choose(groups, answered);
+  return choose(groups, newest_answer);
 }
 
 Status Client::Impl::choose_instance(const Routing& by, const Deadline& deadline, Choice& choice) {
   choice = {};
   if (by.all.size() == 1) return {};
   if (by.groups.size() > 1) read_missing_catalogues(by, deadline);
-  for (uint64_t pause_ns = kFirstLookNs;; pause_ns = std::min(pause_ns * 2, kLongestLookNs)) {
+  for (uint64_t pause_ns = kFirstCheckNs;; pause_ns = std::min(pause_ns * 2, kLongestCheckNs)) {
     choice = choose_now(by);
     if (choice.too_old.empty()) return {};
     if (deadline.left_ns() <= pause_ns) break;
     std::this_thread::sleep_for(std::chrono::nanoseconds(pause_ns));
     read_catalogues(by, deadline, 1);
   }
-  return Status(Code::kStale, "the servers that answer mean " + choice.too_old +
-                                  ", which is older than '" + answered.instance() +
-                                  "', of which this client has answered already: the servers of "
-                                  "that are gone. Start one of them, or switch the others");
+  return Status(Code::kStale, "the live servers resolve the model to " + choice.too_old +
+                                  ", which is older than '" + newest_answer.instance() +
+                                  "': this client has already returned rows of that instance, and "
+                                  "all servers that have it are gone. Start one of them, or switch "
+                                  "the live servers to it");
 }
 
-void Client::Impl::note_answer(const Routing& by, const std::string& instance) {
+void Client::Impl::record_answer(const Routing& by, const std::string& instance) {
   std::vector<CataloguePointer> known;
-  if (answered.is(instance)) return;
+  if (newest_answer.is(instance)) return;
   for (const auto& server : by.all) known.push_back(server->last_catalogue());
-  answered.note(instance, known);
+  newest_answer.record(instance, known);
 }
 
 const RemoteServers& Client::Impl::replicas_with(const RemoteServers& replicas,
-                                                 const Choice& choice, RemoteServers& some) {
+                                                 const Choice& choice, RemoteServers& able) {
   if (choice.all_agree || choice.instance.empty()) return replicas;
-  some.clear();
+  able.clear();
   for (const auto& server : replicas) {
     const auto catalogue = server->last_catalogue();
-    if (catalogue == nullptr || catalogue->reaches(choice.instance)) some.push_back(server);
+    if (catalogue == nullptr || catalogue->can_serve(choice.instance)) able.push_back(server);
   }
-  return some.empty() ? replicas : some;
+  return able.empty() ? replicas : able;
 }
 
 Result<Table> Client::describe(std::string_view table, uint32_t deadline_ms) {
@@ -231,34 +235,34 @@ Result<Table> Client::describe(std::string_view table, uint32_t deadline_ms) {
   for (const auto& server : by->all) {
     const auto catalogue = server->last_catalogue();
     if (catalogue == nullptr) continue;
-    const auto found = catalogue->find(table, choice.instance);
-    if (found.ok()) return found.value()->table;
+    const auto entry = catalogue->find(table, choice.instance);
+    if (entry.ok()) return entry.value()->table;
   }
-  Table out;
+  Table description;
   const auto attempt = [&](RemoteServer& server, const Deadline& deadline) -> Status {
     auto leased = server.lease(deadline);
     if (!leased.ok()) return leased.status();
     std::shared_ptr<const Catalogue> catalogue;
-    const auto found = find_table(server, **leased, table, deadline, catalogue, choice.instance);
-    if (found.ok()) out = found.value()->table;
-    return found.status();
+    const auto entry = find_table(server, **leased, table, deadline, catalogue, choice.instance);
+    if (entry.ok()) description = entry.value()->table;
+    return entry.status();
   };
   PETPS_RETURN_IF_ERROR(impl_->try_any("describe", until, attempt));
-  return out;
+  return description;
 }
 
 Result<std::vector<Table>> Client::tables(uint32_t deadline_ms) {
   PETPS_RETURN_IF_ERROR(impl_->check_process());
-  std::vector<Table> out;
+  std::vector<Table> tables;
   const auto attempt = [&](RemoteServer& server, const Deadline& deadline) -> Status {
     auto leased = server.lease(deadline);
     if (!leased.ok()) return leased.status();
     const auto catalogue = server.read_catalogue(**leased, deadline);
-    if (catalogue.ok()) out = catalogue.value()->tables();
+    if (catalogue.ok()) tables = catalogue.value()->tables();
     return catalogue.status();
   };
   PETPS_RETURN_IF_ERROR(impl_->try_any("tables", impl_->deadline(deadline_ms), attempt));
-  return out;
+  return tables;
 }
 
 Result<std::string> Client::status(int server, uint32_t deadline_ms) {
@@ -268,26 +272,25 @@ Result<std::string> Client::status(int server, uint32_t deadline_ms) {
     return Status(Code::kInvalidArgument, "server " + std::to_string(server) + " is outside 0.." +
                                               std::to_string(servers - 1));
   }
-  std::string out;
+  std::string text;
   const auto attempt = [&](RemoteServer& remote, const Deadline& deadline) -> Status {
     auto leased = remote.lease(deadline);
     if (!leased.ok()) return leased.status();
     Connection& connection = **leased;
     wire::encode_status(connection.next_request_id(), connection.frame());
-    wire::FrameHeader header;
-    const auto body = connection.ask(connection.frame(), header, deadline);
-    if (!body.ok()) return body.status();
-    std::string_view json;
-    const Status decoded = wire::decode_status_reply(header, body.value(), json);
-    out = json;
-    return decoded.ok() ? Status() : connection.distrust(decoded.message());
+    return connection.exchange(deadline, [&](const wire::FrameHeader& header, auto body) {
+      std::string_view json;
+      const Status decoded = wire::decode_status_reply(header, body, json);
+      text = json;
+      return decoded;
+    });
   };
   const Deadline deadline = impl_->deadline(deadline_ms);
   PETPS_RETURN_IF_ERROR(server < 0 ? impl_->try_servers("status", *route_to_all(impl_->seeds),
                                                         impl_->seeds, deadline, attempt)
                                    : Impl::try_once(*impl_->seeds[static_cast<size_t>(server)],
                                                     deadline, 1, attempt));
-  return out;
+  return text;
 }
 
 Status Client::switch_alias(std::string_view alias, std::string_view instance,
@@ -308,11 +311,7 @@ Status Client::Impl::control(const wire::ControlRequest& request, uint32_t deadl
     if (!leased.ok()) return leased.status();
     Connection& connection = **leased;
     wire::encode_control(connection.next_request_id(), request, connection.frame());
-    wire::FrameHeader header;
-    const auto body = connection.ask(connection.frame(), header, until);
-    if (!body.ok()) return body.status();
-    if (const Status decoded = wire::decode_control_reply(header, body.value()); !decoded.ok())
-      return connection.distrust(decoded.message());
+    PETPS_RETURN_IF_ERROR(connection.exchange(until, wire::decode_control_reply));
     const auto fresh = server->read_catalogue(connection, until);
     if (!fresh.ok()) return fresh.status();
   }
@@ -329,9 +328,9 @@ Status Client::send_hot_sets() {
 Status Client::Impl::send_hot_sets() {
   std::map<std::string, std::vector<uint64_t>> sets;
   {
-    const std::shared_lock lock(memories_mutex);
-    for (const auto& [table, memory] : memories) {
-      auto keys = memory->hot.take();
+    const std::shared_lock lock(statistics_mutex);
+    for (const auto& [table, of_table] : statistics) {
+      auto keys = of_table->hot.take();
       if (!keys.empty()) sets.emplace(table, std::move(keys));
     }
   }
@@ -357,13 +356,12 @@ Status Client::Impl::send_hot_set(RemoteServer& server, const std::string& table
   if (!leased.ok()) return leased.status();
   Connection& connection = **leased;
   std::shared_ptr<const Catalogue> catalogue;
-  const auto found = find_table(server, connection, table, deadline, catalogue);
-  if (!found.ok()) return found.status();
-  wire::HotKeysRequest hot{found.value()->id, keys};
-  hot.keys = hot.keys.first(std::min<size_t>(keys.size(), leased->limits().hot_keys));
-  wire::encode_hot_keys(connection.next_request_id(), hot, connection.frame());
-  wire::FrameHeader header;
-  return connection.ask(connection.frame(), header, deadline).status();
+  const auto entry = find_table(server, connection, table, deadline, catalogue);
+  if (!entry.ok()) return entry.status();
+  const size_t limit = std::min<size_t>(keys.size(), leased->limits().hot_keys);
+  wire::encode_hot_keys(connection.next_request_id(), {entry.value()->id, keys.first(limit)},
+                        connection.frame());
+  return connection.exchange(deadline, wire::decode_hot_keys_reply);
 }
 
 void Client::Impl::run_background() {
@@ -392,6 +390,7 @@ void Client::Impl::run_background() {
   }
 }
 
+// Wait until the moment. Return false when the client is stopping.
 bool Client::Impl::pause_background(uint64_t until_ns) {
   std::unique_lock lock(background_mutex);
   const uint64_t pause = until_ns - std::min(until_ns, base::monotonic_ns());
@@ -399,21 +398,15 @@ bool Client::Impl::pause_background(uint64_t until_ns) {
                                     [this] { return stopping; });
 }
 
-// Read the catalogue of one server. A live server is retried until it replies or counts as gone,
-// so that one round settles it. A gone server is tried once, after its backoff.
+// Read the catalogue of one server. Retry a live server until it replies or counts as gone, so that
+// one round finds out. Try a gone server once, after its backoff.
 bool Client::Impl::read_catalogue_in_background(RemoteServer& server) {
   do {
-    if (!server.answers() && server.backoff_until_ns() > base::monotonic_ns()) return true;
+    if (!server.is_live() && server.backoff_until_ns() > base::monotonic_ns()) return true;
     if (!pause_background(server.backoff_until_ns())) return false;
-    const Deadline deadline = Deadline::in_ms(kBackgroundDeadlineMs);
-    auto leased = server.lease(deadline);
-    Status status = leased.status();
-    if (leased.ok()) status = server.read_catalogue(**leased, deadline).status();
-    if (status.code() == Code::kUnavailable) server.failed();
-    if (is_unreachable(status.code())) continue;
-    if (status.ok()) server.answered();
-    return true;
-  } while (server.answers());
+    const Status status = read_catalogue_of(server, Deadline::in_ms(kBackgroundDeadlineMs));
+    if (!is_unreachable(status.code())) return true;
+  } while (server.is_live());
   return true;
 }
 

@@ -95,7 +95,7 @@ struct PushOptions {
   // False: refuse rows with NaN or infinity, before or after encoding.
   bool allow_not_finite = false;
   uint32_t stamp = 0;  // low bits of the version
-  // Filled on success and on failure: what the servers acknowledged.
+  // Receives what the servers acknowledged, on success and on failure.
   struct PushReport* report = nullptr;
 };
 
@@ -185,7 +185,7 @@ class [[nodiscard]] Client {
   // Errors: kFailedPrecondition while an alias resolves to the instance.
   base::Status drop_instance(std::string_view instance, uint32_t deadline_ms = 0);
 
-  // Send the sampled hot sets now. The background thread calls it periodically.
+  // Send the sampled hot sets now. The background thread does the same periodically.
   base::Status send_hot_sets();
 
   struct Impl;

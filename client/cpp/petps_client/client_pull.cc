@@ -17,7 +17,7 @@ namespace {
 
 // A call plans again when servers have switched, died or come back during the call. More plans
 // than this in one call point to another error.
-constexpr int kMostPlans = 8;
+constexpr int kMaxPlans = 8;
 
 Status check_arguments(std::span<const TablePull> pulls) {
   for (const TablePull& pull : pulls) {
@@ -50,32 +50,32 @@ Status check_size(const TablePull& pull, const PullPart& part) {
                                             ") need " + std::to_string(wanted));
 }
 
-bool wants_dedup(Dedup wish, DedupGauge& gauge, const PullPart& part) {
-  if (wish != Dedup::kWhenItPays) return wish == Dedup::kAlways;
-  return gauge.pays(part.keys.size(), part.table->table.row_bytes);
+bool wants_dedup(Dedup option, DedupEstimate& estimate, const PullPart& part) {
+  if (option != Dedup::kWhenItPays) return option == Dedup::kAlways;
+  return estimate.pays(part.keys.size(), part.table->table.row_bytes);
 }
 
 }  // namespace
 
-// One table of a call, with what dedup needs to give every position its row.
+// One table of a call, and the positions of its distinct keys.
 struct PullCall::Plan {
   const TablePull* pull = nullptr;
   std::span<const uint64_t> keys;  // distinct after dedup
   uint8_t* mask = nullptr;
   Distinct distinct;
-  bool deduped = false;
+  bool is_deduped = false;
   std::vector<uint8_t> own_mask;  // to count found keys when the caller has no mask
 
-  void dedup(Dedup wish, DedupGauge& gauge, const PullPart& part);
-  uint64_t finish(size_t row_bytes, uint64_t found);
+  void dedup(Dedup option, DedupEstimate& estimate, const PullPart& part);
+  uint64_t finish(size_t row_bytes, uint64_t found_count);
 };
 
-void PullCall::Plan::dedup(Dedup wish, DedupGauge& gauge, const PullPart& part) {
-  if (keys.size() < 2 || !wants_dedup(wish, gauge, part)) return;
+void PullCall::Plan::dedup(Dedup option, DedupEstimate& estimate, const PullPart& part) {
+  if (keys.size() < 2 || !wants_dedup(option, estimate, part)) return;
   distinct.build(keys);
-  gauge.saw(keys.size(), distinct.keys().size());
+  estimate.record(keys.size(), distinct.keys().size());
   if (distinct.keys().size() == keys.size()) return;
-  deduped = true;
+  is_deduped = true;
   if (mask == nullptr) {
     own_mask.resize(keys.size());
     mask = own_mask.data();
@@ -85,32 +85,32 @@ void PullCall::Plan::dedup(Dedup wish, DedupGauge& gauge, const PullPart& part) 
 
 // Copy the row and the mask of every distinct key to all positions of the key. Return the number
 // of positions found.
-uint64_t PullCall::Plan::finish(size_t row_bytes, uint64_t found) {
-  if (!deduped) return found;
+uint64_t PullCall::Plan::finish(size_t row_bytes, uint64_t found_count) {
+  if (!is_deduped) return found_count;
   const std::span<const uint32_t> positions = distinct.positions();
   spread(positions, row_bytes, pull->out.data());
-  found = 0;
+  found_count = 0;
   for (size_t i = positions.size(); i-- > 0;) {
     mask[i] = mask[positions[i]];
-    found += mask[i];
+    found_count += mask[i];
   }
-  return found;
+  return found_count;
 }
 
 // The part of a call for one group of servers, and its result.
 struct PullCall::Share {
   size_t group = 0;
   std::vector<Slice> slices;  // by table of the call; empty: all keys, in order
-  bool done = false;
+  bool is_done = false;
   uint64_t applied_version = 0;
-  std::vector<uint64_t> found;  // by table of the call
+  std::vector<uint64_t> found_counts;  // by table of the call
   std::string instance;
 };
 
 // One share in flight at one server.
 struct PullCall::Flight {
-  Flight(Share& of, RemoteServer& at, Lease lease, const Deadline& deadline)
-      : share(of), server(at), leased(std::move(lease)), until(deadline) {}
+  Flight(Share& its_share, RemoteServer& its_server, Lease lease, const Deadline& deadline)
+      : share(its_share), server(its_server), leased(std::move(lease)), until(deadline) {}
   Share& share;
   RemoteServer& server;
   Lease leased;
@@ -118,7 +118,7 @@ struct PullCall::Flight {
   std::shared_ptr<const Catalogue> catalogue;
   std::vector<PullPart> parts;
   std::unique_ptr<PullExchange> exchange;
-  bool ready = false;  // bytes can be read, or the exchange is done
+  bool is_ready = false;  // bytes can be read, or the exchange is done
 };
 
 PullCall::PullCall(Client::Impl& client, std::span<const TablePull> pulls,
@@ -139,18 +139,17 @@ Status PullCall::run(const Routing& by, PullReport& report) {
   bool was_stale = false;
   for (int plans = 1;; ++plans) {
     const Status status = run_once(by, report);
-    const std::string asked = choice_.instance;
-    // The requested instance was dropped at some server, or is frozen at an older version. The
-    // alias may resolve to another one by now.
-    const bool dropped = status.code() == Code::kNotFound && !asked.empty();
-    const bool stale = status.code() == Code::kStale && options_.min_version != 0 &&
-                       !std::exchange(was_stale, true);
-    if (dropped || stale) Client::Impl::read_catalogues(by, deadline_, 1);
-    if (stale && is_switched(by, before)) continue;
+    // A server may have dropped the requested instance, or may have frozen it at an older version.
+    // The alias may resolve to another instance by now.
+    const bool is_dropped = status.code() == Code::kNotFound && !choice_.instance.empty();
+    const bool is_stale = status.code() == Code::kStale && options_.min_version != 0 &&
+                          !std::exchange(was_stale, true);
+    if (is_dropped || is_stale) Client::Impl::read_catalogues(by, deadline_, 1);
+    if (is_stale && is_switched(by, before)) continue;
     // Servers may also have switched, died or come back since the instance was chosen.
     const bool may_be_outdated =
-        dropped || status.code() == Code::kStale || is_unreachable(status.code());
-    if (!may_be_outdated || plans == kMostPlans || deadline_.passed() || !is_outdated(by))
+        is_dropped || status.code() == Code::kStale || is_unreachable(status.code());
+    if (!may_be_outdated || plans == kMaxPlans || deadline_.passed() || !is_outdated(by))
       return status;
   }
 }
@@ -159,8 +158,8 @@ bool PullCall::is_outdated(const Routing& by) const {
   return !choice_.instance.empty() && client_.choose_now(by).instance != choice_.instance;
 }
 
-// Return whether the alias now resolves to another instance than `before` at some server. Any
-// thread may have read that.
+// Return whether the alias resolves to another instance than in `before` at any server. Another
+// thread may have read the newer catalogue.
 bool PullCall::is_switched(const Routing& by,
                            const std::vector<std::shared_ptr<const Catalogue>>& before) {
   for (size_t i = 0; i < by.all.size(); ++i) {
@@ -173,31 +172,29 @@ bool PullCall::is_switched(const Routing& by,
 
 Status PullCall::run_once(const Routing& by, PullReport& report) {
   PETPS_RETURN_IF_ERROR(plan(by));
-  std::vector<Share> shares = share_out(by);
-  if (shares.size() > 1) PETPS_RETURN_IF_ERROR(ask_together(by, shares));
+  std::vector<Share> shares = split_by_group(by);
+  if (shares.size() > 1) PETPS_RETURN_IF_ERROR(pull_all_groups(by, shares));
   for (Share& share : shares) {
-    if (!share.done) PETPS_RETURN_IF_ERROR(ask_alone(by, share));
+    if (!share.is_done) PETPS_RETURN_IF_ERROR(pull_group(by, share));
   }
   report = {};
   for (size_t i = 0; i < plans_.size(); ++i) {
-    uint64_t found = 0;
-    for (const Share& share : shares) found += share.found[i];
-    report.found += plans_[i].finish(row_bytes_[i], found);
+    uint64_t found_count = 0;
+    for (const Share& share : shares) found_count += share.found_counts[i];
+    report.found += plans_[i].finish(row_bytes_[i], found_count);
   }
-  bool first = true;
+  if (!shares.empty()) report.applied_version = UINT64_MAX;
   for (Share& share : shares) {
-    report.applied_version =
-        first ? share.applied_version : std::min(report.applied_version, share.applied_version);
-    first = false;
+    report.applied_version = std::min(report.applied_version, share.applied_version);
     if (report.instance.empty()) report.instance = std::move(share.instance);
   }
-  client_.note_answer(by, report.instance);
+  client_.record_answer(by, report.instance);
   return {};
 }
 
-// Find a catalogue with the shapes of all tables in the chosen instance: a known one, or else
-// (`was_known` becomes false) the one of a server that replies now.
-Status PullCall::find_shapes(const Routing& by, CataloguePointer& catalogue, bool& was_known) {
+// Find a catalogue that lists all tables of the call in the chosen instance: a known one, or else
+// the one of a server that replies now. Set `was_known` to false in the second case.
+Status PullCall::find_catalogue(const Routing& by, CataloguePointer& catalogue, bool& was_known) {
   const auto lists_all = [&] {
     return catalogue != nullptr &&
            std::all_of(pulls_.begin(), pulls_.end(), [&](const TablePull& pull) {
@@ -213,9 +210,9 @@ Status PullCall::find_shapes(const Routing& by, CataloguePointer& catalogue, boo
     auto leased = server.lease(until);
     if (!leased.ok()) return leased.status();
     for (const TablePull& pull : pulls_) {
-      const auto found =
+      const auto entry =
           find_table(server, **leased, pull.table, until, catalogue, choice_.instance);
-      if (!found.ok()) return found.status();
+      if (!entry.ok()) return entry.status();
     }
     return {};
   };
@@ -229,22 +226,22 @@ Status PullCall::plan(const Routing& by) {
   for (int plans = 1;; ++plans) {
     PETPS_RETURN_IF_ERROR(client_.choose_instance(by, deadline_, choice_));
     bool was_known = true;
-    const Status found = find_shapes(by, catalogue, was_known);
-    if (!found.ok() && found.code() != Code::kNotFound) return found;
-    // The catalogue just read is the first one or a newer one, and may change the choice.
-    const bool changed =
+    const Status status = find_catalogue(by, catalogue, was_known);
+    if (!status.ok() && status.code() != Code::kNotFound) return status;
+    // A catalogue that was just read may change the choice.
+    const bool is_changed =
         !was_known && by.all.size() > 1 && client_.choose_now(by).instance != choice_.instance;
-    if (changed && plans < kMostPlans) continue;
-    PETPS_RETURN_IF_ERROR(found);
+    if (is_changed && plans < kMaxPlans) continue;
+    PETPS_RETURN_IF_ERROR(status);
     break;
   }
   plans_ = std::vector<Plan>(pulls_.size());
   row_bytes_.assign(pulls_.size(), 0);
   for (size_t i = 0; i < pulls_.size(); ++i) {
-    const auto found = catalogue->find(pulls_[i].table, choice_.instance);
-    if (!found.ok()) return found.status();
+    const auto entry = catalogue->find(pulls_[i].table, choice_.instance);
+    if (!entry.ok()) return entry.status();
     PullPart part;
-    part.table = found.value();
+    part.table = entry.value();
     part.form = pulls_[i].form;
     part.keys = pulls_[i].keys;
     PETPS_RETURN_IF_ERROR(check_size(pulls_[i], part));
@@ -252,16 +249,16 @@ Status PullCall::plan(const Routing& by) {
     plans_[i].pull = &pulls_[i];
     plans_[i].keys = pulls_[i].keys;
     plans_[i].mask = pulls_[i].mask.data();
-    plans_[i].dedup(options_.dedup, client_.memory(pulls_[i].table).dedup, part);
+    plans_[i].dedup(options_.dedup, client_.statistics_of(pulls_[i].table).dedup, part);
   }
   return {};
 }
 
-std::vector<PullCall::Share> PullCall::share_out(const Routing& by) const {
+std::vector<PullCall::Share> PullCall::split_by_group(const Routing& by) const {
   std::vector<Share> shares(by.groups.size());
   for (size_t group = 0; group < shares.size(); ++group) {
     shares[group].group = group;
-    shares[group].found.resize(plans_.size());
+    shares[group].found_counts.resize(plans_.size());
   }
   if (shares.size() == 1) return shares;
   for (const Plan& plan : plans_) {
@@ -276,53 +273,55 @@ std::vector<PullCall::Share> PullCall::share_out(const Routing& by) const {
   return shares;
 }
 
-uint32_t PullCall::wait_ms(const Flight& flight, bool wait) const {
-  if (!wait || options_.min_version == 0 || !flight.leased.has(wire::kFeaturePullWait)) return 0;
+// Return how long the server may wait for the version that the call requires.
+uint32_t PullCall::wait_ms(const Flight& flight, bool may_wait) const {
+  if (!may_wait || options_.min_version == 0 || !flight.leased.has(wire::kFeaturePullWait))
+    return 0;
   const uint64_t now = base::monotonic_ns();
   const uint64_t left = flight.until.left_ns();
-  // Leave time for STALE to arrive before the deadline: it is a reply, so the
-  // connection stays usable.
-  const uint64_t most = left - std::min<uint64_t>(left / 4, 500'000'000);
-  const uint64_t wished = wait_until_ns_ > now ? wait_until_ns_ - now : 0;
-  return static_cast<uint32_t>(std::min(most, wished) / 1'000'000);
+  // Leave time for STALE to arrive before the deadline: it is a reply, so the connection stays
+  // usable.
+  const uint64_t limit = left - std::min<uint64_t>(left / 4, 500'000'000);
+  const uint64_t wanted = wait_until_ns_ > now ? wait_until_ns_ - now : 0;
+  return static_cast<uint32_t>(std::min(limit, wanted) / 1'000'000);
 }
 
-// Check that this server may serve the call. Its address may lead to another pool by now, or to a
-// pool that has not switched yet.
-Status PullCall::check_meaning(Flight& flight) const {
+// Check that this server can serve the instance of the call. Its address may lead to another pool
+// by now, or to a pool that has not switched yet.
+Status PullCall::check_instance(Flight& flight) const {
   if (pulls_.empty()) return {};
-  const auto fits = [&] {
-    return choice_.instance.empty() ? client_.answered.allows(*flight.catalogue)
-                                    : flight.catalogue->reaches(choice_.instance);
+  const auto is_served = [&] {
+    return choice_.instance.empty() ? client_.newest_answer.allows(*flight.catalogue)
+                                    : flight.catalogue->can_serve(choice_.instance);
   };
-  if (fits()) return {};
+  if (is_served()) return {};
   auto fresh = flight.server.read_catalogue(*flight.leased, flight.until);
   if (!fresh.ok()) return fresh.status();
   flight.catalogue = fresh.value();
-  if (fits()) return {};
+  if (is_served()) return {};
   const std::string newer =
-      choice_.instance.empty() ? client_.answered.instance() : choice_.instance;
-  return Status(Code::kStale, flight.server.name() + ": it means '" +
+      choice_.instance.empty() ? client_.newest_answer.instance() : choice_.instance;
+  return Status(Code::kStale, flight.server.name() + ": it serves '" +
                                   flight.catalogue->instance_name() + "', which is older than '" +
                                   newer + "': it has not switched yet");
 }
 
-// Find the tables in the server's own catalogue (ids differ between servers) and
-// send the first requests.
-Status PullCall::start(Flight& flight, bool wait) {
+// Find the tables in the server's own catalogue, because ids differ between servers. Then send the
+// first requests.
+Status PullCall::start(Flight& flight, bool may_wait) {
   Connection& connection = *flight.leased;
   for (const TablePull& pull : pulls_) {
-    const auto found = find_table(flight.server, connection, pull.table, flight.until,
+    const auto entry = find_table(flight.server, connection, pull.table, flight.until,
                                   flight.catalogue, choice_.instance);
-    if (!found.ok()) return found.status();
+    if (!entry.ok()) return entry.status();
   }
-  PETPS_RETURN_IF_ERROR(check_meaning(flight));
+  PETPS_RETURN_IF_ERROR(check_instance(flight));
   flight.parts.assign(pulls_.size(), {});
   for (size_t i = 0; i < pulls_.size(); ++i) {  // all from one catalogue, so of one instance
     PullPart& part = flight.parts[i];
-    const auto found = flight.catalogue->find(pulls_[i].table, choice_.instance);
-    if (!found.ok()) return found.status();
-    part.table = found.value();
+    const auto entry = flight.catalogue->find(pulls_[i].table, choice_.instance);
+    if (!entry.ok()) return entry.status();
+    part.table = entry.value();
     part.form = pulls_[i].form;
     part.out = pulls_[i].out.data();
     part.mask = plans_[i].mask;
@@ -339,51 +338,52 @@ Status PullCall::start(Flight& flight, bool wait) {
   const uint32_t instance = pulls_.empty() ? 0 : flight.catalogue->instance(choice_.instance);
   flight.exchange =
       std::make_unique<PullExchange>(connection, limits, flight.parts, instance,
-                                     PullVersion{options_.min_version, wait_ms(flight, wait)});
+                                     PullVersion{options_.min_version, wait_ms(flight, may_wait)});
   return flight.exchange->begin();
 }
 
 void PullCall::finish(const Flight& flight) {
-  flight.share.done = true;
+  flight.share.is_done = true;
   flight.share.applied_version = flight.exchange->applied_version();
-  for (size_t i = 0; i < flight.parts.size(); ++i) flight.share.found[i] = flight.parts[i].found;
+  for (size_t i = 0; i < flight.parts.size(); ++i)
+    flight.share.found_counts[i] = flight.parts[i].found_count;
   if (!flight.parts.empty()) flight.share.instance = flight.parts[0].table->table.instance;
 }
 
-// Ask one group, one replica after another. A replica that lags must not use up the time of one
-// that does not, so the first round over all replicas lets none of them wait for the version.
-Status PullCall::ask_alone(const Routing& by, Share& share) {
-  RemoteServers some;
+// Pull from one group, one replica after another. In the first round no replica may wait for the
+// version, so that one that lags does not use up the time of one that does not.
+Status PullCall::pull_group(const Routing& by, Share& share) {
+  RemoteServers able;
   const RemoteServers& replicas =
-      Client::Impl::replicas_with(by.groups[share.group], choice_, some);
-  const auto is_moot = [&] {
+      Client::Impl::replicas_with(by.groups[share.group], choice_, able);
+  const auto is_choice_outdated = [&] {
     if (choice_.all_agree) return false;
     // The call requests rows only from servers of the chosen instance; others may be back by now.
-    if (choice_.nobody_answers) Client::Impl::read_catalogues(by, deadline_, 1);
+    if (choice_.no_server_is_live) Client::Impl::read_catalogues(by, deadline_, 1);
     return is_outdated(by);
   };
-  const auto ask = [&](bool wait) {
+  const auto try_replicas = [&](bool may_wait) {
     return client_.try_servers(
         "pull", by, replicas, deadline_,
         [&](RemoteServer& server, const Deadline& until) {
-          return ask_one(share, server, until, wait);
+          return pull_from(share, server, until, may_wait);
         },
-        is_moot);
+        is_choice_outdated);
   };
-  Status status = ask(replicas.size() == 1);
+  Status status = try_replicas(replicas.size() == 1);
   if (status.code() == Code::kStale && replicas.size() > 1 && options_.wait_ms != 0)
-    status = ask(true);
+    status = try_replicas(true);
   return status;
 }
 
-Status PullCall::ask_one(Share& share, RemoteServer& server, const Deadline& until, bool wait) {
+Status PullCall::pull_from(Share& share, RemoteServer& server, const Deadline& until,
+                           bool may_wait) {
   auto leased = server.lease(until);
   if (!leased.ok()) return leased.status();
   Flight flight(share, server, std::move(leased).value(), until);
   Status status;
-  // kNotFound after a request: the table may have come back under another id, or the instance was
-  // dropped and has a successor. Read the catalogue and retry once, and again as long as the
-  // instance's id changes each time.
+  // After kNotFound the table may have another id, or the instance may have a successor. So read
+  // the catalogue and retry: once, and again as long as the instance's id changes each time.
   for (int round = 0;; ++round) {
     const uint32_t before = round > 0 ? flight.catalogue->instance(choice_.instance) : 0;
     if (round > 0) {
@@ -391,74 +391,73 @@ Status PullCall::ask_one(Share& share, RemoteServer& server, const Deadline& unt
       if (!fresh.ok()) return fresh.status();
       if (round > 1 && fresh.value()->instance(choice_.instance) == before) return status;
     }
-    status = start(flight, wait);
-    const bool asked = flight.exchange != nullptr;
+    status = start(flight, may_wait);
+    const bool was_sent = flight.exchange != nullptr;
     while (status.ok() && !flight.exchange->is_done()) status = flight.exchange->receive_one(until);
     if (status.ok()) status = flight.exchange->error();
     if (status.ok()) {
       finish(flight);
       return {};
     }
-    if (status.code() != Code::kNotFound || !asked || flight.leased->broken()) return status;
+    if (status.code() != Code::kNotFound || !was_sent || flight.leased->is_broken()) return status;
     flight.exchange.reset();
   }
 }
 
-// Ask all groups at once, one replica of each. Shares that are not done afterwards are retried
-// alone. A final error, such as WRONG_SHARD, fails the call.
-Status PullCall::ask_together(const Routing& by, std::vector<Share>& shares) {
+// Pull from all groups at once, from one replica of each. The caller retries shares that are not
+// done afterwards. A final error, such as WRONG_SHARD, fails the call.
+Status PullCall::pull_all_groups(const Routing& by, std::vector<Share>& shares) {
   std::vector<std::unique_ptr<Flight>> flights;
   const size_t rotation = client_.next_rotation();
   Status refusal;
   RemoteServer* wrong_shard = nullptr;
-  const auto fail = [&](const Share& share, RemoteServer& server, const Status& status) {
-    if (status.code() == Code::kUnavailable) server.failed();
+  const auto record_error = [&](const Share& share, RemoteServer& server, const Status& status) {
+    if (status.code() == Code::kUnavailable) server.record_failure();
     // A single replica has already waited for the version, so its STALE is final.
-    const bool stale = status.code() == Code::kStale && by.groups[share.group].size() == 1;
-    if (!is_final(status.code()) && !stale) return;
+    const bool is_stale = status.code() == Code::kStale && by.groups[share.group].size() == 1;
+    if (!is_final(status.code()) && !is_stale) return;
     if (refusal.ok()) refusal = status;
     if (status.code() == Code::kWrongShard) wrong_shard = &server;
   };
   for (Share& share : shares) {
-    RemoteServers some;
+    RemoteServers able;
     const RemoteServers& replicas =
-        Client::Impl::replicas_with(by.groups[share.group], choice_, some);
+        Client::Impl::replicas_with(by.groups[share.group], choice_, able);
     const std::vector<RemoteServer*> awake = Client::Impl::awake_servers(replicas, rotation);
     if (awake.empty()) continue;
     const Deadline until = deadline_.share(awake.size());
     auto leased = awake[0]->lease(until);
     if (!leased.ok()) {
-      fail(share, *awake[0], leased.status());
+      record_error(share, *awake[0], leased.status());
       continue;
     }
     auto flight = std::make_unique<Flight>(share, *awake[0], std::move(leased).value(), until);
     const Status status = start(*flight, replicas.size() == 1);
-    if (!status.ok()) {
-      if (flight->leased->was_closed_while_idle()) continue;
-      fail(share, *awake[0], status);
-    } else {
+    if (status.ok()) {
       flights.push_back(std::move(flight));
+    } else if (!flight->leased->was_closed_while_idle()) {
+      record_error(share, *awake[0], status);
     }
   }
   while (!flights.empty()) {
     wait_for_any(flights);
     std::erase_if(flights, [&](const std::unique_ptr<Flight>& flight) {
-      const bool readable = flight->leased->has_read_ahead() || flight->ready;
-      if (!readable && !flight->until.passed()) return false;
+      const bool is_readable = flight->leased->has_read_ahead() || flight->is_ready;
+      if (!is_readable && !flight->until.passed()) return false;
       Status status;
       if (!flight->exchange->is_done()) status = flight->exchange->receive_one(flight->until);
       if (status.ok() && !flight->exchange->is_done()) return false;
       if (status.ok()) status = flight->exchange->error();
       if (status.ok()) {
-        flight->server.answered();
+        flight->server.record_reply();
         finish(*flight);
-      } else if (!flight->leased->was_closed_while_idle()) {  // otherwise the share is retried
-        fail(flight->share, flight->server, status);
+      } else if (!flight->leased->was_closed_while_idle()) {  // otherwise the caller retries it
+        record_error(flight->share, flight->server, status);
       }
       return true;
     });
   }
-  // Reading the map needs a connection, and there may be only one: no flight holds one any more.
+  // Reading the map needs a connection, and there may be only one. No flight holds one any more.
   if (wrong_shard != nullptr) (void)client_.read_shard_map(*wrong_shard, deadline_);
   return refusal;
 }
@@ -466,22 +465,21 @@ Status PullCall::ask_together(const Routing& by, std::vector<Share>& shares) {
 // Wait until a reply begins to arrive on one flight, or until the earliest of their deadlines.
 // Sends queued bytes.
 void PullCall::wait_for_any(std::span<const std::unique_ptr<Flight>> flights) {
-  std::vector<pollfd> wishes;
+  std::vector<pollfd> entries;
   uint64_t until_ns = UINT64_MAX;
-  bool at_hand = false;
+  bool has_bytes = false;
   for (const auto& flight : flights) {
-    wishes.push_back(flight->leased->wish());
+    entries.push_back(flight->leased->poll_entry());
     until_ns = std::min(until_ns, flight->until.at_ns);
-    at_hand = at_hand || flight->leased->has_read_ahead() || flight->exchange->is_done();
+    has_bytes = has_bytes || flight->leased->has_read_ahead() || flight->exchange->is_done();
   }
   const uint64_t now = base::monotonic_ns();
-  const uint64_t left = at_hand || now >= until_ns ? 0 : until_ns - now;
-  const timespec limit{static_cast<time_t>(left / 1'000'000'000),
-                       static_cast<long>(left % 1'000'000'000)};
-  const int count = ppoll(wishes.data(), wishes.size(), &limit, nullptr);
+  const timespec limit = timespec_of(has_bytes || now >= until_ns ? 0 : until_ns - now);
+  const int count = ppoll(entries.data(), entries.size(), &limit, nullptr);
   for (size_t i = 0; i < flights.size(); ++i) {
-    const short events = count > 0 ? wishes[i].revents : short{0};
-    flights[i]->ready = flights[i]->leased->has_arrived(events) || flights[i]->exchange->is_done();
+    const short events = count > 0 ? entries[i].revents : short{0};
+    flights[i]->is_ready =
+        flights[i]->leased->has_arrived(events) || flights[i]->exchange->is_done();
     // A connection that fails here reports the error when its reply is read.
     if ((events & POLLOUT) != 0) (void)flights[i]->leased->flush();
   }
@@ -504,7 +502,7 @@ Result<PullReport> Client::pull_many(std::span<const TablePull> pulls, const Pul
       impl_->by_shard_map(deadline, [&](const Routing& by) { return call.run(by, report); }));
   const uint32_t every = impl_->options.hot_sample_every;
   if (every != 0 && impl_->calls.fetch_add(1, std::memory_order_relaxed) % every == 0) {
-    for (const TablePull& pull : pulls) impl_->memory(pull.table).hot.sample(pull.keys);
+    for (const TablePull& pull : pulls) impl_->statistics_of(pull.table).hot.sample(pull.keys);
   }
   return report;
 }

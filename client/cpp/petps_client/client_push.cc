@@ -1,4 +1,4 @@
-// Client::push, push_stored and erase: each key goes to its one owner. Replicas take no pushes.
+// Client::push, push_stored and erase. Each key goes to the one server that owns it.
 #include <algorithm>
 #include <numeric>
 #include <random>
@@ -13,54 +13,62 @@ using base::Status;
 
 namespace {
 
-Status wrong(const PushWork& work, const std::string& what) {
-  return Status(Code::kInvalidArgument, "push to '" + std::string(work.table) + "': " + what);
+Status invalid_push(const PushWork& work, const std::string& reason) {
+  return Status(Code::kInvalidArgument, "push to '" + std::string(work.table) + "': " + reason);
+}
+
+std::string row_name(const PushWork& work, size_t row) {
+  return "row " + std::to_string(row) + " (key " + std::to_string(work.keys[row]) + ")";
 }
 
 Status check_shape(const PushWork& work, const Table& table) {
   if (!table.takes_pushes) {
     return Status(Code::kFailedPrecondition,
                   "push to '" + table.name +
-                      "': the table is fed by deltas, and takes no pushes: publish a delta");
+                      "': the table is fed by deltas, so it takes no pushes: publish a delta");
   }
   if (work.deletes) return {};
   if (work.encoded_as.has_value() &&
       (work.encoded_as->dtype != table.dtype || work.encoded_as->dim != table.dim)) {
-    const auto form = [](const Table& of) {
-      return std::string(codec::dtype_name(of.dtype)) + " of dim " + std::to_string(of.dim);
+    const auto type_of = [](const Table& described) {
+      return std::string(codec::dtype_name(described.dtype)) + " of dim " +
+             std::to_string(described.dim);
     };
     return Status(Code::kFailedPrecondition,
-                  "push to '" + table.name + "': it is " + form(*work.encoded_as) +
-                      " at one server and " + form(table) +
-                      " at another: create it alike at all servers of the shard map");
+                  "push to '" + table.name + "': it is " + type_of(*work.encoded_as) +
+                      " at one server and " + type_of(table) +
+                      " at another: create it with the same dtype and dim at all servers of the "
+                      "shard map");
   }
   if (work.stored.data() == nullptr && work.dim != table.dim) {
-    return wrong(work, "rows have dim " + std::to_string(work.dim) + ", the table has " +
-                           std::to_string(table.dim));
+    return invalid_push(work, "rows have dim " + std::to_string(work.dim) + ", the table has " +
+                                  std::to_string(table.dim));
   }
   const size_t values = work.keys.size() * table.dim;
   const size_t bytes = work.keys.size() * table.row_bytes;
   if (work.stored.data() == nullptr && work.floats.size() != values) {
-    return wrong(work, std::to_string(work.keys.size()) + " keys need " + std::to_string(values) +
-                           " values, not " + std::to_string(work.floats.size()));
+    return invalid_push(work, std::to_string(work.keys.size()) + " keys need " +
+                                  std::to_string(values) + " values, not " +
+                                  std::to_string(work.floats.size()));
   }
   if (work.stored.data() != nullptr && work.stored.size() != bytes) {
-    return wrong(work, std::to_string(work.keys.size()) + " keys need " + std::to_string(bytes) +
-                           " bytes as stored, not " + std::to_string(work.stored.size()));
+    return invalid_push(work, std::to_string(work.keys.size()) + " keys need " +
+                                  std::to_string(bytes) + " bytes as stored, not " +
+                                  std::to_string(work.stored.size()));
   }
   return {};
 }
 
-// Check the rows and encode them. `rows` is the caller's own memory when nothing has to change,
-// otherwise `encoded`.
+// Check the rows and encode them. `rows` becomes a view of the caller's memory if the rows need no
+// encoding, otherwise of `encoded`.
 Status encode_rows(const PushWork& work, const Table& table, std::vector<std::byte>& encoded,
                    std::span<const std::byte>& rows) {
   const size_t n = work.keys.size();
   if (!work.options.allow_not_finite && !work.floats.empty()) {
     const size_t row = codec::first_not_finite(work.floats.data(), n, table.dim);
     if (row < n) {
-      return wrong(work, "row " + std::to_string(row) + " (key " + std::to_string(work.keys[row]) +
-                             ") holds a NaN or infinity; set allow_not_finite to store it");
+      return invalid_push(
+          work, row_name(work, row) + " holds a NaN or infinity; set allow_not_finite to store it");
     }
   }
   if (work.stored.data() != nullptr) {
@@ -76,14 +84,13 @@ Status encode_rows(const PushWork& work, const Table& table, std::vector<std::by
   if (work.options.allow_not_finite) return {};
   if (table.dtype == codec::Dtype::kF32 &&
       reinterpret_cast<uintptr_t>(rows.data()) % alignof(float) != 0) {
-    return wrong(work, "stored rows of f32 must be aligned to 4 bytes");
+    return invalid_push(work, "stored rows of f32 must be aligned to 4 bytes");
   }
   const size_t row = codec::first_not_finite_stored(table.dtype, rows.data(), n, table.dim);
   if (row == n) return {};
-  return wrong(work, "row " + std::to_string(row) + " (key " + std::to_string(work.keys[row]) +
-                         ") becomes NaN or infinite as " +
-                         std::string(codec::dtype_name(table.dtype)) +
-                         ": its values are out of range; set allow_not_finite to store it");
+  return invalid_push(work, row_name(work, row) + " becomes NaN or infinite as " +
+                                std::string(codec::dtype_name(table.dtype)) +
+                                ": its values are out of range; set allow_not_finite to store it");
 }
 
 template <typename Counts>
@@ -98,20 +105,19 @@ void add(const Counts& reply, PushReport& report) {
 size_t keys_per_frame(const wire::Limits& limits, size_t row_bytes) {
   const size_t fixed = wire::push_request_bytes(0, 0, true);
   const size_t room = limits.body_bytes > fixed ? limits.body_bytes - fixed : 0;
-  // One byte more for its bit of the deletion bitmap, rounded up.
-  const size_t a_key = sizeof(uint64_t) + row_bytes + 1;
-  return std::clamp<size_t>(room / a_key, 1, limits.keys_per_push);
+  // One byte more than key and row: the key's bit of the deletion bitmap, rounded up.
+  const size_t bytes_per_key = sizeof(uint64_t) + row_bytes + 1;
+  return std::clamp<size_t>(room / bytes_per_key, 1, limits.keys_per_push);
 }
 
 Status send_rows(Connection& connection, wire::PushRequest request, const Deadline& deadline,
                  PushReport& report) {
   wire::encode_push(connection.next_request_id(), request, connection.frame());
-  wire::FrameHeader header;
-  const auto body = connection.ask(connection.frame(), header, deadline);
-  if (!body.ok()) return body.status();
   wire::PushReply reply;
-  const Status decoded = wire::decode_push_reply(header, body.value(), reply);
-  if (!decoded.ok()) return connection.distrust(decoded.message());
+  PETPS_RETURN_IF_ERROR(
+      connection.exchange(deadline, [&](const wire::FrameHeader& header, auto body) {
+        return wire::decode_push_reply(header, body, reply);
+      }));
   add(reply, report);
   return {};
 }
@@ -121,30 +127,32 @@ Status send_rows(Connection& connection, wire::PushRequest request, const Deadli
 PushNumbers::PushNumbers()
     : client_([] {
         std::random_device device;
-        const uint64_t drawn = (uint64_t{device()} << 32) | device();
-        return std::max<uint64_t>(1, drawn);
+        const uint64_t number = (uint64_t{device()} << 32) | device();
+        return std::max<uint64_t>(1, number);
       }()) {}
 
 uint64_t PushNumbers::begin() {
   const std::lock_guard lock(mutex_);
-  under_way_.insert(next_);
+  in_flight_.insert(next_);
   return next_++;
 }
 
 void PushNumbers::end(uint64_t number) {
   const std::lock_guard lock(mutex_);
-  under_way_.erase(number);
+  in_flight_.erase(number);
 }
 
 wire::PushOrder PushNumbers::order(uint64_t number) const {
   const std::lock_guard lock(mutex_);
-  wire::PushOrder order{client_, number, *under_way_.begin(), 0};
+  wire::PushOrder order{client_, number, *in_flight_.begin(), 0};
   for (uint64_t i = 1; i < wire::kPushOrderCalls && order.oldest + i < next_; ++i) {
-    if (!under_way_.contains(order.oldest + i)) order.finished |= uint64_t{1} << i;
+    if (!in_flight_.contains(order.oldest + i)) order.finished |= uint64_t{1} << i;
   }
   return order;
 }
 
+// Push all keys to one server, in as many requests as needed. Set `acknowledged` to the number of
+// keys that the server acknowledged.
 Status Client::Impl::push_to(RemoteServer& server, const Deadline& until, const PushWork& work,
                              PushReport& report, size_t& acknowledged) {
   auto leased = server.lease(until, Use::kWrite);
@@ -152,33 +160,28 @@ Status Client::Impl::push_to(RemoteServer& server, const Deadline& until, const 
   Connection& connection = **leased;
   std::shared_ptr<const Catalogue> catalogue;
   const std::string instance = work.encoded_as.has_value() ? work.encoded_as->instance : "";
-  const auto found = find_table(server, connection, work.table, until, catalogue, instance);
-  if (!found.ok()) return found.status();
-  const Table& table = found.value()->table;
+  const auto entry = find_table(server, connection, work.table, until, catalogue, instance);
+  if (!entry.ok()) return entry.status();
+  const Table& table = entry.value()->table;
   PETPS_RETURN_IF_ERROR(check_shape(work, table));
   std::vector<std::byte> encoded;
   std::span<const std::byte> rows;
   if (!work.deletes) PETPS_RETURN_IF_ERROR(encode_rows(work, table, encoded, rows));
   wire::PushRequest request;
-  request.table = found.value()->id;
+  request.table = entry.value()->id;
   request.instance = catalogue->instance(instance);
   request.dim = table.dim;
   request.dtype = static_cast<uint32_t>(table.dtype);
   request.row_bytes = work.deletes ? 0 : table.row_bytes;
   request.stamp = work.options.stamp;
   const size_t step = keys_per_frame(leased->limits(), request.row_bytes);
-  const std::vector<uint64_t> all_deleted(work.deletes ? wire::bitmap_words(step) : 0,
-                                          ~uint64_t{0});
   for (acknowledged = 0; acknowledged < work.keys.size();) {
     const size_t first = acknowledged;
     const size_t keys = std::min(step, work.keys.size() - first);
     request.keys = work.keys.subspan(first, keys);
     request.rows =
         work.deletes ? rows : rows.subspan(first * table.row_bytes, keys * table.row_bytes);
-    std::vector<uint64_t> deletions(
-        all_deleted.begin(),
-        all_deleted.begin() +
-            (work.deletes ? static_cast<ptrdiff_t>(wire::bitmap_words(keys)) : 0));
+    std::vector<uint64_t> deletions(work.deletes ? wire::bitmap_words(keys) : 0, ~uint64_t{0});
     if (!deletions.empty() && keys % 64 != 0) deletions.back() >>= 64 - keys % 64;
     request.deletions = deletions;
     if (leased->has(wire::kFeaturePushOrder)) request.order = push_numbers.order(work.number);
@@ -187,11 +190,11 @@ Status Client::Impl::push_to(RemoteServer& server, const Deadline& until, const 
       acknowledged += keys;
       continue;
     }
-    const bool in_doubt = connection.broken();
+    const bool is_in_doubt = connection.is_broken();
     std::string text(status.message());
-    text += " (" + std::to_string(first) + " of " + std::to_string(work.keys.size()) +
-            " rows were acknowledged";
-    text += in_doubt ? ", the following " + std::to_string(keys) + " may have been taken)" : ")";
+    text += " (the server acknowledged " + std::to_string(first) + " of " +
+            std::to_string(work.keys.size()) + " rows";
+    text += is_in_doubt ? ", and may have applied the next " + std::to_string(keys) + ")" : ")";
     return Status(status.code(), std::move(text));
   }
   return {};
@@ -202,20 +205,20 @@ struct PushPart {
   std::vector<uint64_t> keys;
   std::vector<std::byte> stored;
 
-  PushPart(const PushWork& of, std::span<const uint32_t> positions) {
-    const size_t bytes = of.keys.empty() ? 0 : of.stored.size() / of.keys.size();
+  PushPart(const PushWork& whole, std::span<const uint32_t> positions) {
+    const size_t bytes = whole.keys.empty() ? 0 : whole.stored.size() / whole.keys.size();
     keys.reserve(positions.size());
     stored.reserve(positions.size() * bytes);
-    for (const size_t at : positions) {
-      keys.push_back(of.keys[at]);
-      const auto row = of.stored.subspan(at * bytes, bytes);
+    for (const size_t position : positions) {
+      keys.push_back(whole.keys[position]);
+      const auto row = whole.stored.subspan(position * bytes, bytes);
       stored.insert(stored.end(), row.begin(), row.end());
     }
   }
-  PushWork work(const PushWork& like) const {
-    PushWork part = like;
+  PushWork work(const PushWork& whole) const {
+    PushWork part = whole;
     part.keys = keys;
-    if (!like.deletes) part.stored = stored;
+    if (!whole.deletes) part.stored = stored;
     return part;
   }
 };
@@ -239,16 +242,16 @@ Status Client::Impl::refuse_replicas(const Routing& by, const PushWork& work) {
 // Push to the one server of a group. Adds its counts to `report`.
 Status Client::Impl::push_to_owner(RemoteServer& owner, const Deadline& until, const PushWork& work,
                                    PushReport& report, size_t& acknowledged) {
-  PushReport here;
-  const Status status = push_to(owner, until, work, here, acknowledged);
-  add(here, report);
+  PushReport counts;
+  const Status status = push_to(owner, until, work, counts, acknowledged);
+  add(counts, report);
   if (status.code() == Code::kWrongShard) (void)read_shard_map(owner, until);
-  if (!status.ok() || here.refused == 0) return status;
+  if (!status.ok() || counts.refused == 0) return status;
   return Status(Code::kResourceExhausted,
                 owner.name() + ": table '" + std::string(work.table) + "' is full: " +
-                    std::to_string(here.refused) + " of " + std::to_string(work.keys.size()) +
-                    " rows were refused (new keys), the others are applied: raise its capacity "
-                    "or erase rows");
+                    std::to_string(counts.refused) + " of " + std::to_string(work.keys.size()) +
+                    " rows were refused (new keys), the others are applied: create the table with "
+                    "a larger capacity, or erase rows");
 }
 
 // Check and encode all rows before the first is sent, and choose the instance for all groups.
@@ -260,9 +263,9 @@ Status Client::Impl::encode_push(const Routing& by, const Deadline& until, PushW
     auto leased = server.lease(share);
     if (!leased.ok()) return leased.status();
     std::shared_ptr<const Catalogue> catalogue;
-    const auto found = find_table(server, **leased, work.table, share, catalogue, choice.instance);
-    if (!found.ok()) return found.status();
-    const Table& table = found.value()->table;
+    const auto entry = find_table(server, **leased, work.table, share, catalogue, choice.instance);
+    if (!entry.ok()) return entry.status();
+    const Table& table = entry.value()->table;
     PETPS_RETURN_IF_ERROR(check_shape(work, table));
     std::span<const std::byte> rows;
     if (!work.deletes) PETPS_RETURN_IF_ERROR(encode_rows(work, table, encoded, rows));
@@ -275,12 +278,12 @@ Status Client::Impl::encode_push(const Routing& by, const Deadline& until, PushW
   });
 }
 
-// Push group by group. Keys that a group refuses with WRONG_SHARD remain in `left`. A full group
-// does not keep rows from the other groups.
+// Push group by group. Keys that a group refuses with WRONG_SHARD remain in `left`. If a table is
+// full at one group, the other groups still receive their rows.
 Status Client::Impl::push_by(const Routing& by, const Deadline& until, const PushWork& work,
                              PushReport& report, std::vector<uint32_t>& left) {
   std::vector<std::vector<uint32_t>> shares(by.groups.size());
-  for (const uint32_t at : left) shares[by.group(work.keys[at])].push_back(at);
+  for (const uint32_t position : left) shares[by.group(work.keys[position])].push_back(position);
   left.clear();
   Status full;
   Status refusal;
@@ -288,11 +291,11 @@ Status Client::Impl::push_by(const Routing& by, const Deadline& until, const Pus
     if (shares[group].empty()) continue;
     const PushPart part(work, shares[group]);
     size_t rows = 0;
-    const Status pushed = push_to_owner(*by.groups[group][0], until, part.work(work), report, rows);
-    if (pushed.code() == Code::kResourceExhausted) full = pushed;
-    if (pushed.ok() || pushed.code() == Code::kResourceExhausted) continue;
-    if (pushed.code() != Code::kWrongShard) return pushed;
-    refusal = pushed;
+    const Status status = push_to_owner(*by.groups[group][0], until, part.work(work), report, rows);
+    if (status.code() == Code::kResourceExhausted) full = status;
+    if (status.ok() || status.code() == Code::kResourceExhausted) continue;
+    if (status.code() != Code::kWrongShard) return status;
+    refusal = status;
     left.insert(left.end(), shares[group].begin() + static_cast<ptrdiff_t>(rows),
                 shares[group].end());
   }
@@ -300,11 +303,10 @@ Status Client::Impl::push_by(const Routing& by, const Deadline& until, const Pus
   return full.ok() ? refusal : full;
 }
 
-Result<PushReport> Client::Impl::push(const PushWork& given) {
+Result<PushReport> Client::Impl::push(PushWork work) {
   PETPS_RETURN_IF_ERROR(check_process());
-  const Deadline until = deadline(given.options.deadline_ms);
+  const Deadline until = deadline(work.options.deadline_ms);
   PushReport report;
-  PushWork work = given;
   const PushNumber number(push_numbers);
   work.number = number.value;
   std::vector<std::byte> encoded;
@@ -316,15 +318,15 @@ Result<PushReport> Client::Impl::push(const PushWork& given) {
     // One group and nothing acknowledged yet: send the caller's own memory.
     if ((by.groups.size() == 1 && left.size() == work.keys.size()) || work.keys.empty()) {
       size_t rows = 0;
-      const Status pushed = push_to_owner(*by.groups[0][0], until, work, report, rows);
+      Status result = push_to_owner(*by.groups[0][0], until, work, report, rows);
       left.erase(left.begin(), left.begin() + static_cast<ptrdiff_t>(rows));
-      return pushed;
+      return result;
     }
     if (!is_encoded) PETPS_RETURN_IF_ERROR(encode_push(by, until, work, encoded));
     is_encoded = true;
     return push_by(by, until, work, report, left);
   });
-  if (given.options.report != nullptr) *given.options.report = report;
+  if (work.options.report != nullptr) *work.options.report = report;
   if (!status.ok()) return status;
   return report;
 }
@@ -332,35 +334,21 @@ Result<PushReport> Client::Impl::push(const PushWork& given) {
 Result<PushReport> Client::push(std::string_view table, std::span<const uint64_t> keys,
                                 std::span<const float> rows, uint32_t dim,
                                 const PushOptions& options) {
-  PushWork work;
-  work.table = table;
-  work.keys = keys;
-  work.floats = rows;
-  work.dim = dim;
-  work.options = options;
-  return impl_->push(work);
+  return impl_->push(
+      {.table = table, .keys = keys, .floats = rows, .dim = dim, .options = options});
 }
 
 Result<PushReport> Client::push_stored(std::string_view table, std::span<const uint64_t> keys,
                                        std::span<const std::byte> rows,
                                        const PushOptions& options) {
   alignas(8) static constexpr std::byte kNoRows{};  // marks `stored` as set when there are no keys
-  PushWork work;
-  work.table = table;
-  work.keys = keys;
-  work.stored = rows.data() != nullptr ? rows : std::span<const std::byte>(&kNoRows, 0);
-  work.options = options;
-  return impl_->push(work);
+  const auto stored = rows.data() != nullptr ? rows : std::span<const std::byte>(&kNoRows, 0);
+  return impl_->push({.table = table, .keys = keys, .stored = stored, .options = options});
 }
 
 Result<PushReport> Client::erase(std::string_view table, std::span<const uint64_t> keys,
                                  const PushOptions& options) {
-  PushWork work;
-  work.table = table;
-  work.keys = keys;
-  work.deletes = true;
-  work.options = options;
-  return impl_->push(work);
+  return impl_->push({.table = table, .keys = keys, .deletes = true, .options = options});
 }
 
 }  // namespace petps::client

@@ -17,12 +17,12 @@ constexpr uint64_t kFirstMapPauseNs = 2'000'000;
 constexpr uint64_t kLongestMapPauseNs = 100'000'000;
 // Pause between two rounds over servers when none is in backoff.
 constexpr uint64_t kShortestPauseNs = 1'000'000;
-// Servers that one check asks for a newer map. Each gets a share of the time that is left.
-constexpr size_t kAskedForMap = 3;
+// Limit of servers that one check reads a map from. Each gets a share of the time that is left.
+constexpr size_t kServersPerMapCheck = 3;
 
-uint64_t next_wake_ns(const RemoteServers& of) {
+uint64_t earliest_backoff_end_ns(const RemoteServers& servers) {
   uint64_t earliest = UINT64_MAX;
-  for (const auto& server : of) earliest = std::min(earliest, server->backoff_until_ns());
+  for (const auto& server : servers) earliest = std::min(earliest, server->backoff_until_ns());
   return earliest;
 }
 
@@ -58,12 +58,13 @@ bool Client::Impl::find_newer_map(const Routing& than, const RemoteServers& grou
   std::erase_if(others, [&](const auto& server) {
     return std::find(group.begin(), group.end(), server) != group.end();
   });
-  size_t asked = 0;
+  size_t tried = 0;
   for (RemoteServer* server : awake_servers(others, next_rotation())) {
-    if (current_routing()->version > than.version || asked++ == kAskedForMap || deadline.passed())
+    if (current_routing()->version > than.version || tried++ == kServersPerMapCheck ||
+        deadline.passed())
       break;
-    const Status status = read_shard_map(*server, deadline.share(kAskedForMap + 1));
-    if (status.code() == Code::kUnavailable) server->failed();
+    const Status status = read_shard_map(*server, deadline.share(kServersPerMapCheck + 1));
+    if (status.code() == Code::kUnavailable) server->record_failure();
   }
   return current_routing()->version > than.version;
 }
@@ -85,11 +86,12 @@ Status Client::Impl::by_shard_map(const Deadline& deadline,
   }
 }
 
-std::vector<RemoteServer*> Client::Impl::awake_servers(const RemoteServers& of, size_t rotation) {
+std::vector<RemoteServer*> Client::Impl::awake_servers(const RemoteServers& replicas,
+                                                       size_t rotation) {
   const uint64_t now = base::monotonic_ns();
   std::vector<RemoteServer*> awake;
-  for (size_t i = 0; i < of.size(); ++i) {
-    RemoteServer* server = of[(rotation + i) % of.size()].get();
+  for (size_t i = 0; i < replicas.size(); ++i) {
+    RemoteServer* server = replicas[(rotation + i) % replicas.size()].get();
     if (server->backoff_until_ns() <= now) awake.push_back(server);
   }
   if (awake.size() > 1) {
@@ -99,10 +101,10 @@ std::vector<RemoteServer*> Client::Impl::awake_servers(const RemoteServers& of, 
   return awake;
 }
 
-Status Client::Impl::try_any(std::string_view what, const Deadline& deadline,
+Status Client::Impl::try_any(std::string_view call, const Deadline& deadline,
                              const Attempt& attempt) {
   return by_shard_map(deadline, [&](const Routing& by) {
-    return try_servers(what, by, by.all, deadline, attempt);
+    return try_servers(call, by, by.all, deadline, attempt);
   });
 }
 
@@ -110,19 +112,20 @@ Status Client::Impl::try_once(RemoteServer& server, const Deadline& deadline, si
                               const Attempt& attempt) {
   const uint64_t idle_losses = server.idle_losses();
   Status status = attempt(server, deadline.share(shares));
-  // An idle connection was closed. That is no failure, and a read can be repeated.
+  // The server closed an idle connection. That is no failure, and a read can be repeated.
   if (status.code() == Code::kUnavailable && server.idle_losses() != idle_losses)
     status = attempt(server, deadline.share(shares));
   return status;
 }
 
-Status Client::Impl::try_servers(std::string_view what, const Routing& by,
+Status Client::Impl::try_servers(std::string_view call, const Routing& by,
                                  const RemoteServers& replicas, const Deadline& deadline,
-                                 const Attempt& attempt, const std::function<bool()>& is_moot) {
+                                 const Attempt& attempt, const std::function<bool()>& is_outdated) {
   Status last(Code::kUnavailable, "every server is in backoff after a failure");
-  // The failure before the last one: a last attempt that the deadline cut short says little.
+  // The failure before the last one. If the deadline cuts the last attempt short, this one explains
+  // more.
   std::string before;
-  Status refusal;  // of a reachable server: says more than that another one was unreachable
+  Status refusal;  // of a reachable server: explains more than another one's being unreachable
   size_t tried = 0;
   for (;;) {
     const std::vector<RemoteServer*> awake = awake_servers(replicas, next_rotation());
@@ -131,12 +134,12 @@ Status Client::Impl::try_servers(std::string_view what, const Routing& by,
       // A silent server must leave time for its replicas.
       const Status status = try_once(*awake[i], deadline, awake.size() - i, attempt);
       ++tried;
-      if (status.ok() || !is_unreachable(status.code())) awake[i]->answered();
+      if (status.ok() || !is_unreachable(status.code())) awake[i]->record_reply();
       if (status.code() == Code::kWrongShard) (void)read_shard_map(*awake[i], deadline);
       if (status.ok() || is_final(status.code())) return status;
       if (is_unreachable(status.code())) {
-        // A timeout counts as a failure only after a long silence (RemoteServer::timed_out).
-        if (status.code() == Code::kUnavailable) awake[i]->failed();
+        // A timeout is a failure only after a long silence: see record_timeout_locked.
+        if (status.code() == Code::kUnavailable) awake[i]->record_failure();
         if (last.message() != status.message()) before = last.message();
         last = status;
       } else {
@@ -145,13 +148,13 @@ Status Client::Impl::try_servers(std::string_view what, const Routing& by,
       }
     }
     if (refused > 0 && refused == awake.size()) return refusal;
-    if (is_moot != nullptr && is_moot()) return refusal.ok() ? last : refusal;
+    if (is_outdated != nullptr && is_outdated()) return refusal.ok() ? last : refusal;
     if (by.version != 0 && refused == 0 && find_newer_map(by, replicas, deadline))
       return Status(Code::kWrongShard, "the shard map has changed");
-    const uint64_t wake = next_wake_ns(replicas);
+    const uint64_t wake = earliest_backoff_end_ns(replicas);
     if (wake >= deadline.at_ns || deadline.passed()) {
       if (!refusal.ok()) return refusal;
-      std::string text(what);
+      std::string text(call);
       text += ": gave up after " + std::to_string(deadline.given_ms) +
               " ms; last: " + std::string(last.message());
       if (!before.empty() && tried > 1) text += "; before: " + before;

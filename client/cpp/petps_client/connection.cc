@@ -66,18 +66,18 @@ Result<std::unique_ptr<Connection>> Connection::open(const std::string& peer, Ho
 
 Connection::~Connection() {
   rdma_.reset();
-  if (either_ >= 0) close(either_);
+  if (poll_file_ >= 0) close(poll_file_);
   close(socket_);
 }
 
-Status Connection::break_with(Code code, std::string_view what) {
-  broken_ = true;
-  return Status(code, peer_ + ": " + std::string(what));
+Status Connection::break_with(Code code, std::string_view reason) {
+  is_broken_ = true;
+  return Status(code, peer_ + ": " + std::string(reason));
 }
 
-void Connection::begin_use(bool reused) {
-  reused_ = reused;
-  heard_ = false;
+void Connection::begin_use(bool is_reused) {
+  is_reused_ = is_reused;
+  has_received_ = false;
   used_since_ns_ = base::monotonic_ns();
 }
 
@@ -85,21 +85,22 @@ void Connection::end_use() { idle_since_ns_ = base::monotonic_ns(); }
 
 uint64_t Connection::idle_ns() const { return base::monotonic_ns() - idle_since_ns_; }
 
-Status Connection::closed_by_server() {
-  lost_ = true;
+Status Connection::break_by_close() {
+  was_closed_by_server_ = true;
   return break_with(Code::kUnavailable, "the server closed the connection");
 }
 
-Status Connection::time_out(const Deadline& deadline) {
+Status Connection::break_by_timeout(const Deadline& deadline) {
   timed_out_after_ns_ = std::max<uint64_t>(base::monotonic_ns() - used_since_ns_, 1);
   return break_with(Code::kDeadlineExceeded,
                     "no complete reply within " + std::to_string(deadline.given_ms) + " ms");
 }
 
-Status Connection::lost(std::string_view what, int error_number) {
-  broken_ = true;
-  lost_ = true;
-  return base::errno_status(Code::kUnavailable, peer_ + ": " + std::string(what), error_number);
+Status Connection::break_by_errno(std::string_view operation, int error_number) {
+  is_broken_ = true;
+  was_closed_by_server_ = true;
+  return base::errno_status(Code::kUnavailable, peer_ + ": " + std::string(operation),
+                            error_number);
 }
 
 Status Connection::distrust(std::string_view what) {
@@ -117,7 +118,7 @@ Status Connection::flush() {
                               outgoing_.size() - outgoing_sent_, MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {};
-    if (sent < 0) return lost("send", errno);
+    if (sent < 0) return break_by_errno("send", errno);
     outgoing_sent_ += static_cast<size_t>(sent);
   }
   outgoing_.clear();
@@ -132,8 +133,8 @@ Status Connection::wait(const Deadline& deadline) {
   short ready = 0;
   const int count = poll_socket(socket_, static_cast<short>(sending ? POLLIN | POLLOUT : POLLIN),
                                 deadline, &ready);
-  if (count < 0 && errno != EINTR) return lost("poll", errno);
-  if (count == 0) return time_out(deadline);
+  if (count < 0 && errno != EINTR) return break_by_errno("poll", errno);
+  if (count == 0) return break_by_timeout(deadline);
   if (count > 0 && (ready & POLLOUT) != 0) return flush();
   return {};
 }
@@ -154,7 +155,7 @@ Status Connection::read_pieces(std::span<iovec> pieces, const Deadline& deadline
       const size_t n = rdma_->receive(
           {static_cast<std::byte*>(pieces.front().iov_base), pieces.front().iov_len});
       advance(n);
-      heard_ = heard_ || n > 0;
+      has_received_ = has_received_ || n > 0;
       if (n == 0) PETPS_RETURN_IF_ERROR(wait(deadline));
       continue;
     }
@@ -165,28 +166,28 @@ Status Connection::read_pieces(std::span<iovec> pieces, const Deadline& deadline
       advance(n);
       continue;
     }
-    // Bytes behind the last piece may be read ahead into the inbox.
+    // The inbox receives bytes that follow the last piece.
     std::array<iovec, kPiecesPerReceive + 1> parts;
-    const size_t asked = std::min(pieces.size(), kPiecesPerReceive);
+    const size_t count = std::min(pieces.size(), kPiecesPerReceive);
     size_t wanted = 0;
-    for (size_t i = 0; i < asked; ++i) {
+    for (size_t i = 0; i < count; ++i) {
       parts[i] = pieces[i];
       wanted += pieces[i].iov_len;
     }
-    const bool all = asked == pieces.size();
-    if (all) parts[asked] = {inbox_.data(), inbox_.size()};
+    const bool has_last = count == pieces.size();
+    if (has_last) parts[count] = {inbox_.data(), inbox_.size()};
     msghdr message{};
     message.msg_iov = parts.data();
-    message.msg_iovlen = asked + (all ? 1 : 0);
+    message.msg_iovlen = count + (has_last ? 1 : 0);
     const ssize_t received = recvmsg(socket_, &message, 0);
-    if (received == 0) return closed_by_server();
+    if (received == 0) return break_by_close();
     if (received < 0) {
       if (errno == EINTR) continue;
-      if (errno != EAGAIN && errno != EWOULDBLOCK) return lost("receive", errno);
+      if (errno != EAGAIN && errno != EWOULDBLOCK) return break_by_errno("receive", errno);
       PETPS_RETURN_IF_ERROR(wait(deadline));
       continue;
     }
-    heard_ = true;
+    has_received_ = true;
     const size_t taken = std::min(wanted, static_cast<size_t>(received));
     advance(taken);
     inbox_begin_ = 0;
@@ -219,34 +220,34 @@ Status Connection::read_error(const wire::FrameHeader& header, const Deadline& d
   }
   const auto body = read_body(header, deadline);
   if (!body.ok()) return body.status();
-  const Status sent = wire::decode_error(header, body.value());
-  error = Status(sent.code(), peer_ + ": " + std::string(sent.message()));
+  const Status decoded = wire::decode_error(header, body.value());
+  error = Status(decoded.code(), peer_ + ": " + std::string(decoded.message()));
   return {};
 }
 
-Result<std::span<const std::byte>> Connection::ask(const wire::Frame& request,
-                                                   wire::FrameHeader& reply,
-                                                   const Deadline& deadline) {
-  wire::FrameHeader sent;
-  std::memcpy(&sent, request.data(), wire::kHeaderBytes);
-  queue(request);
+Result<std::span<const std::byte>> Connection::send_and_read_reply(wire::FrameHeader& reply,
+                                                                   const Deadline& deadline) {
+  wire::FrameHeader request;
+  std::memcpy(&request, frame_.data(), wire::kHeaderBytes);
+  queue(frame_);
   PETPS_RETURN_IF_ERROR(flush());
   PETPS_RETURN_IF_ERROR(read_header(reply, deadline));
   if (reply.code != 0) {
     Status error;
     PETPS_RETURN_IF_ERROR(read_error(reply, deadline, error));
-    // An error for no request of ours, as when the server refuses the connection.
-    if (reply.request_id != sent.request_id) broken_ = true;
+    // The error answers no request, for example because the server refuses the connection.
+    if (reply.request_id != request.request_id) is_broken_ = true;
     return error;
   }
-  if (reply.request_id != sent.request_id || reply.opcode != (sent.opcode | wire::kReplyBit)) {
-    return distrust("a reply to another request than was asked");
+  if (reply.request_id != request.request_id ||
+      reply.opcode != (request.opcode | wire::kReplyBit)) {
+    return distrust("a reply to another request than the one sent");
   }
   return read_body(reply, deadline);
 }
 
 bool Connection::is_reusable() {
-  if (broken_ || outgoing_sent_ < outgoing_.size() || has_read_ahead()) return false;
+  if (is_broken_ || outgoing_sent_ < outgoing_.size() || has_read_ahead()) return false;
   if (rdma_ != nullptr && (!rdma_->progress().ok() || rdma_->has_bytes() || rdma_->has_ended()))
     return false;
   return is_quiet();

@@ -1,4 +1,4 @@
-// One TCP connection: bytes in and out by a deadline. It knows frames, but not their content.
+// One connection: bytes in and out by a deadline. It knows frames, but not their content.
 #pragma once
 
 #include <poll.h>
@@ -18,9 +18,9 @@
 
 namespace petps::client {
 
-// A connection to one server.
-// ASSUMPTIONS: one thread at a time. After any error but an error reply the connection is broken:
-// the bytes that arrive next belong to no request.
+// A connection to one server, over TCP or RDMA.
+// ASSUMPTIONS: one thread at a time. After any error except an error reply the connection is
+// broken, because the next bytes belong to no request.
 // ERRORS: kUnavailable (refused, closed, reset), kDeadlineExceeded; both name the server.
 class Connection {
  public:
@@ -32,10 +32,9 @@ class Connection {
 
   // Offer the server a queue pair. All later frames go over it; the socket then only shows when
   // the server closes the connection.
-  // Errors: the server refused, or a local failure; the connection then stays on
-  // TCP unless broken().
+  // Errors: the server refused, or a local failure; the connection then stays on TCP unless
+  // is_broken().
   base::Status move_to_rdma(transport::Verbs& verbs, const Deadline& deadline);
-  bool is_over_rdma() const { return rdma_ != nullptr; }
 
   const std::string& peer() const { return peer_; }
   uint64_t next_request_id() { return next_request_id_++; }
@@ -59,38 +58,47 @@ class Connection {
   // Read the body of an error reply. `error` is the server's error, with the server's name.
   base::Status read_error(const wire::FrameHeader& header, const Deadline& deadline,
                           base::Status& error);
-  // Send one request and read its reply (not for pull). An error reply is returned as an error.
-  base::Result<std::span<const std::byte>> ask(const wire::Frame& request, wire::FrameHeader& reply,
-                                               const Deadline& deadline);
+  // Send the request in frame(), read its reply, and decode it by decode(header, body). Not for
+  // pulls. Return an error reply as an error, and kUnavailable when the reply cannot be decoded.
+  template <typename Decode>
+  base::Status exchange(const Deadline& deadline, const Decode& decode) {
+    wire::FrameHeader header;
+    const auto body = send_and_read_reply(header, deadline);
+    if (!body.ok()) return body.status();
+    const base::Status decoded = decode(header, body.value());
+    return decoded.ok() ? base::Status() : distrust(decoded.message());
+  }
 
-  // Begin a call's use of the connection. `reused`: an earlier call has used it.
-  void begin_use(bool reused);
+  // Begin a call's use of the connection. `is_reused`: an earlier call has used it.
+  void begin_use(bool is_reused);
   void end_use();
   uint64_t idle_ns() const;  // time since end_use
   // Return whether the connection failed. It is then closed instead of reused.
-  bool broken() const { return broken_; }
-  // Return how long this use waited when the caller's time ran out before a reply; 0: it did not.
+  bool is_broken() const { return is_broken_; }
+  // Return how long this use waited until the caller's time ran out; 0: no timeout.
   uint64_t timed_out_after_ns() const { return timed_out_after_ns_; }
-  // Return whether a connection that was idle before this use closed without a byte of a
-  // reply. Servers close idle connections, so it is no failure. The server may or may not have
-  // taken what was sent.
-  bool was_closed_while_idle() const { return lost_ && reused_ && !heard_; }
+  // Return whether the connection was idle before this use, and the server closed it before it
+  // sent a byte of a reply. This is no failure, because servers close idle connections. The server
+  // may or may not have received the request.
+  bool was_closed_while_idle() const {
+    return was_closed_by_server_ && is_reused_ && !has_received_;
+  }
   // The hello of the server behind this connection. The address may lead to another server later.
   wire::HelloReply hello;
   bool has_read_catalogue = false;  // of this server
   // Mark the connection as broken. Return kUnavailable: the named server broke the protocol.
   base::Status distrust(std::string_view what);
-  // Return the poll() events to wait for, when a thread waits for several connections. Bytes that
-  // were read ahead need no wait.
-  pollfd wish();
+  // Return the entry by which poll() waits for this connection among others. Do not wait if
+  // has_read_ahead().
+  pollfd poll_entry();
   bool has_read_ahead() const {
     return rdma_ != nullptr ? rdma_->has_bytes() : inbox_begin_ < inbox_end_;
   }
   // Return whether these events announce bytes of a reply, or the end of the connection.
   bool has_arrived(short events);
 
-  // Return whether no byte is owed in either direction and the server has not
-  // closed the connection.
+  // Return whether nothing remains to be sent or read, and the server has not closed the
+  // connection.
   bool is_reusable();
 
   std::vector<std::byte>& scratch() { return scratch_; }
@@ -101,29 +109,33 @@ class Connection {
       : socket_(socket), peer_(std::move(peer)), inbox_(kInboxBytes) {}
   base::Status wait(const Deadline& deadline);
   base::Status wait_rdma(const Deadline& deadline);
-  bool is_quiet() const;  // the socket has neither bytes nor an end to report
-  base::Status lost(std::string_view what, int error_number);
-  base::Status break_with(base::Code code, std::string_view what);
-  base::Status closed_by_server();
-  base::Status time_out(const Deadline& deadline);
+  base::Result<std::span<const std::byte>> send_and_read_reply(wire::FrameHeader& reply,
+                                                               const Deadline& deadline);
+  // Return whether the socket has no bytes to read and the server has not closed it.
+  bool is_quiet() const;
+  // Mark the connection as broken, and return the error.
+  base::Status break_with(base::Code code, std::string_view reason);
+  base::Status break_by_errno(std::string_view operation, int error_number);
+  base::Status break_by_close();
+  base::Status break_by_timeout(const Deadline& deadline);
 
-  // The head of the next reply is read ahead into the inbox, behind the rows of the current one.
-  // A reply to 500 keys has a head of 136 bytes.
+  // The inbox receives the head of the next reply, which follows the rows of the current one. A
+  // reply to 500 keys has a head of 136 bytes.
   static constexpr size_t kInboxBytes = 4096;
   // Limit of pieces in one recvmsg. The kernel copies the list of pieces at every call, so a
   // longer list would be copied again and again.
   static constexpr size_t kPiecesPerReceive = 256;
-  // A send buffer that a large push grew beyond this is freed.
+  // Memory of the send buffer beyond this is freed after a large push.
   static constexpr size_t kOutgoingBytesKept = 1 << 20;
 
   int socket_;
   std::unique_ptr<transport::RdmaPeer> rdma_;  // null: frames go over the socket
-  int either_ = -1;                            // epoll of the socket and of rdma_'s completions
+  int poll_file_ = -1;                         // epoll of the socket and of rdma_'s completions
   std::string peer_;
-  bool broken_ = false;
-  bool lost_ = false;    // closed or reset by the server
-  bool reused_ = false;  // see begin_use
-  bool heard_ = false;   // bytes have arrived since begin_use
+  bool is_broken_ = false;
+  bool was_closed_by_server_ = false;  // or reset
+  bool is_reused_ = false;             // see begin_use
+  bool has_received_ = false;          // bytes have arrived since begin_use
   uint64_t used_since_ns_ = 0;
   uint64_t idle_since_ns_ = 0;
   uint64_t timed_out_after_ns_ = 0;

@@ -8,14 +8,14 @@
 namespace petps::client {
 namespace {
 
-// Measured over loopback (EPYC 9005) as CPU time of client and server together: the cost
-// of the search per key, and the saving per repeated key, net of copying its row here. A
-// real network saves more.
+// The cost of the search per key, and the saving per repeated key after the copy of its row. Both
+// are CPU time of client and server together, measured over loopback (EPYC 9005). A real network
+// saves more.
 constexpr double kDedupNsPerKey = 4.0;
 constexpr double kSavedNs = 30.0;
 constexpr double kSavedNsPerByte = 0.03;
-// One call in this number is searched even if that does not pay, to notice a change of the traffic.
-constexpr uint32_t kLookEvery = 32;
+// One call in this number searches even if that does not pay, to notice a change of the traffic.
+constexpr uint32_t kSampleEvery = 32;
 // Smaller pulls save nothing that can be measured.
 constexpr size_t kFewestKeys = 16;
 
@@ -30,13 +30,13 @@ void Distinct::build(std::span<const uint64_t> keys) {
   uint32_t distinct = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
     const uint64_t key = keys[i];
-    size_t at = base::index_hash(key) & mask;
-    while (cells_[at] != 0 && keys_[cells_[at] - 1] != key) at = (at + 1) & mask;
-    if (cells_[at] == 0) {
+    size_t cell = base::index_hash(key) & mask;
+    while (cells_[cell] != 0 && keys_[cells_[cell] - 1] != key) cell = (cell + 1) & mask;
+    if (cells_[cell] == 0) {
       keys_[distinct] = key;
-      cells_[at] = ++distinct;
+      cells_[cell] = ++distinct;
     }
-    positions_[i] = cells_[at] - 1;
+    positions_[i] = cells_[cell] - 1;
   }
   keys_.resize(distinct);
 }
@@ -48,14 +48,14 @@ void spread(std::span<const uint32_t> positions, size_t row_bytes, std::byte* ro
   }
 }
 
-bool DedupGauge::pays(size_t keys, size_t row_bytes) {
+bool DedupEstimate::pays(size_t keys, size_t row_bytes) {
   if (keys < kFewestKeys) return false;
-  if (calls_.fetch_add(1, std::memory_order_relaxed) % kLookEvery == 0) return true;
+  if (calls_.fetch_add(1, std::memory_order_relaxed) % kSampleEvery == 0) return true;
   const double share = repeated_.load(std::memory_order_relaxed) / 1024.0;
   return share * (kSavedNs + kSavedNsPerByte * static_cast<double>(row_bytes)) > kDedupNsPerKey;
 }
 
-void DedupGauge::saw(size_t keys, size_t distinct) {
+void DedupEstimate::record(size_t keys, size_t distinct) {
   const uint32_t before = repeated_.load(std::memory_order_relaxed);
   const auto now = static_cast<uint32_t>((keys - distinct) * 1024 / keys);
   repeated_.store((before * 3 + now) / 4, std::memory_order_relaxed);

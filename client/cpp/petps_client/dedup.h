@@ -1,4 +1,4 @@
-// Dedup of a pull: a repeated key is requested once, and its row copied to every position.
+// Dedup of a pull: the client requests a repeated key once, and copies its row to every position.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,8 @@ namespace petps::client {
 // The distinct keys of a list, in order of first occurrence, and the number of each position's key.
 class Distinct {
  public:
-  // ASSUMPTIONS: keys.size() < 2^32. The memory is kept for the next call.
+  // Find the distinct keys. Keeps its memory for the next call.
+  // ASSUMPTIONS: keys.size() < 2^32.
   void build(std::span<const uint64_t> keys);
   std::span<const uint64_t> keys() const { return keys_; }
   // positions()[i] is the number of key i: keys()[positions()[i]] == key i.
@@ -25,16 +26,19 @@ class Distinct {
 };
 
 // Copy the rows of the distinct keys, packed at the start of `rows`, to every position of each key.
-// This works in place from the back: a distinct key's number is never above a position of that key.
-// So when position i is written, the rows that earlier positions still need are all below i.
+// This works in place from the back, because a distinct key's number is never above a position of
+// that key. So when position i is written, the rows that earlier positions still need are all
+// below i.
 void spread(std::span<const uint32_t> positions, size_t row_bytes, std::byte* rows);
 
-// Estimates whether dedup pays for one table. The atomics are relaxed: a race loses an update of
-// the estimate, no more.
-class DedupGauge {
+// An estimate of whether dedup pays for one table.
+// Threads: all methods from any. The atomics are relaxed: a race loses an update of the estimate,
+// no more.
+class DedupEstimate {
  public:
   bool pays(size_t keys, size_t row_bytes);
-  void saw(size_t keys, size_t distinct);
+  // Record the result of a search.
+  void record(size_t keys, size_t distinct);
 
  private:
   // Repeated keys per 1,024 keys of a pull (moving average). Starts at the optimistic end.

@@ -25,12 +25,12 @@ namespace {
 
 // How long a resolved name is used: its addresses change when a server moves. Connections are
 // opened rarely, but then many at once; the cache spares the resolver.
-constexpr uint64_t kFreshNs = 10'000'000'000;
+constexpr uint64_t kRecentNs = 10'000'000'000;
 // Longest delay before the next address of a name is tried. RFC 8305 recommends 100 to 2,000 ms
 // on the internet; a data centre replies sooner.
 constexpr uint64_t kNextAddressNs = 100'000'000;
 
-int resolve_by(const Address& address, int flags, std::vector<SocketAddress>& found) {
+int resolve_with(const Address& address, int flags, std::vector<SocketAddress>& addresses) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
@@ -44,21 +44,22 @@ int resolve_by(const Address& address, int flags, std::vector<SocketAddress>& fo
     SocketAddress next;
     std::memcpy(&next.bytes, at->ai_addr, at->ai_addrlen);
     next.size = at->ai_addrlen;
-    found.push_back(next);
+    addresses.push_back(next);
   }
   freeaddrinfo(first);
   return 0;
 }
 
-int resolve_by_system(const Address& address, std::vector<SocketAddress>& found) {
-  return resolve_by(address, AI_ADDRCONFIG, found);
+int resolve_by_system(const Address& address, std::vector<SocketAddress>& addresses) {
+  return resolve_with(address, AI_ADDRCONFIG, addresses);
 }
 
+// Return the socket address of a numeric host; empty for a name.
 std::vector<SocketAddress> resolve_numeric(const Address& address) {
-  std::vector<SocketAddress> found;
+  std::vector<SocketAddress> addresses;
   // With AI_NUMERICHOST a name fails at once, without a query to a name server.
-  if (resolve_by(address, AI_NUMERICHOST, found) != 0) found.clear();
-  return found;
+  (void)resolve_with(address, AI_NUMERICHOST, addresses);
+  return addresses;
 }
 
 // Return a socket that is connecting or connected; -1 if it failed at once, with errno set.
@@ -80,7 +81,8 @@ struct Attempts {
   ~Attempts() {
     for (const pollfd& entry : sockets) close(entry.fd);
   }
-  // Remove and return the first connected socket, or return -1. Closes sockets that failed.
+  // Remove and return the first connected socket, or return -1. Close sockets that failed, and set
+  // `error` to the reason of the last one.
   int take_connected(int& error) {
     int connected = -1;
     std::erase_if(sockets, [&](const pollfd& entry) {
@@ -111,16 +113,16 @@ HostLookup::HostLookup(Address address, Resolve resolve)
 void HostLookup::start() {
   shared_->is_running = true;
   const auto run = [shared = shared_, resolve = resolve_, address = address_] {
-    std::vector<SocketAddress> found;
-    const int failure = resolve(address, found);
+    std::vector<SocketAddress> addresses;
+    const int failure = resolve(address, addresses);
     const std::lock_guard lock(shared->mutex);
     shared->is_running = false;
-    shared->results += 1;
+    shared->finished += 1;
     shared->failure = failure;
     if (failure == 0) {
-      shared->found = std::move(found);
-      shared->found_at_ns = base::monotonic_ns();
-      shared->is_fresh = true;
+      shared->addresses = std::move(addresses);
+      shared->resolved_at_ns = base::monotonic_ns();
+      shared->is_recent = true;
     }
     shared->changed.notify_all();
   };
@@ -131,45 +133,46 @@ Result<std::vector<SocketAddress>> HostLookup::addresses(const Deadline& deadlin
   if (!numeric_.empty()) return numeric_;
   const std::string peer = address_.text();
   std::unique_lock lock(shared_->mutex);
-  if (shared_->is_fresh && base::monotonic_ns() - shared_->found_at_ns < kFreshNs)
-    return shared_->found;
-  const uint64_t before = shared_->results;
+  if (shared_->is_recent && base::monotonic_ns() - shared_->resolved_at_ns < kRecentNs)
+    return shared_->addresses;
+  const uint64_t before = shared_->finished;
   try {
     if (!shared_->is_running) start();
   } catch (const std::system_error& error) {
     shared_->is_running = false;
     return Status(Code::kResourceExhausted,
-                  peer + ": no thread to look its name up: " + error.what());
+                  peer + ": cannot start a thread to resolve the name: " + error.what());
   }
-  const bool ended = shared_->changed.wait_for(lock, std::chrono::nanoseconds(deadline.left_ns()),
-                                               [&] { return shared_->results != before; });
-  // While the name servers cannot be reached, an older result serves as it does when they are slow.
-  const bool is_temporary = shared_->failure == EAI_AGAIN && !shared_->found.empty();
-  if (ended && shared_->failure != 0 && !is_temporary) {
+  const bool is_finished =
+      shared_->changed.wait_for(lock, std::chrono::nanoseconds(deadline.left_ns()),
+                                [&] { return shared_->finished != before; });
+  // If the name servers cannot be reached, use the older result, as when they are slow.
+  const bool has_older = shared_->failure == EAI_AGAIN && !shared_->addresses.empty();
+  if (is_finished && shared_->failure != 0 && !has_older) {
     return Status(Code::kUnavailable, peer + ": " + gai_strerror(shared_->failure));
   }
-  if (!shared_->found.empty()) return shared_->found;
+  if (!shared_->addresses.empty()) return shared_->addresses;
   return Status(Code::kDeadlineExceeded, peer + ": its name was not resolved within " +
                                              std::to_string(deadline.given_ms) + " ms");
 }
 
 void HostLookup::forget() {
   const std::lock_guard lock(shared_->mutex);
-  shared_->is_fresh = false;
+  shared_->is_recent = false;
 }
 
 Result<int> connect_any(const std::string& peer, std::span<const SocketAddress> addresses,
                         const Deadline& deadline) {
   Attempts attempts;
   int error = ECONNREFUSED;
-  size_t begun = 0;
+  size_t started = 0;
   uint64_t next_at_ns = base::monotonic_ns();
   for (;;) {
     const uint64_t now = base::monotonic_ns();
-    if (begun < addresses.size() && (now >= next_at_ns || attempts.sockets.empty())) {
-      const size_t left = addresses.size() - begun;
+    if (started < addresses.size() && (now >= next_at_ns || attempts.sockets.empty())) {
+      const size_t left = addresses.size() - started;
       next_at_ns = now + std::min(kNextAddressNs, deadline.left_ns() / (left + 1));
-      const int socket = begin_connect(addresses[begun++]);
+      const int socket = begin_connect(addresses[started++]);
       if (socket >= 0) {
         attempts.sockets.push_back({socket, POLLOUT, 0});
       } else {
@@ -180,11 +183,11 @@ Result<int> connect_any(const std::string& peer, std::span<const SocketAddress> 
     if (attempts.sockets.empty())
       return base::errno_status(Code::kUnavailable, peer + ": connect", error);
     if (deadline.passed()) {
-      return Status(Code::kDeadlineExceeded, peer + ": connect: no answer within " +
+      return Status(Code::kDeadlineExceeded, peer + ": connect: no reply within " +
                                                  std::to_string(deadline.given_ms) + " ms");
     }
     uint64_t wait_ns = deadline.left_ns();
-    if (begun < addresses.size())
+    if (started < addresses.size())
       wait_ns = std::min(wait_ns, next_at_ns - std::min(next_at_ns, base::monotonic_ns()));
     const timespec limit = timespec_of(wait_ns);
     const int count = ppoll(attempts.sockets.data(), attempts.sockets.size(), &limit, nullptr);

@@ -1,5 +1,5 @@
-// From a host's name to a connected socket, by a deadline. Names are resolved off the calling
-// thread, and the addresses of a name are tried in parallel.
+// From a host's name to a connected socket, by a deadline. A thread of its own resolves names, and
+// the client tries the addresses of a name in parallel.
 #pragma once
 
 #include <sys/socket.h>
@@ -27,9 +27,9 @@ struct SocketAddress {
 
 // The socket addresses of one host and port.
 //
-// getaddrinfo has no deadline and cannot be cancelled, so it runs on a thread of its own,
-// one lookup at a time. A caller waits for it no longer than its deadline. The thread may
-// outlive this object.
+// getaddrinfo has no deadline and cannot be cancelled, so it runs on a thread of its own, one
+// lookup at a time. A caller waits for it until its deadline at most. The thread may outlive this
+// object.
 // Threads: all methods from any.
 class HostLookup {
  public:
@@ -37,11 +37,12 @@ class HostLookup {
   using Resolve = std::function<int(const Address&, std::vector<SocketAddress>&)>;
   explicit HostLookup(Address address, Resolve resolve = nullptr);
 
-  // Return the socket addresses. Numeric hosts and recent results cost nothing. An older result
-  // is used when no newer one arrives in time.
+  // Return the socket addresses. Numeric hosts and recent results need no lookup. If no newer
+  // result arrives in time, return an older one.
   // Errors: kUnavailable (the name is unknown), kDeadlineExceeded; both name the host.
   base::Result<std::vector<SocketAddress>> addresses(const Deadline& deadline);
-  // Forget that the last result is recent, because no address of it could be reached.
+  // Look the name up again at the next call, because no address of the last result could be
+  // reached.
   void forget();
 
  private:
@@ -49,11 +50,11 @@ class HostLookup {
     std::mutex mutex;
     std::condition_variable changed;
     bool is_running = false;
-    uint64_t results = 0;  // lookups finished so far
-    int failure = 0;       // code of the last lookup
-    bool is_fresh = false;
-    uint64_t found_at_ns = 0;
-    std::vector<SocketAddress> found;  // by the last lookup that succeeded
+    uint64_t finished = 0;  // number of finished lookups
+    int failure = 0;        // code of the last lookup
+    bool is_recent = false;
+    uint64_t resolved_at_ns = 0;
+    std::vector<SocketAddress> addresses;  // by the last lookup that succeeded
   };
   void start();
 
@@ -63,8 +64,8 @@ class HostLookup {
   const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
 };
 
-// Return a connected, non-blocking socket. The addresses are tried one after another, each a
-// moment after the previous one or as soon as that failed. The first connection wins.
+// Return a connected, non-blocking socket. Begin the addresses one after another, each a moment
+// after the previous one or as soon as that failed. The first connection wins.
 // Errors: kUnavailable (all refused; names `peer` and the last reason), kDeadlineExceeded.
 base::Result<int> connect_any(const std::string& peer, std::span<const SocketAddress> addresses,
                               const Deadline& deadline);

@@ -8,7 +8,7 @@
 namespace petps::client {
 namespace {
 
-// Of a larger pull only every k-th key is sampled: a bulk read must not pay for statistics.
+// Limit of keys sampled per pull, so that a bulk read does not pay for statistics.
 constexpr size_t kMaxSampledKeys = 1024;
 
 }  // namespace
@@ -24,8 +24,8 @@ void HotKeys::sample(std::span<const uint64_t> keys) {
   for (size_t i = 0; i < keys.size(); i += step) {
     Cell* const set = cells_.data() + (base::index_hash(keys[i]) & (sets - 1)) * kWays;
     Cell* const end = set + kWays;
-    Cell* cell =
-        std::find_if(set, end, [&](const Cell& c) { return c.count != 0 && c.key == keys[i]; });
+    Cell* cell = std::find_if(
+        set, end, [&](const Cell& other) { return other.count != 0 && other.key == keys[i]; });
     if (cell == end) {
       cell = std::min_element(set, end,
                               [](const Cell& a, const Cell& b) { return a.count < b.count; });
@@ -36,18 +36,18 @@ void HotKeys::sample(std::span<const uint64_t> keys) {
 }
 
 std::vector<uint64_t> HotKeys::take() {
-  std::vector<Cell> seen;
+  std::vector<Cell> repeated;
   {
     const std::lock_guard lock(mutex_);
-    std::copy_if(cells_.begin(), cells_.end(), std::back_inserter(seen),
-                 [](const Cell& c) { return c.count > 1; });
+    std::copy_if(cells_.begin(), cells_.end(), std::back_inserter(repeated),
+                 [](const Cell& cell) { return cell.count > 1; });
     std::fill(cells_.begin(), cells_.end(), Cell{});
   }
-  const size_t n = std::min(hot_keys_, seen.size());
-  std::partial_sort(seen.begin(), seen.begin() + static_cast<ptrdiff_t>(n), seen.end(),
-                    [](const Cell& a, const Cell& b) { return a.count > b.count; });
+  const size_t count = std::min(hot_keys_, repeated.size());
+  std::partial_sort(repeated.begin(), repeated.begin() + static_cast<ptrdiff_t>(count),
+                    repeated.end(), [](const Cell& a, const Cell& b) { return a.count > b.count; });
   std::vector<uint64_t> keys;
-  for (size_t i = 0; i < n; ++i) keys.push_back(seen[i].key);
+  for (size_t i = 0; i < count; ++i) keys.push_back(repeated[i].key);
   return keys;
 }
 

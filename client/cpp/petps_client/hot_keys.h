@@ -12,15 +12,15 @@ namespace petps::client {
 // Space-saving (Metwally et al.) in sets of eight cells, so that a key touches one set only. A
 // new key takes the cell with the lowest count of its set, and inherits that count plus one. A
 // key with more than an eighth of its set's samples is therefore always present.
-// Threads: all methods from any. A sample that meets another one in progress is dropped, because
-// a pull must not wait for statistics.
+// Threads: all methods from any. If another thread is sampling, sample() does nothing, because a
+// pull must not wait for statistics.
 class HotKeys {
  public:
-  // Allocate four cells per key of the longest hot set: with fewer, its tail would be chance.
+  // Allocate four cells per key of the longest hot set: with fewer, its tail would be random.
   explicit HotKeys(size_t hot_keys);
   void sample(std::span<const uint64_t> keys);
-  // Return the keys with the highest counts, highest first, without those counted
-  // once. Clear the counts.
+  // Return the keys with the highest counts, highest first, without those counted once. Clear the
+  // counts.
   std::vector<uint64_t> take();
 
  private:

@@ -27,31 +27,33 @@
 namespace petps::client {
 
 // The client's statistics of a table, over all servers.
-struct TableMemory {
-  explicit TableMemory(size_t hot_keys) : hot(hot_keys) {}
-  DedupGauge dedup;
+struct TableStatistics {
+  explicit TableStatistics(size_t hot_keys) : hot(hot_keys) {}
+  DedupEstimate dedup;
   HotKeys hot;
 };
 
-// The numbers of one client's pushes. With them servers refuse a push that the client gave up
-// and that arrives late.
+// The numbers of one client's pushes. By these numbers a server recognises a push that arrives
+// after the client gave it up, and refuses it.
 class PushNumbers {
  public:
   PushNumbers();
+  // Return the number of a new call.
   uint64_t begin();
   void end(uint64_t number);
-  wire::PushOrder order(uint64_t number) const;  // at this moment
+  // Return which of the client's calls are in flight now, for the request of call `number`.
+  wire::PushOrder order(uint64_t number) const;
 
  private:
   const uint64_t client_;
   mutable std::mutex mutex_;  // guards the members below
   uint64_t next_ = 1;
-  std::set<uint64_t> under_way_;  // calls that have not returned
+  std::set<uint64_t> in_flight_;  // calls that have not returned
 };
 
-// The number of one call; released when the call returns.
+// The number of one push call. The destructor releases it.
 struct PushNumber {
-  explicit PushNumber(PushNumbers& of) : numbers(of), value(of.begin()) {}
+  explicit PushNumber(PushNumbers& owner) : numbers(owner), value(owner.begin()) {}
   ~PushNumber() { numbers.end(value); }
   PushNumber(PushNumber&&) = delete;
   PushNumbers& numbers;
@@ -62,14 +64,14 @@ struct PushNumber {
 struct PushWork {
   std::string_view table;
   std::span<const uint64_t> keys;
-  std::span<const float> floats;      // to be encoded to the table's dtype
-  std::span<const std::byte> stored;  // rows as stored
+  std::span<const float> floats = {};      // to be encoded to the table's dtype
+  std::span<const std::byte> stored = {};  // rows as stored
   bool deletes = false;
   uint32_t dim = 0;     // of floats
   uint64_t number = 0;  // of the call (see PushNumbers)
   // Set when the keys go to several groups: every group must have this dtype, dim and instance.
-  std::optional<Table> encoded_as;
-  PushOptions options;
+  std::optional<Table> encoded_as = {};
+  PushOptions options = {};
 };
 
 struct Client::Impl {
@@ -82,9 +84,9 @@ struct Client::Impl {
   std::atomic<uint64_t> calls{0};  // pull calls, for sampling
   pid_t process = 0;               // that created this client
 
-  std::shared_mutex memories_mutex;
-  // Grows by known tables only.
-  std::map<std::string, std::unique_ptr<TableMemory>, std::less<>> memories;
+  std::shared_mutex statistics_mutex;
+  // By table; only tables that exist are added.
+  std::map<std::string, std::unique_ptr<TableStatistics>, std::less<>> statistics;
 
   std::mutex background_mutex;
   std::condition_variable background_wakes;
@@ -96,7 +98,7 @@ struct Client::Impl {
   Deadline deadline(uint32_t ms) const {
     return Deadline::in_ms(ms != 0 ? ms : options.deadline_ms);
   }
-  TableMemory& memory(std::string_view table);
+  TableStatistics& statistics_of(std::string_view table);
 
   std::mutex routing_mutex;  // guards routing
   std::shared_ptr<const Routing> routing;
@@ -119,21 +121,21 @@ struct Client::Impl {
   static base::Status try_once(RemoteServer& server, const Deadline& deadline, size_t shares,
                                const Attempt& attempt);
 
-  // Run `attempt` on one replica after another until it succeeds. Unreachable or silent replicas
-  // are retried, with backoff, until the deadline, until a newer map is found, or until `is_moot`
-  // says that the request is out of date. Other errors are final once every replica that is not
-  // in backoff gave one.
-  base::Status try_servers(std::string_view what, const Routing& by, const RemoteServers& replicas,
+  // Run `attempt` on one replica after another until it succeeds. Retry unreachable or silent
+  // replicas, with backoff, until the deadline, until a newer map is found, or until `is_outdated`
+  // returns true. Other errors are final once every replica that is not in backoff gave one.
+  // `call` names the call in errors.
+  base::Status try_servers(std::string_view call, const Routing& by, const RemoteServers& replicas,
                            const Deadline& deadline, const Attempt& attempt,
-                           const std::function<bool()>& is_moot = nullptr);
-  base::Status try_any(std::string_view what, const Deadline& deadline, const Attempt& attempt);
+                           const std::function<bool()>& is_outdated = nullptr);
+  base::Status try_any(std::string_view call, const Deadline& deadline, const Attempt& attempt);
   size_t next_rotation() { return rotation.fetch_add(1, std::memory_order_relaxed); }
   // Return the replicas that are not in backoff, rotated by `rotation`, those in doubt last. All
   // groups of a call share one rotation: with one each, two groups of two replicas would always
   // start with the same ones.
-  static std::vector<RemoteServer*> awake_servers(const RemoteServers& of, size_t rotation);
+  static std::vector<RemoteServer*> awake_servers(const RemoteServers& replicas, size_t rotation);
 
-  NewestAnswer answered;  // the newest instance that pulls returned; later pulls return none older
+  NewestAnswer newest_answer;  // later pulls return no older instance
 
   // Choose the instance that is requested by name from all servers (choice.h). It is empty with a
   // single server, whose own current instance counts, and while no server is known.
@@ -141,22 +143,24 @@ struct Client::Impl {
   // no other server comes back by the deadline.
   base::Status choose_instance(const Routing& by, const Deadline& deadline, Choice& choice);
   Choice choose_now(const Routing& by) const;
-  void note_answer(const Routing& by, const std::string& instance);
+  void record_answer(const Routing& by, const std::string& instance);
+  // Read the catalogue of one server, and record whether it replied or failed.
+  static base::Status read_catalogue_of(RemoteServer& server, const Deadline& deadline);
   // Read the catalogues of servers that have none yet; skip servers in backoff.
   static void read_missing_catalogues(const Routing& by, const Deadline& deadline);
   // Read the catalogues of all servers that are not in backoff. A silent server leaves time for
   // the others and for `spare` further shares.
   static void read_catalogues(const Routing& by, const Deadline& deadline, size_t spare);
-  // Also finds out which servers are gone. Returns false when the client is stopping.
+  // Return false when the client is stopping.
   bool read_catalogue_in_background(RemoteServer& server);
   bool pause_background(uint64_t until_ns);
-  // Return the replicas that can serve the instance or whose catalogue is unknown; all replicas
-  // if there are none. `some` holds the result when it is not `replicas`.
+  // Return the replicas that can serve the instance or whose catalogue is unknown; all replicas if
+  // there are none. `able` holds the result when it is not `replicas`.
   static const RemoteServers& replicas_with(const RemoteServers& replicas, const Choice& choice,
-                                            RemoteServers& some);
+                                            RemoteServers& able);
 
   PushNumbers push_numbers;
-  base::Result<PushReport> push(const PushWork& work);
+  base::Result<PushReport> push(PushWork work);
   base::Status push_to(RemoteServer& server, const Deadline& deadline, const PushWork& work,
                        PushReport& report, size_t& acknowledged);
   static base::Status refuse_replicas(const Routing& by, const PushWork& work);
@@ -182,7 +186,8 @@ base::Result<const CatalogueTable*> find_table(RemoteServer& server, Connection&
                                                std::string_view instance = {});
 
 bool is_unreachable(base::Code code);
-// Whether the error is final: another replica would say the same, or the map must be read first.
+// Return whether a retry on another replica cannot help: it would give the same error, or the
+// client must read the map first.
 bool is_final(base::Code code);
 
 }  // namespace petps::client

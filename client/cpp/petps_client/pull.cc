@@ -14,14 +14,13 @@ bool is_present(const uint64_t* bitmap, size_t key) {
   return ((bitmap[key / 64] >> (key % 64)) & 1) != 0;
 }
 
-// Move `found` rows, packed at the start of `rows`, to their keys' places; give missing keys the
-// default row. This goes from the back, because a row only ever moves to a later place.
-void place_rows(const uint64_t* bitmap, size_t keys, size_t found, const std::byte* default_row,
-                size_t row_bytes, std::byte* rows) {
-  // When found == i + 1, all remaining rows are already in place.
-  for (size_t i = keys; i-- > 0 && found <= i;) {
-    const bool present = is_present(bitmap, i);
-    const std::byte* from = present ? rows + --found * row_bytes : default_row;
+// Move `found_count` rows, packed at the start of `rows`, to their keys' places. Give missing keys
+// the default row. Begin at the back, because a row only ever moves to a later place.
+void place_rows(const uint64_t* bitmap, size_t keys, size_t found_count,
+                const std::byte* default_row, size_t row_bytes, std::byte* rows) {
+  // When found_count == i + 1, all remaining rows are already in place.
+  for (size_t i = keys; i-- > 0 && found_count <= i;) {
+    const std::byte* from = is_present(bitmap, i) ? rows + --found_count * row_bytes : default_row;
     std::memmove(rows + i * row_bytes, from, row_bytes);
   }
 }
@@ -50,10 +49,10 @@ void PullExchange::plan(const PullLimits& limits) {
     const size_t section_bytes = sizeof(wire::PullReplySection) + sizeof(uint64_t);
     size_t left = parts_[p].keys.size();
     while (left > 0) {
-      const bool full = requests_.empty() || requests_.back().keys >= keys_limit ||
-                        requests_.back().pieces >= limits.wire.sections_per_pull ||
-                        bytes + section_bytes + row_bytes > bytes_limit;
-      if (full) {
+      const bool is_full = requests_.empty() || requests_.back().keys >= keys_limit ||
+                           requests_.back().pieces >= limits.wire.sections_per_pull ||
+                           bytes + section_bytes + row_bytes > bytes_limit;
+      if (is_full) {
         requests_.push_back({pieces_.size(), 0, 0, false});
         bytes = sizeof(wire::PullReplyPrefix);
       }
@@ -81,8 +80,8 @@ void PullExchange::encode(const Request& request, uint64_t id) {
   }
   wire::PullRequest pull;
   pull.min_version = version_.least;
-  // Only the first request waits. The server reads nothing further of the connection until then,
-  // so the requests behind it wait too.
+  // Only the first request waits for the version. The server reads the next request of the
+  // connection afterwards, so the others wait too.
   pull.wait_ms = &request == &requests_.front() ? version_.wait_ms : 0;
   pull.instance = instance_;
   pull.sections = sections_;
@@ -95,8 +94,8 @@ void PullExchange::encode(const Request& request, uint64_t id) {
 
 void PullExchange::send_requests() {
   // Send half a window at a time, so that one system call carries several requests.
-  if (!error_.ok() || sent_ == requests_.size() || sent_ - answered_ > window_ / 2) return;
-  const size_t until = std::min(requests_.size(), answered_ + window_);
+  if (!error_.ok() || sent_ == requests_.size() || sent_ - received_ > window_ / 2) return;
+  const size_t until = std::min(requests_.size(), received_ + window_);
   for (; sent_ < until; ++sent_) {
     const uint64_t id = connection_.next_request_id();
     if (sent_ == 0) first_id_ = id;
@@ -112,31 +111,28 @@ Status PullExchange::begin() {
 
 Status PullExchange::receive_one(const Deadline& deadline) {
   PETPS_RETURN_IF_ERROR(receive(deadline));
-  ++answered_;
-  send_requests();  // after an error: sends nothing more; the replies in flight are still read
+  ++received_;
+  send_requests();  // nothing after an error; the replies in flight are still read
   return connection_.flush();
-}
-
-Status PullExchange::run(const Deadline& deadline) {
-  PETPS_RETURN_IF_ERROR(begin());
-  while (!is_done()) PETPS_RETURN_IF_ERROR(receive_one(deadline));
-  return error_;
 }
 
 Status PullExchange::receive(const Deadline& deadline) {
   wire::FrameHeader header;
   PETPS_RETURN_IF_ERROR(connection_.read_header(header, deadline));
   const uint64_t number = header.request_id - first_id_;
-  if (number >= sent_ || requests_[number].answered) {
-    if (header.code == 0)
-      return connection_.distrust("a reply to a request that is not waiting for one");
-    Status error;  // for example from a server that is about to close the connection
+  const bool is_expected = number < sent_ && !requests_[number].has_reply;
+  if (header.code != 0) {
+    Status error;
     PETPS_RETURN_IF_ERROR(connection_.read_error(header, deadline, error));
-    return connection_.distrust(error.message());
+    // The error answers no request, for example because the server closes the connection.
+    if (!is_expected) return connection_.distrust(error.message());
+    requests_[number].has_reply = true;
+    record_error(std::move(error));
+    return {};
   }
+  if (!is_expected) return connection_.distrust("a reply to a request that is not waiting for one");
   Request& request = requests_[number];
-  request.answered = true;
-  if (header.code != 0) return receive_error(header, deadline);
+  request.has_reply = true;
   wire::PullReply reply;
   PETPS_RETURN_IF_ERROR(receive_head(header, request, deadline, reply));
   const uint64_t* bitmap = reply.bitmaps.data();
@@ -146,13 +142,6 @@ Status PullExchange::receive(const Deadline& deadline) {
     bitmap += wire::bitmap_words(piece.keys);
   }
   applied_version_ = std::min(applied_version_, reply.applied_version);
-  return {};
-}
-
-Status PullExchange::receive_error(const wire::FrameHeader& header, const Deadline& deadline) {
-  Status error;
-  PETPS_RETURN_IF_ERROR(connection_.read_error(header, deadline, error));
-  remember(std::move(error));
   return {};
 }
 
@@ -174,7 +163,7 @@ Status PullExchange::receive_head(const wire::FrameHeader& header, const Request
   wire::PullReplyPrefix prefix;
   Status decoded = wire::decode_pull_reply_prefix(header, head, prefix);
   if (decoded.ok() && prefix.rows_offset != expected) {
-    return connection_.distrust("a reply with other keys than were asked for");
+    return connection_.distrust("a reply with other keys than requested");
   }
   if (decoded.ok()) decoded = wire::decode_pull_reply_head(header, head, reply);
   if (!decoded.ok()) return connection_.distrust(decoded.message());
@@ -187,7 +176,7 @@ Status PullExchange::receive_head(const wire::FrameHeader& header, const Request
 Status PullExchange::check_section(const wire::PullReplySection& section, const Piece& piece) {
   const CatalogueTable& table = *parts_[piece.part].table;
   if (section.table != table.id || section.keys != piece.keys) {
-    return connection_.distrust("a reply with other tables or keys than were asked for");
+    return connection_.distrust("a reply with other tables or keys than requested");
   }
   if (section.code != 0) {
     if (section.rows_found != 0)
@@ -195,7 +184,7 @@ Status PullExchange::check_section(const wire::PullReplySection& section, const 
     const auto code = section.code <= static_cast<uint16_t>(Code::kIoError)
                           ? static_cast<Code>(section.code)
                           : Code::kInternal;
-    remember(Status(
+    record_error(Status(
         code, connection_.peer() + ": the server no longer has table '" + table.table.name + "'"));
     return {};
   }
@@ -216,7 +205,7 @@ Status PullExchange::receive_rows(const Piece& piece, const wire::PullReplySecti
   } else {
     PETPS_RETURN_IF_ERROR(receive_scattered(piece, section.rows_found, bitmap, deadline));
   }
-  part.found += section.rows_found;
+  part.found_count += section.rows_found;
   if (part.mask == nullptr) return {};
   for (size_t i = 0; i < piece.keys; ++i)
     part.mask[part.position(piece.first + i)] = is_present(bitmap, i) ? 1 : 0;
@@ -229,30 +218,31 @@ Status PullExchange::read_to_scratch(size_t bytes, const Deadline& deadline) {
   return connection_.read({scratch.data(), bytes}, deadline);
 }
 
-Status PullExchange::receive_in_order(const Piece& piece, size_t found, const uint64_t* bitmap,
-                                      const Deadline& deadline) {
+Status PullExchange::receive_in_order(const Piece& piece, size_t found_count,
+                                      const uint64_t* bitmap, const Deadline& deadline) {
   const PullPart& part = parts_[piece.part];
   const Table& table = part.table->table;
-  const size_t received = found * table.row_bytes;
+  const size_t received = found_count * table.row_bytes;
   std::byte* out = part.out + piece.first * part.out_row_bytes();
   if (part.in_place()) {
     PETPS_RETURN_IF_ERROR(connection_.read({out, received}, deadline));
   } else {
     PETPS_RETURN_IF_ERROR(read_to_scratch(received, deadline));
-    codec::decode(table.dtype, connection_.scratch().data(), found, table.dim,
+    codec::decode(table.dtype, connection_.scratch().data(), found_count, table.dim,
                   reinterpret_cast<float*>(out));
   }
-  place_rows(bitmap, piece.keys, found, part.default_row(), part.out_row_bytes(), out);
+  place_rows(bitmap, piece.keys, found_count, part.default_row(), part.out_row_bytes(), out);
   return {};
 }
 
 // Receive each row straight into its place. Rows adjacent in the reply and in `out` are one piece.
-Status PullExchange::receive_scattered(const Piece& piece, size_t found, const uint64_t* bitmap,
-                                       const Deadline& deadline) {
+Status PullExchange::receive_scattered(const Piece& piece, size_t found_count,
+                                       const uint64_t* bitmap, const Deadline& deadline) {
   const PullPart& part = parts_[piece.part];
   const Table& table = part.table->table;
   const size_t row_bytes = part.out_row_bytes();
-  if (!part.in_place()) PETPS_RETURN_IF_ERROR(read_to_scratch(found * table.row_bytes, deadline));
+  if (!part.in_place())
+    PETPS_RETURN_IF_ERROR(read_to_scratch(found_count * table.row_bytes, deadline));
   places_.clear();
   size_t row = 0;
   for (size_t i = 0; i < piece.keys; ++i) {

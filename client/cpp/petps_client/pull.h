@@ -1,4 +1,4 @@
-// One pull over one connection: planned into requests, pipelined, received in place.
+// One pull over one connection: split into requests, pipelined, received in place.
 #pragma once
 
 #include <sys/uio.h>
@@ -23,11 +23,10 @@ struct PullPart {
   std::byte* out = nullptr;             // rows of out_row_bytes()
   uint8_t* mask = nullptr;              // one byte per row of `out`, or null
   const uint32_t* positions = nullptr;  // each key's row in `out`; null: in order
-  uint64_t found = 0;                   // set by the exchange
+  uint64_t found_count = 0;             // set by the exchange
 
   size_t out_row_bytes() const {
-    const Table& about = table->table;
-    return form == Form::kStored ? about.row_bytes : size_t{about.dim} * sizeof(float);
+    return form == Form::kStored ? table->table.row_bytes : table->table.dim * sizeof(float);
   }
   size_t position(size_t key) const { return positions == nullptr ? key : positions[key]; }
   const std::byte* default_row() const {
@@ -52,25 +51,23 @@ struct PullVersion {
   uint32_t wait_ms = 0;
 };
 
-// One pull over one connection.
+// One pull over one connection: begin, then receive_one until is_done.
 // ASSUMPTIONS: one thread. The parts, their tables and their memory outlive the exchange.
 // ERRORS: the server's own errors (the connection stays usable: every reply was read);
 // kDeadlineExceeded and kUnavailable (the connection is broken). A reply that contradicts the
-// request, itself or the catalogue is kUnavailable, and nothing in it is trusted.
+// request, itself or the catalogue is kUnavailable, and nothing in it is used.
 class PullExchange {
  public:
   PullExchange(Connection& connection, const PullLimits& limits, std::span<PullPart> parts,
                uint32_t instance, PullVersion version);
-  base::Status run(const Deadline& deadline);
-  // The steps of run(), for several exchanges in flight: begin, then receive_one until is_done.
-  // An error of receive_one terminates the exchange; error() is an error that the server sent.
+  // Send the first requests.
   base::Status begin();
+  // Receive one reply and send further requests. After an error the exchange cannot go on.
   base::Status receive_one(const Deadline& deadline);
-  bool is_done() const { return answered_ == sent_; }
+  bool is_done() const { return received_ == sent_; }
+  // Return the first error that the server sent; OK: none.
   const base::Status& error() const { return error_; }
-  Connection& connection() const { return connection_; }
   uint64_t applied_version() const { return applied_version_; }
-  size_t requests() const { return requests_.size(); }
 
  private:
   struct Piece {  // consecutive keys of one part
@@ -82,25 +79,24 @@ class PullExchange {
     size_t first_piece;
     uint32_t pieces;
     uint32_t keys;
-    bool answered;
+    bool has_reply;
   };
 
   void plan(const PullLimits& limits);
   void send_requests();
   void encode(const Request& request, uint64_t id);
   base::Status receive(const Deadline& deadline);
-  base::Status receive_error(const wire::FrameHeader& header, const Deadline& deadline);
   base::Status receive_head(const wire::FrameHeader& header, const Request& request,
                             const Deadline& deadline, wire::PullReply& reply);
   base::Status check_section(const wire::PullReplySection& section, const Piece& piece);
   base::Status receive_rows(const Piece& piece, const wire::PullReplySection& section,
                             const uint64_t* bitmap, const Deadline& deadline);
-  base::Status receive_in_order(const Piece& piece, size_t found, const uint64_t* bitmap,
+  base::Status receive_in_order(const Piece& piece, size_t found_count, const uint64_t* bitmap,
                                 const Deadline& deadline);
-  base::Status receive_scattered(const Piece& piece, size_t found, const uint64_t* bitmap,
+  base::Status receive_scattered(const Piece& piece, size_t found_count, const uint64_t* bitmap,
                                  const Deadline& deadline);
   base::Status read_to_scratch(size_t bytes, const Deadline& deadline);
-  void remember(base::Status error) {
+  void record_error(base::Status error) {
     if (error_.ok()) error_ = std::move(error);
   }
 
@@ -113,7 +109,7 @@ class PullExchange {
   std::vector<Request> requests_;
   uint64_t first_id_ = 0;
   size_t sent_ = 0;
-  size_t answered_ = 0;
+  size_t received_ = 0;  // replies
   uint64_t applied_version_ = 0;
   base::Status error_;  // the first error that the server sent
   std::vector<wire::PullSection> sections_;

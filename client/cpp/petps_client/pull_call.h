@@ -1,4 +1,4 @@
-// One pull call: planned once, split over the groups of servers that own its keys, and merged.
+// One call of Client::pull_many: the keys are split over the groups of servers that own them.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,6 @@
 
 namespace petps::client {
 
-// One call of Client::pull_many.
 // ASSUMPTIONS: one thread; pulls and options outlive it. run() may be called again with another
 // routing.
 class PullCall {
@@ -27,18 +26,19 @@ class PullCall {
 
   base::Status run_once(const Routing& by, PullReport& report);
   base::Status plan(const Routing& by);
-  base::Status find_shapes(const Routing& by, CataloguePointer& catalogue, bool& was_known);
+  base::Status find_catalogue(const Routing& by, CataloguePointer& catalogue, bool& was_known);
   bool is_outdated(const Routing& by) const;
-  base::Status check_meaning(Flight& flight) const;
+  base::Status check_instance(Flight& flight) const;
   static bool is_switched(const Routing& by,
                           const std::vector<std::shared_ptr<const Catalogue>>& before);
-  std::vector<Share> share_out(const Routing& by) const;
-  uint32_t wait_ms(const Flight& flight, bool wait) const;
-  base::Status start(Flight& flight, bool wait);
+  std::vector<Share> split_by_group(const Routing& by) const;
+  uint32_t wait_ms(const Flight& flight, bool may_wait) const;
+  base::Status start(Flight& flight, bool may_wait);
+  // Record the result of a completed flight in its share.
   static void finish(const Flight& flight);
-  base::Status ask_alone(const Routing& by, Share& share);
-  base::Status ask_one(Share& share, RemoteServer& server, const Deadline& until, bool wait);
-  base::Status ask_together(const Routing& by, std::vector<Share>& shares);
+  base::Status pull_group(const Routing& by, Share& share);
+  base::Status pull_from(Share& share, RemoteServer& server, const Deadline& until, bool may_wait);
+  base::Status pull_all_groups(const Routing& by, std::vector<Share>& shares);
   static void wait_for_any(std::span<const std::unique_ptr<Flight>> flights);
 
   Client::Impl& client_;

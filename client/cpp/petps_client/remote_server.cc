@@ -20,14 +20,14 @@ constexpr size_t kMaxPools = 64;
 constexpr uint64_t kIdleForWriteNs = 1'000'000'000;
 
 Status check_limits(const wire::Limits& limits, Connection& connection) {
-  const bool usable = limits.body_bytes > 0 && limits.keys_per_pull > 0 &&
-                      limits.sections_per_pull > 0 && limits.keys_per_push > 0 &&
-                      limits.in_flight > 0;
-  return usable ? Status() : connection.distrust("its hello announces a limit of 0");
+  const bool is_usable = limits.body_bytes > 0 && limits.keys_per_pull > 0 &&
+                         limits.sections_per_pull > 0 && limits.keys_per_push > 0 &&
+                         limits.in_flight > 0;
+  return is_usable ? Status() : connection.distrust("its hello announces a limit of 0");
 }
 
 // Lower the limits to those of this build: a newer server may announce more.
-wire::Limits lower_of(wire::Limits limits) {
+wire::Limits lower_to_ours(wire::Limits limits) {
   const wire::Limits ours;
   limits.body_bytes = std::min(limits.body_bytes, ours.body_bytes);
   limits.keys_per_pull = std::min(limits.keys_per_pull, ours.keys_per_pull);
@@ -51,17 +51,16 @@ Result<std::unique_ptr<Connection>> RemoteServer::open(const Deadline& deadline)
   wire::HelloRequest request;
   request.client = options_.name;
   wire::encode_hello(connection.next_request_id(), request, connection.frame());
-  wire::FrameHeader header;
-  const auto body = connection.ask(connection.frame(), header, deadline);
-  if (!body.ok()) return body.status();
   wire::HelloReply& hello = connection.hello;
-  const Status decoded = wire::decode_hello_reply(header, body.value(), hello);
-  if (!decoded.ok()) return connection.distrust(decoded.message());
+  PETPS_RETURN_IF_ERROR(
+      connection.exchange(deadline, [&](const wire::FrameHeader& header, auto body) {
+        return wire::decode_hello_reply(header, body, hello);
+      }));
   PETPS_RETURN_IF_ERROR(check_limits(hello.limits, connection));
-  hello.limits = lower_of(hello.limits);
+  hello.limits = lower_to_ours(hello.limits);
   if (options_.rdma != nullptr && (hello.features & wire::kFeatureRdma) != 0) {
     const Status moved = connection.move_to_rdma(*options_.rdma, deadline);
-    if (connection.broken()) return moved;  // otherwise the server refused, and TCP stays in use
+    if (connection.is_broken()) return moved;  // otherwise the server refused, and TCP stays in use
   }
   return opened;
 }
@@ -80,8 +79,8 @@ Result<Lease> RemoteServer::lease(const Deadline& deadline, Use use) {
   while (!idle_.empty()) {
     std::unique_ptr<Connection> connection = std::move(idle_.back());
     idle_.pop_back();
-    const bool too_idle = use == Use::kWrite && connection->idle_ns() > kIdleForWriteNs;
-    if (too_idle || !connection->is_reusable()) continue;
+    const bool is_too_idle = use == Use::kWrite && connection->idle_ns() > kIdleForWriteNs;
+    if (is_too_idle || !connection->is_reusable()) continue;
     connection->begin_use(true);
     return Lease(this, std::move(connection));
   }
@@ -93,11 +92,11 @@ Result<Lease> RemoteServer::lease(const Deadline& deadline, Use use) {
     --leased_;
     returned_.notify_one();
     if (opened.status().code() == Code::kDeadlineExceeded)
-      timed_out(base::monotonic_ns() - began_at);
+      record_timeout_locked(base::monotonic_ns() - began_at);
     return opened.status();
   }
   hello_ = (*opened)->hello;
-  greeted_ = true;
+  has_hello_ = true;
   (*opened)->begin_use(false);
   return Lease(this, std::move(opened).value());
 }
@@ -105,25 +104,26 @@ Result<Lease> RemoteServer::lease(const Deadline& deadline, Use use) {
 void RemoteServer::take_back(std::unique_ptr<Connection> connection) {
   const std::lock_guard lock(mutex_);
   --leased_;
-  if (connection->timed_out_after_ns() != 0) timed_out(connection->timed_out_after_ns());
+  if (connection->timed_out_after_ns() != 0)
+    record_timeout_locked(connection->timed_out_after_ns());
   if (connection->was_closed_while_idle()) {
     ++idle_losses_;
     idle_.clear();  // the others are most likely as old
   }
-  if (!connection->broken()) {
+  if (!connection->is_broken()) {
     connection->end_use();
     idle_.push_back(std::move(connection));
   }
   returned_.notify_one();
 }
 
-RemoteServer::Kept& RemoteServer::kept_of(const Uuid& pool) {
+RemoteServer::KeptCatalogue& RemoteServer::kept_for_locked(const Uuid& pool) {
   if (kept_.size() >= kMaxPools && !kept_.contains(pool)) {
     kept_.erase(std::min_element(kept_.begin(), kept_.end(), [](const auto& a, const auto& b) {
       return a.second.used_at < b.second.used_at;
     }));
   }
-  Kept& kept = kept_[pool];
+  KeptCatalogue& kept = kept_[pool];
   kept.used_at = ++clock_;
   return kept;
 }
@@ -144,59 +144,58 @@ Result<std::shared_ptr<const Catalogue>> RemoteServer::catalogue(Connection& con
   return read_catalogue(connection, deadline);
 }
 
-Status RemoteServer::restored(const Catalogue& seen, const Catalogue& now) const {
+Status RemoteServer::restored_pool_error(const Catalogue& seen, const Catalogue& now) const {
   return Status(Code::kUnavailable,
                 name_ + ": its pool is an older copy of itself: its names are at counter " +
                     std::to_string(now.state().counter) + ", and this client has seen " +
                     std::to_string(seen.state().counter) +
-                    ". It is not asked for rows until it has passed that. Restore a newer copy of "
-                    "the pool, or serve a new pool that is loaded from a base; or restart the "
-                    "clients to accept the older one");
+                    ". This client requests no rows from it until the counter has passed that. "
+                    "Restore a newer copy of the pool, or serve a new pool that is loaded from a "
+                    "base; or restart the clients to accept the older one");
 }
 
 Result<std::shared_ptr<const Catalogue>> RemoteServer::read_catalogue(Connection& connection,
                                                                       const Deadline& deadline) {
-  uint64_t asked_at = 0;
+  uint64_t requested_at = 0;
   {
     const std::lock_guard lock(mutex_);
-    asked_at = ++clock_;
+    requested_at = ++clock_;
   }
-  auto built = ask_catalogue(connection, deadline);
+  auto built = request_catalogue(connection, deadline);
   if (!built.ok()) return built.status();
   std::shared_ptr<Catalogue>& now = built.value();
   const std::lock_guard lock(mutex_);
-  Kept& kept = kept_of(connection.hello.pool_uuid);
+  KeptCatalogue& kept = kept_for_locked(connection.hello.pool_uuid);
   const uint64_t counter = now->state().counter;
   if (kept.value != nullptr) {
     const uint64_t seen = kept.value->state().counter;
     const bool has_counters = counter != 0 && seen != 0;
-    const bool is_older = has_counters ? counter < seen : asked_at < kept.asked_at;
+    const bool is_older = has_counters ? counter < seen : requested_at < kept.requested_at;
     // The kept catalogue is newer and was read after this request began, so it is a state that
     // the server had during this call.
-    if (is_older && (!has_counters || kept.read_at > asked_at)) {
+    if (is_older && (!has_counters || kept.read_at > requested_at)) {
       connection.has_read_catalogue = true;
       return kept.value;
     }
-    if (is_older) return restored(*kept.value, *now);
-    now->follow(*kept.value);
+    if (is_older) return restored_pool_error(*kept.value, *now);
+    now->record_former(*kept.value);
   }
   connection.has_read_catalogue = true;
-  kept = {now, asked_at, ++clock_, clock_};
+  kept = {now, requested_at, ++clock_, clock_};
   return kept.value;
 }
 
-Result<std::shared_ptr<Catalogue>> RemoteServer::ask_catalogue(Connection& connection,
-                                                               const Deadline& deadline) const {
-  const bool tells_state = (connection.hello.features & wire::kFeatureCatalogueState) != 0;
-  wire::encode_tables(connection.next_request_id(), {.with_state = tells_state},
+Result<std::shared_ptr<Catalogue>> RemoteServer::request_catalogue(Connection& connection,
+                                                                   const Deadline& deadline) const {
+  const bool sends_state = (connection.hello.features & wire::kFeatureCatalogueState) != 0;
+  wire::encode_tables(connection.next_request_id(), {.with_state = sends_state},
                       connection.frame());
-  wire::FrameHeader header;
-  const auto body = connection.ask(connection.frame(), header, deadline);
-  if (!body.ok()) return body.status();
   wire::TablesReply reply;
-  const Status decoded = wire::decode_tables_reply(header, body.value(), reply);
-  if (!decoded.ok()) return connection.distrust(decoded.message());
-  if (tells_state && reply.state.pool_uuid != connection.hello.pool_uuid)
+  PETPS_RETURN_IF_ERROR(
+      connection.exchange(deadline, [&](const wire::FrameHeader& header, auto body) {
+        return wire::decode_tables_reply(header, body, reply);
+      }));
+  if (sends_state && reply.state.pool_uuid != connection.hello.pool_uuid)
     return connection.distrust("its tables are of another pool than its hello");
   reply.state.pool_uuid = connection.hello.pool_uuid;
   return Catalogue::build(reply, model_, name_);
@@ -209,30 +208,29 @@ Result<wire::ShardMap> RemoteServer::read_shard_map(const Deadline& deadline) {
   if (!leased->has(wire::kFeatureShardMap)) return map;
   Connection& connection = **leased;
   wire::encode_shard_map(connection.next_request_id(), connection.frame());
-  wire::FrameHeader header;
-  const auto body = connection.ask(connection.frame(), header, deadline);
-  if (!body.ok()) return body.status();
-  const Status decoded = wire::decode_shard_map_reply(header, body.value(), map);
-  if (!decoded.ok()) return connection.distrust(decoded.message());
+  PETPS_RETURN_IF_ERROR(
+      connection.exchange(deadline, [&](const wire::FrameHeader& header, auto body) {
+        return wire::decode_shard_map_reply(header, body, map);
+      }));
   return map;
 }
 
-void RemoteServer::fail() {
+void RemoteServer::record_failure_locked() {
   ++failures_;
   backoff_until_ns_ = base::monotonic_ns() + backoff_.next_ns();
 }
 
-void RemoteServer::failed() {
+void RemoteServer::record_failure() {
   const std::lock_guard lock(mutex_);
-  fail();
+  record_failure_locked();
 }
 
-void RemoteServer::timed_out(uint64_t waited_ns) {
-  if (waited_ns >= backoff_options_.silence_ns) return fail();
+void RemoteServer::record_timeout_locked(uint64_t waited_ns) {
+  if (waited_ns >= backoff_options_.silence_ns) return record_failure_locked();
   doubt_until_ns_ = base::monotonic_ns() + doubt_.next_ns();
 }
 
-void RemoteServer::answered() {
+void RemoteServer::record_reply() {
   const std::lock_guard lock(mutex_);
   failures_ = 0;
   backoff_.reset();
@@ -251,7 +249,7 @@ bool RemoteServer::is_in_doubt() const {
   return doubt_until_ns_ != 0 && doubt_until_ns_ > base::monotonic_ns();
 }
 
-bool RemoteServer::answers() const {
+bool RemoteServer::is_live() const {
   const std::lock_guard lock(mutex_);
   return failures_ < backoff_options_.failures_until_gone;
 }
@@ -263,8 +261,8 @@ uint64_t RemoteServer::idle_losses() const {
 
 uint32_t RemoteServer::hot_set_ms() const {
   const std::lock_guard lock(mutex_);
-  constexpr uint32_t kLongest = 3'600;  // limit of the period, whatever the server asks for
-  return greeted_ ? std::min(hello_.hot_set_seconds, kLongest) * 1000 : 0;
+  constexpr uint32_t kMaxSeconds = 3'600;  // limit of the period, whatever the server sends
+  return has_hello_ ? std::min(hello_.hot_set_seconds, kMaxSeconds) * 1000 : 0;
 }
 
 }  // namespace petps::client

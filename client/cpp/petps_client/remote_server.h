@@ -41,13 +41,14 @@ class Lease {
   std::unique_ptr<Connection> connection_;  // null: moved from
 };
 
-// The purpose of a lease. A server may close an idle connection. A read that meets this moment is
-// retried; a write may or may not have been taken, so it uses no connection that was idle for long.
+// The purpose of a lease. A server may close an idle connection at any moment. The client retries a
+// read that fails because of that. It cannot retry a write, which the server may have applied, so
+// a write uses no connection that was idle for long.
 enum class Use : uint8_t { kRead, kWrite };
 
 // One server address.
-// Threads: every method from any thread. Each call leases a connection of its own. So the thread
-// that wants the rows receives them itself, into its own memory, without a hand-over.
+// Threads: every method from any thread. Each call leases a connection of its own, so the calling
+// thread receives the rows itself, straight into its memory.
 class RemoteServer {
  public:
   RemoteServer(Address address, std::string model, const Options& options,
@@ -62,13 +63,13 @@ class RemoteServer {
 
   const std::string& name() const { return name_; }
 
-  // Lease an idle connection, or a new one after its hello; wait while all are in use. For a
-  // write, skip connections that were idle for longer than kIdleForWriteNs.
-  // Errors: kUnavailable, kDeadlineExceeded, kResourceExhausted (all in use until the
-  // deadline), kUnimplemented.
+  // Lease an idle connection, or open a new one; wait while all are in use. For a write, skip
+  // connections that were idle for longer than kIdleForWriteNs.
+  // Errors: kUnavailable, kDeadlineExceeded, kResourceExhausted (all in use until the deadline),
+  // kUnimplemented.
   base::Result<Lease> lease(const Deadline& deadline, Use use = Use::kRead);
-  // Return the last catalogue of the pool behind the connection. Read it now if this connection
-  // has not read one yet: its server may be another one, or may have been restored since.
+  // Return the last catalogue of the pool behind the connection. Read it now if this connection has
+  // not read one yet, because the address may lead to another server, or to a restored pool.
   base::Result<std::shared_ptr<const Catalogue>> catalogue(Connection& connection,
                                                            const Deadline& deadline);
   // Read the catalogue. The result is a state that the server had at some time during this call.
@@ -77,25 +78,25 @@ class RemoteServer {
   // counter has passed the one seen.
   base::Result<std::shared_ptr<const Catalogue>> read_catalogue(Connection& connection,
                                                                 const Deadline& deadline);
-  // Return the catalogue of the pool that the newest connection led to; null: none yet.
+  // Return the catalogue of the newest connection's pool; null: none yet.
   std::shared_ptr<const Catalogue> last_catalogue() const;
   // Read the server's shard map. Version 0: no map, the server owns all keys.
   base::Result<wire::ShardMap> read_shard_map(const Deadline& deadline);
 
-  // Record a failure of the server: refused, reset, broke the protocol, or silent for longer than
-  // BackoffOptions::silence_ns. The backoff grows with each failure; calls prefer the server's
-  // replicas.
-  void failed();
-  // Record a reply: ends backoff and doubt.
-  void answered();
+  // Record a failure of the server: it refused or reset a connection, broke the protocol, or was
+  // silent for BackoffOptions::silence_ns. Calls skip the server during its backoff, which grows
+  // with each failure.
+  void record_failure();
+  // Record a reply, which ends backoff and doubt.
+  void record_reply();
   // Return the end of the backoff, by base::monotonic_ns; 0: none.
   uint64_t backoff_until_ns() const;
-  // Return whether a caller's time, shorter than BackoffOptions::silence_ns, ran out before the
-  // server replied. Calls try other servers first, but none fails because of this.
+  // Return whether a caller recently gave up after less than BackoffOptions::silence_ns. Calls try
+  // other servers first, but none fails because of this.
   bool is_in_doubt() const;
   // Return whether the server is live: fewer than kFailuresUntilGone failures since its last reply.
-  bool answers() const;
-  // Return how many connections closed while idle. A read that met one of them is retried.
+  bool is_live() const;
+  // Return how many leased connections the server had closed while they were idle.
   uint64_t idle_losses() const;
   // Return the period that the last hello requested; 0 before the first hello.
   uint32_t hot_set_ms() const;
@@ -103,23 +104,23 @@ class RemoteServer {
  private:
   friend class Lease;
   using Uuid = std::array<uint8_t, 16>;
-  // The newest catalogue of one pool. Of two catalogues the one with the higher counter is newer.
-  // Servers of earlier releases send no counter: then the later request wins.
-  struct Kept {
+  // The newest catalogue of one pool. A catalogue with a higher counter is newer. Servers of
+  // earlier releases send no counter: then the later request wins.
+  struct KeptCatalogue {
     std::shared_ptr<const Catalogue> value;
-    uint64_t asked_at = 0;  // these three by clock_
+    uint64_t requested_at = 0;  // these three by clock_
     uint64_t read_at = 0;
     uint64_t used_at = 0;
   };
 
   void take_back(std::unique_ptr<Connection> connection);
-  void timed_out(uint64_t waited_ns);  // under mutex_
-  void fail();                         // under mutex_
+  void record_timeout_locked(uint64_t waited_ns);
+  void record_failure_locked();
   base::Result<std::unique_ptr<Connection>> open(const Deadline& deadline);
-  base::Result<std::shared_ptr<Catalogue>> ask_catalogue(Connection& connection,
-                                                         const Deadline& deadline) const;
-  Kept& kept_of(const Uuid& pool);  // under mutex_
-  base::Status restored(const Catalogue& seen, const Catalogue& now) const;
+  base::Result<std::shared_ptr<Catalogue>> request_catalogue(Connection& connection,
+                                                             const Deadline& deadline) const;
+  KeptCatalogue& kept_for_locked(const Uuid& pool);
+  base::Status restored_pool_error(const Catalogue& seen, const Catalogue& now) const;
 
   const std::string name_;
   const std::string model_;
@@ -132,9 +133,9 @@ class RemoteServer {
   std::vector<std::unique_ptr<Connection>> idle_;
   uint32_t leased_ = 0;
   wire::HelloReply hello_;
-  bool greeted_ = false;
-  std::map<Uuid, Kept> kept_;  // by pool: one address may lead to several
-  uint64_t clock_ = 0;         // counts catalogue requests and replies
+  bool has_hello_ = false;
+  std::map<Uuid, KeptCatalogue> kept_;  // by pool: one address may lead to several
+  uint64_t clock_ = 0;                  // counts catalogue requests and replies
   Backoff backoff_;
   Backoff doubt_;
   uint64_t backoff_until_ns_ = 0;

@@ -27,7 +27,7 @@ Result<std::shared_ptr<const Routing>> route_by_map(
   for (const wire::ShardServer& entry : map.servers) {
     auto address = parse_address(entry.address, entry.address);
     if (!address.ok()) {
-      return Status(Code::kUnavailable, peer + ": its shard map names a server " +
+      return Status(Code::kUnavailable, peer + ": its shard map has a wrong server address: " +
                                             std::string(address.status().message()));
     }
     std::shared_ptr<RemoteServer> server;
@@ -38,7 +38,7 @@ Result<std::shared_ptr<const Routing>> route_by_map(
     }
     if (server == nullptr) server = make(std::move(address).value());
     routing->all.push_back(server);
-    // The map was checked: servers that share one partition share all of them.
+    // The decoder has checked the map: servers that share one partition share all of them.
     const auto at = std::find(sets.begin(), sets.end(), entry.partitions);
     const auto group = static_cast<size_t>(at - sets.begin());
     if (at == sets.end()) {
@@ -57,9 +57,9 @@ Result<std::shared_ptr<const Routing>> route_by_map(
 std::vector<Slice> split(const Routing& routing, std::span<const uint64_t> keys) {
   std::vector<Slice> slices(routing.groups.size());
   for (Slice& slice : slices) {
-    const size_t likely = keys.size() / slices.size() + keys.size() / 8 + 1;
-    slice.keys.reserve(likely);
-    slice.positions.reserve(likely);
+    const size_t likely_size = keys.size() / slices.size() + keys.size() / 8 + 1;
+    slice.keys.reserve(likely_size);
+    slice.positions.reserve(likely_size);
   }
   for (size_t i = 0; i < keys.size(); ++i) {
     Slice& slice = slices[routing.group(keys[i])];

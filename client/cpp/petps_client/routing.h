@@ -14,8 +14,8 @@ namespace petps::client {
 
 using RemoteServers = std::vector<std::shared_ptr<RemoteServer>>;
 
-// Groups of servers. The servers of a group own the same keys, so they are replicas. Immutable:
-// calls in flight keep the routing that they began with.
+// Groups of servers. The servers of a group own the same keys, so they are replicas.
+// ASSUMPTIONS: immutable. Calls in flight keep the routing that they began with.
 struct Routing {
   uint64_t version = 0;  // of the shard map; 0: no map, one group owns all keys
   uint32_t partitions = 1;

@@ -6,7 +6,7 @@
 namespace petps::client::testing {
 namespace {
 
-// Return the catalogue of a pool that has one instance of "m", which is its current one.
+// Return the catalogue of a pool with one instance of "m".
 CataloguePointer pool_with(uint8_t uuid, uint32_t id, const std::string& instance,
                            uint64_t version) {
   wire::TablesReply reply;
@@ -19,35 +19,36 @@ CataloguePointer pool_with(uint8_t uuid, uint32_t id, const std::string& instanc
   return built.value();
 }
 
-Choice choose_of(const std::vector<CataloguePointer>& servers, const NewestAnswer& answered) {
+Choice choose_among(const std::vector<CataloguePointer>& servers,
+                    const NewestAnswer& newest_answer) {
   std::vector<GroupView> groups(1);
   for (const CataloguePointer& server : servers) groups[0].push_back({server, true});
-  return choose(groups, answered);
+  return choose(groups, newest_answer);
 }
 
 // The only server with the last answer's instance is gone: its address leads to another pool now.
-// No other server ever had that instance, so only its version shows that theirs are older.
-TEST(Choice, AnOlderInstanceIsRefusedWhenNoServerKnowsTheLastAnswerAnyMore) {
+// No other server ever had that instance, so only the versions show that theirs are older.
+TEST(Choice, RefusesAnOlderVersionWhenNoServerHasTheLastAnswersInstance) {
   const std::vector<CataloguePointer> before = {pool_with(1, 1, "m@17", 17)};
-  NewestAnswer answered;
-  answered.note("m@17", before);
+  NewestAnswer newest_answer;
+  newest_answer.record("m@17", before);
   const auto older = pool_with(2, 1, "m@8", 8);
-  Choice choice = choose_of({older}, answered);
+  Choice choice = choose_among({older}, newest_answer);
   EXPECT_EQ(choice.instance, "");
   EXPECT_EQ(choice.too_old, "'m@8'");
-  choice = choose_of({older, pool_with(3, 1, "m@18", 18)}, answered);
+  choice = choose_among({older, pool_with(3, 1, "m@18", 18)}, newest_answer);
   EXPECT_EQ(choice.instance, "m@18") << "newer by its version";
 }
 
-// Pushed tables have no versions. Once no server has the last answer's instance,
-// the fleet has moved on.
-TEST(Choice, WhatNobodyCanCompareIsTakenOnceTheLastAnswerIsNowhere) {
+// Pushed tables have no versions. Once no server has the last answer's instance, the fleet has
+// moved on.
+TEST(Choice, TakesAnInstanceWithoutVersionWhenNoServerHasTheLastAnswersInstance) {
   const std::vector<CataloguePointer> before = {pool_with(1, 1, "m@17", 0)};
-  NewestAnswer answered;
-  answered.note("m@17", before);
+  NewestAnswer newest_answer;
+  newest_answer.record("m@17", before);
   const auto other = pool_with(2, 1, "m@8", 0);
-  EXPECT_EQ(choose_of({other}, answered).instance, "m@8");
-  EXPECT_EQ(choose_of({other, before[0]}, answered).instance, "m@17");
+  EXPECT_EQ(choose_among({other}, newest_answer).instance, "m@8");
+  EXPECT_EQ(choose_among({other, before[0]}, newest_answer).instance, "m@17");
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Names that resolve late or never, and hosts with several addresses of which some are silent.
-// The tests wait for events, so no outcome depends on the speed of the machine: a resolver is
-// held until a test releases it, and a silent address stays silent.
+// The tests wait for events, so no result depends on the speed of the machine: a resolver waits
+// until a test releases it, and a silent address stays silent.
 #include "petps_client/dial.h"
 
 #include <arpa/inet.h>
@@ -21,14 +21,11 @@ namespace petps::client::testing {
 namespace {
 
 constexpr uint32_t kShortMs = 20;     // deadline of calls that cannot succeed
-constexpr uint32_t kLongMs = 60'000;  // deadline of calls that must succeed: never used up
+constexpr uint32_t kLongMs = 60'000;  // deadline of calls that must succeed: they take less
 const Address kName{"server.example", 7070};
 
-SocketAddress loopback(uint16_t port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(port);
+SocketAddress socket_address(uint16_t port) {
+  const sockaddr_in address = loopback(port);
   SocketAddress out;
   std::memcpy(&out.bytes, &address, sizeof(address));
   out.size = sizeof(address);
@@ -41,28 +38,24 @@ uint16_t port_of(const SocketAddress& address) {
   return ntohs(plain.sin_port);
 }
 
-// A resolver whose first lookup returns at let_go(), and whose later lookups return at
+// A resolver whose first lookup returns at release(), and whose later lookups return at
 // destruction. The lookup threads share its state, because they may outlive a HostLookup.
 class HeldResolver {
  public:
   explicit HeldResolver(uint16_t port) : state_(std::make_shared<State>()) { state_->port = port; }
   ~HeldResolver() {
-    let_go();
-    state_->end.set_value();
+    release();
+    state_->all_released.set_value();
   }
   HostLookup::Resolve resolve() const {
-    return [state = state_](const Address&, std::vector<SocketAddress>& found) {
-      if (state->lookups.fetch_add(1) == 0) {
-        state->first_ended.wait();
-      } else {
-        state->ended.wait();
-      }
-      found = {loopback(state->port)};
+    return [state = state_](const Address&, std::vector<SocketAddress>& addresses) {
+      (state->lookups.fetch_add(1) == 0 ? state->until_first : state->until_all).wait();
+      addresses = {socket_address(state->port)};
       return 0;
     };
   }
-  void let_go() {
-    if (!std::exchange(is_let_go_, true)) state_->first_end.set_value();
+  void release() {
+    if (!std::exchange(is_released_, true)) state_->first_released.set_value();
   }
   int lookups() const { return state_->lookups.load(); }
 
@@ -70,16 +63,16 @@ class HeldResolver {
   struct State {
     uint16_t port = 0;
     std::atomic<int> lookups{0};
-    std::promise<void> first_end;
-    std::promise<void> end;
-    std::shared_future<void> first_ended = first_end.get_future().share();
-    std::shared_future<void> ended = end.get_future().share();
+    std::promise<void> first_released;
+    std::promise<void> all_released;
+    std::shared_future<void> until_first = first_released.get_future().share();
+    std::shared_future<void> until_all = all_released.get_future().share();
   };
   std::shared_ptr<State> state_;
-  bool is_let_go_ = false;
+  bool is_released_ = false;
 };
 
-HostLookup::Resolve failing(int failure) {
+HostLookup::Resolve fail_with(int failure) {
   return [failure](const Address&, std::vector<SocketAddress>&) { return failure; };
 }
 
@@ -97,7 +90,7 @@ class DeadPort {
   enum class Kind { kRefuses, kSilent };
   explicit DeadPort(Kind kind) {
     socket_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    SocketAddress address = loopback(0);
+    SocketAddress address = socket_address(0);
     EXPECT_EQ(0, bind(socket_, as_sockaddr(address), address.size)) << strerror(errno);
     EXPECT_EQ(0, getsockname(socket_, as_sockaddr(address), &address.size)) << strerror(errno);
     address_ = address;
@@ -121,54 +114,53 @@ class DeadPort {
   int filler_ = -1;
 };
 
-TEST(HostLookup, AResolverThatNeverAnswersHoldsNoCallBeyondItsDeadline) {
+TEST(HostLookup, ReturnsByTheDeadlineWhenTheResolverHangs) {
   HeldResolver held(1);
   HostLookup lookup(kName, held.resolve());
   for (int call = 0; call < 3; ++call) {
-    const auto found = lookup.addresses(Deadline::in_ms(kShortMs));
-    ASSERT_FALSE(found.ok());
-    EXPECT_EQ(base::Code::kDeadlineExceeded, found.status().code());
+    const auto addresses = lookup.addresses(Deadline::in_ms(kShortMs));
+    ASSERT_FALSE(addresses.ok());
+    EXPECT_EQ(base::Code::kDeadlineExceeded, addresses.status().code());
     EXPECT_EQ("server.example:7070: its name was not resolved within 20 ms",
-              found.status().message());
+              addresses.status().message());
   }
   EXPECT_LE(held.lookups(), 1) << "one thread for each name, however many calls wait for it";
 }
 
-TEST(HostLookup, AnAnswerThatComesAfterItsCallHasGivenUpIsKept) {
+TEST(HostLookup, KeepsAResultThatArrivesAfterTheDeadline) {
   HeldResolver held(4711);
   HostLookup lookup(kName, held.resolve());
   ASSERT_FALSE(lookup.addresses(Deadline::in_ms(kShortMs)).ok());
-  held.let_go();
+  held.release();
   // A second lookup would never return.
-  auto found = lookup.addresses(Deadline::in_ms(kLongMs));
-  ASSERT_TRUE(found.ok()) << found.status().to_string();
-  ASSERT_EQ(1u, found.value().size());
-  EXPECT_EQ(4711, port_of(found.value()[0]));
-  // After forget() a newer result is wanted, but the second lookup still does not return. The
-  // older result is used.
+  auto addresses = lookup.addresses(Deadline::in_ms(kLongMs));
+  ASSERT_TRUE(addresses.ok()) << addresses.status().to_string();
+  ASSERT_EQ(1u, addresses.value().size());
+  EXPECT_EQ(4711, port_of(addresses.value()[0]));
+  // forget() starts a second lookup, which does not return. So the older result is used.
   lookup.forget();
-  found = lookup.addresses(Deadline::in_ms(kShortMs));
-  ASSERT_TRUE(found.ok()) << found.status().to_string();
-  EXPECT_EQ(4711, port_of(found.value()[0]));
+  addresses = lookup.addresses(Deadline::in_ms(kShortMs));
+  ASSERT_TRUE(addresses.ok()) << addresses.status().to_string();
+  EXPECT_EQ(4711, port_of(addresses.value()[0]));
 }
 
-TEST(HostLookup, ItsThreadMayOutliveIt) {
+TEST(HostLookup, MayBeDestroyedBeforeItsThreadFinishes) {
   HeldResolver held(1);
   { EXPECT_FALSE(HostLookup(kName, held.resolve()).addresses(Deadline::in_ms(kShortMs)).ok()); }
-  held.let_go();
+  held.release();
 }
 
-TEST(HostLookup, ANameThatIsNotKnownIsUnavailable) {
-  HostLookup lookup(kName, failing(EAI_NONAME));
+TEST(HostLookup, ReportsAnUnknownNameAsUnavailable) {
+  HostLookup lookup(kName, fail_with(EAI_NONAME));
   const base::Status status = lookup.addresses(Deadline::in_ms(kLongMs)).status();
   EXPECT_EQ(base::Code::kUnavailable, status.code());
   EXPECT_EQ(std::string("server.example:7070: ") + gai_strerror(EAI_NONAME), status.message());
 }
 
-TEST(HostLookup, AnOlderResultServesWhileTheNameServersFail) {
+TEST(HostLookup, ReturnsAnOlderResultWhileTheNameServersFail) {
   const auto failure = std::make_shared<std::atomic<int>>(0);
-  HostLookup lookup(kName, [failure](const Address&, std::vector<SocketAddress>& found) {
-    if (failure->load() == 0) found = {loopback(7)};
+  HostLookup lookup(kName, [failure](const Address&, std::vector<SocketAddress>& addresses) {
+    if (failure->load() == 0) addresses = {socket_address(7)};
     return failure->load();
   });
   ASSERT_TRUE(lookup.addresses(Deadline::in_ms(kLongMs)).ok());
@@ -181,14 +173,14 @@ TEST(HostLookup, AnOlderResultServesWhileTheNameServersFail) {
   EXPECT_EQ(lookup.addresses(Deadline::in_ms(kLongMs)).status().code(), base::Code::kUnavailable);
 }
 
-TEST(ConnectAny, AnAddressThatIsDeadHidesNoneAfterIt) {
+TEST(ConnectAny, ConnectsToTheOneAddressThatIsAlive) {
   using Kind = DeadPort::Kind;
-  FakeServer server([](wire::Opcode, uint64_t, wire::Frame&) { return Answer::kSend; });
+  FakeServer server;
   const DeadPort silent(Kind::kSilent);
   const DeadPort other(Kind::kSilent);
   const DeadPort refuses(Kind::kRefuses);
   const auto url = parse_url("petps://" + server.address());
-  const SocketAddress alive = loopback(url.value().addresses[0].port);
+  const SocketAddress alive = socket_address(url.value().addresses[0].port);
   const std::vector<std::vector<SocketAddress>> lists = {
       {alive, silent.address()},
       {silent.address(), alive},
@@ -207,25 +199,25 @@ TEST(ConnectAny, AnAddressThatIsDeadHidesNoneAfterIt) {
   }
 }
 
-TEST(ConnectAny, WithNobodyThereItEndsByTheDeadlineOrWhenAllHaveRefused) {
+TEST(ConnectAny, FailsAtTheDeadlineOrWhenAllAddressesHaveRefused) {
   const DeadPort silent(DeadPort::Kind::kSilent);
   const DeadPort refuses(DeadPort::Kind::kRefuses);
   const SocketAddress both[] = {refuses.address(), silent.address()};
   const base::Status late = connect_any("h:1", both, Deadline::in_ms(kShortMs)).status();
   EXPECT_EQ(base::Code::kDeadlineExceeded, late.code());
-  EXPECT_EQ("h:1: connect: no answer within 20 ms", late.message());
+  EXPECT_EQ("h:1: connect: no reply within 20 ms", late.message());
   const SocketAddress refusing[] = {refuses.address(), refuses.address()};
   const base::Status refused = connect_any("h:1", refusing, Deadline::in_ms(kLongMs)).status();
   EXPECT_EQ(base::Code::kUnavailable, refused.code());
   EXPECT_EQ(std::string("h:1: connect: ") + strerror(ECONNREFUSED), refused.message());
 }
 
-// Errors as a caller sees them: the endpoint adds the name, and every layer adds its part.
-TEST(RemoteServer, AnErrorOfItsNameOrAddressNamesItOnce) {
+// Each layer adds to an error, but only one adds the name.
+TEST(RemoteServer, NamesTheServerOnceInAnErrorOfItsNameOrAddress) {
   HeldResolver held(1);
   const DeadPort refuses(DeadPort::Kind::kRefuses);
-  const auto refusing = [&](const Address&, std::vector<SocketAddress>& found) {
-    found = {refuses.address(), refuses.address()};
+  const auto resolve_to_refusing = [&](const Address&, std::vector<SocketAddress>& addresses) {
+    addresses = {refuses.address(), refuses.address()};
     return 0;
   };
   const struct {
@@ -233,26 +225,25 @@ TEST(RemoteServer, AnErrorOfItsNameOrAddressNamesItOnce) {
     uint32_t ms;
     base::Code code;
   } cases[] = {{held.resolve(), kShortMs, base::Code::kDeadlineExceeded},
-               {failing(EAI_NONAME), kLongMs, base::Code::kUnavailable},
-               {refusing, kLongMs, base::Code::kUnavailable}};
-  for (const auto& one : cases) {
-    RemoteServer endpoint(kName, "ranking", Options(), {}, one.resolve);
-    const base::Status status = endpoint.lease(Deadline::in_ms(one.ms)).status();
-    EXPECT_EQ(one.code, status.code()) << status.to_string();
+               {fail_with(EAI_NONAME), kLongMs, base::Code::kUnavailable},
+               {resolve_to_refusing, kLongMs, base::Code::kUnavailable}};
+  for (const auto& test_case : cases) {
+    RemoteServer remote(kName, "ranking", Options(), {}, test_case.resolve);
+    const base::Status status = remote.lease(Deadline::in_ms(test_case.ms)).status();
+    EXPECT_EQ(test_case.code, status.code()) << status.to_string();
     EXPECT_EQ(1u, count_of("server.example:7070", status.message())) << status.to_string();
   }
 }
 
-TEST(RemoteServer, AServerIsReachedOnceItsNameIsResolved) {
-  FakeServer server([](wire::Opcode, uint64_t, wire::Frame&) { return Answer::kSend; });
+TEST(RemoteServer, ConnectsOnceTheNameIsResolved) {
+  FakeServer server;
   const auto url = parse_url("petps://" + server.address());
   HeldResolver held(url.value().addresses[0].port);
-  RemoteServer endpoint(kName, "ranking", Options(), {}, held.resolve());
-  EXPECT_EQ(base::Code::kDeadlineExceeded,
-            endpoint.lease(Deadline::in_ms(kShortMs)).status().code());
-  EXPECT_TRUE(endpoint.answers());
-  held.let_go();
-  const auto leased = endpoint.lease(Deadline::in_ms(kLongMs));
+  RemoteServer remote(kName, "ranking", Options(), {}, held.resolve());
+  EXPECT_EQ(base::Code::kDeadlineExceeded, remote.lease(Deadline::in_ms(kShortMs)).status().code());
+  EXPECT_TRUE(remote.is_live());
+  held.release();
+  const auto leased = remote.lease(Deadline::in_ms(kLongMs));
   EXPECT_TRUE(leased.ok()) << leased.status().to_string();
 }
 

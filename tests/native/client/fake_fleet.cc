@@ -29,13 +29,13 @@ void FakePool::create(uint32_t number) {
 
 void FakePool::switch_to(uint32_t number) {
   ASSERT_TRUE(has(number));
-  if (meant == number) return;
-  previous = std::exchange(meant, number);
+  if (current == number) return;
+  previous = std::exchange(current, number);
   ++counter;
 }
 
 void FakePool::drop(uint32_t number) {
-  ASSERT_NE(meant, number);
+  ASSERT_NE(current, number);
   std::erase(instances, number);
   if (previous == number) previous = 0;
   ++counter;
@@ -70,21 +70,18 @@ std::string FakeFleet::address(size_t server) const {
 }
 
 void FakeFleet::wake() const {
-  const uint64_t one = 1;
-  ASSERT_EQ(write(wake_, &one, sizeof(one)), static_cast<ssize_t>(sizeof(one)));
+  const uint64_t count = 1;
+  ASSERT_EQ(write(wake_, &count, sizeof(count)), static_cast<ssize_t>(sizeof(count)));
 }
 
 void FakeFleet::listen_at(Server& server) {
   server.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   // A later listen() needs the same port, although its old connections may linger.
   const int on = 1;
   setsockopt(server.listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   server.port = free_port();
-  address.sin_port = htons(server.port);
-  ASSERT_EQ(0, bind(server.listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)));
+  const sockaddr_in address = loopback(server.port);
+  ASSERT_EQ(0, bind(server.listener, reinterpret_cast<const sockaddr*>(&address), sizeof(address)));
   ASSERT_EQ(0, listen(server.listener, 64));
 }
 
@@ -155,7 +152,8 @@ std::string FakeFleet::key_of(const std::string& client, size_t server, size_t p
   return client + "/" + std::to_string(server) + "/" + std::to_string(pool);
 }
 
-void FakeFleet::saw(const std::string& client, size_t server, const wire::CatalogueState& state) {
+void FakeFleet::record_seen(const std::string& client, size_t server,
+                            const wire::CatalogueState& state) {
   const std::lock_guard lock(mutex_);
   uint64_t& seen = seen_[key_of(client, server, state.pool_uuid[0] - size_t{1})];
   seen = std::max(seen, state.counter);
@@ -173,16 +171,16 @@ uint64_t FakeFleet::seen(const std::string& client, size_t server) const {
 
 void FakeFleet::run() {
   for (;;) {
-    std::vector<pollfd> wishes = {{wake_, POLLIN, 0}};
+    std::vector<pollfd> entries = {{wake_, POLLIN, 0}};
     {
       const std::lock_guard lock(mutex_);
       if (stopping_) return;
       for (const Server& server : servers_)
-        wishes.push_back({server.paused || !server.listens ? -1 : server.listener, POLLIN, 0});
+        entries.push_back({server.paused || !server.listens ? -1 : server.listener, POLLIN, 0});
       for (const Peer& peer : peers_)
-        wishes.push_back({servers_[peer.server].paused ? -1 : peer.socket, POLLIN, 0});
+        entries.push_back({servers_[peer.server].paused ? -1 : peer.socket, POLLIN, 0});
     }
-    poll(wishes.data(), wishes.size(), -1);
+    poll(entries.data(), entries.size(), -1);
     uint64_t count = 0;
     (void)!read(wake_, &count, sizeof(count));
     const std::lock_guard lock(mutex_);
@@ -249,7 +247,7 @@ wire::TablesReply FakeFleet::tables_of(const FakePool& pool) const {
     tables.tables.push_back(table);
   }
   const uint32_t previous = pool.previous == 0 ? 0 : pool.first_id + pool.previous;
-  tables.aliases.push_back({"m", pool.first_id + pool.meant, previous});
+  tables.aliases.push_back({"m", pool.first_id + pool.current, previous});
   tables.state = {pool.uuid, pool.counter};
   return tables;
 }

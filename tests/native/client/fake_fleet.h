@@ -1,6 +1,6 @@
-// Fake servers that die, pause, return late, are restored from old copies and swap places. One
-// thread serves them all, so every change that a test makes between two calls of a client is
-// complete before the second call.
+// Fake servers that die, pause, return late, are restored from old copies, and exchange their
+// pools. One thread serves them all, so a change between two calls of a client is complete before
+// the second call.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ struct FakePool {
   uint64_t counter = 1;
   uint32_t first_id = 1;            // instance n has id first_id + n: ids differ between pools
   std::vector<uint32_t> instances;  // their numbers, ascending
-  uint32_t meant = 0;               // the instance that the alias "m" resolves to
+  uint32_t current = 0;             // the instance that the alias "m" resolves to
   uint32_t previous = 0;            // the instance that it resolved to before
 
   bool has(uint32_t number) const;
@@ -54,11 +54,11 @@ class FakeFleet {
   void close_idle(size_t server);
 
   // Return the violations so far: a client (by the name in its hello) received rows of a pool in
-  // an older state than it had seen at the address.
+  // an older state than the one it had seen at the address.
   std::vector<std::string> violations() const;
-  // Record that the client knows this state of a pool. Sending a reply proves nothing: the client
-  // may have given up before it arrived.
-  void saw(const std::string& client, size_t server, const wire::CatalogueState& state);
+  // Record that the client has seen this state of a pool. A sent reply does not prove that, because
+  // the client may have given up before it arrived.
+  void record_seen(const std::string& client, size_t server, const wire::CatalogueState& state);
   // Return the highest counter that this client has seen at the address, of its current pool.
   uint64_t seen(const std::string& client, size_t server) const;
   uint64_t requests() const { return requests_.load(); }

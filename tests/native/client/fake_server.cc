@@ -10,11 +10,28 @@
 
 namespace petps::client::testing {
 
-int listen_anywhere(uint16_t* port) {
-  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+wire::FrameHeader header_of(const wire::Frame& frame) {
+  wire::FrameHeader header;
+  std::memcpy(&header, frame.data(), sizeof(header));
+  return header;
+}
+
+void replace_by_error(wire::Frame& reply, base::Code code, const std::string& message) {
+  wire::encode_error(static_cast<uint16_t>(wire::Opcode::kPull), header_of(reply).request_id,
+                     base::Status(code, message), reply);
+}
+
+sockaddr_in loopback(uint16_t port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(port);
+  return address;
+}
+
+int listen_anywhere(uint16_t* port) {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address = loopback(0);
   socklen_t size = sizeof(address);
   EXPECT_EQ(0, bind(listener, reinterpret_cast<sockaddr*>(&address), size));
   EXPECT_EQ(0, listen(listener, 64));
@@ -109,6 +126,12 @@ void FakeServer::serve(int socket) {
       return;
     }
   }
+}
+
+void FakeServer::set_shard_map(const wire::ShardMap& map) {
+  hello_.features = wire::kFeatureShardMap;
+  hello_.shard.map_version = map.version;
+  shard_map_ = map;
 }
 
 void FakeServer::move_to_pool(uint8_t uuid, uint32_t table) {

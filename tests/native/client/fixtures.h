@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 
 #include <array>
 #include <atomic>
@@ -25,8 +26,20 @@ using tests::seed;
 
 // Return the row of a key: small multiples of 1/4, exact in every dtype but int8.
 std::vector<float> row_of(uint64_t key, uint32_t dim, uint64_t version = 0);
-// Return the same row as a pull shows it, after encoding to the table's dtype.
-std::vector<float> shown_row(codec::Dtype dtype, uint64_t key, uint32_t dim, uint64_t version = 0);
+// Return the rows of keys, float32[n, dim].
+std::vector<float> rows_of(std::span<const uint64_t> keys, uint32_t dim, uint64_t version = 0);
+// Return the row that a pull returns, after encoding to the table's dtype.
+std::vector<float> pulled_row(codec::Dtype dtype, uint64_t key, uint32_t dim, uint64_t version = 0);
+// Return whether row number `i` of float32[n, dim] equals `row` bit by bit.
+bool has_row(std::span<const float> rows, size_t i, const std::vector<float>& row);
+// Return the keys 0 .. n - 1.
+std::vector<uint64_t> first_keys(size_t n);
+
+// Connect, or fail the test.
+std::unique_ptr<Client> connect_to(const std::string& url, const Options& options = {});
+// Expect an error with this code, whose message contains all parts.
+void expect_error(const base::Status& status, base::Code code,
+                  std::initializer_list<std::string_view> parts);
 
 // A pool in memory, served on a port of 127.0.0.1 that stays the same over restarts.
 class RealServer {
@@ -42,7 +55,7 @@ class RealServer {
   static void fill(table::Table& table, std::span<const uint64_t> keys, uint64_t version);
   void start();
   void stop();  // waits for requests in flight
-  // Takes effect now, and after each restart.
+  // Set the map of the running server, and of each later start.
   void set_shard_map(const wire::ShardMap& map);
   table::Tables& tables() { return *tables_; }
   server::Server& server() { return *server_; }
@@ -59,8 +72,8 @@ class RealServer {
 
 enum class Answer { kSend, kSilent, kClose, kSendAndClose };
 
-// A server that replies correctly for one table "users" (dim 4, f32, id 7; odd keys are missing),
-// and then lets `tamper` change the frame. One thread per connection.
+// A server with one table "users" (dim 4, f32, id 7; odd keys are missing). It builds a correct
+// reply, which `tamper` may change. One thread per connection.
 class FakeServer {
  public:
   // `count`: number of earlier requests with this opcode, over all connections.
@@ -69,16 +82,17 @@ class FakeServer {
   static constexpr uint32_t kDim = 4;
   static constexpr uint64_t kVersion = 5;
 
-  explicit FakeServer(Tamper tamper);
+  explicit FakeServer(Tamper tamper = nullptr);
   ~FakeServer();
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
   std::string url() const { return "petps://" + address() + "/ranking"; }
   uint64_t count(wire::Opcode opcode) const {
     return counts_.at(static_cast<size_t>(opcode)).load();
   }
-  wire::HelloReply& hello() { return hello_; }        // change before connecting
-  wire::TablesReply& tables() { return tables_; }     // change before connecting
-  wire::ShardMap& shard_map() { return shard_map_; }  // change before connecting
+  // Change these before a client connects.
+  wire::HelloReply& hello() { return hello_; }
+  wire::TablesReply& tables() { return tables_; }
+  void set_shard_map(const wire::ShardMap& map);
   // Act like a restart on another pool, in which the table has another id.
   void move_to_pool(uint8_t uuid, uint32_t table);
 
@@ -102,6 +116,12 @@ class FakeServer {
   std::vector<std::thread> serving_;
 };
 
+// Return the header of a frame.
+wire::FrameHeader header_of(const wire::Frame& frame);
+// Replace the reply to a pull by an error.
+void replace_by_error(wire::Frame& reply, base::Code code, const std::string& message);
+// Return 127.0.0.1 with this port.
+sockaddr_in loopback(uint16_t port);
 // Return a socket that listens on a free port of 127.0.0.1.
 int listen_anywhere(uint16_t* port);
 // Return a port without a listener.

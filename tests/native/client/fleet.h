@@ -1,5 +1,5 @@
-// Several servers of one model with a shard map. Each pool holds only the keys that the test
-// gives it, so a key requested from the wrong server would be missing.
+// Several servers of one model with a shard map. Each pool holds only the keys of the partitions
+// that the test gives it, so a key requested from the wrong server would be missing.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ constexpr uint32_t kPartitions = 8;
 constexpr uint64_t kKeys = 2000;  // only lower keys exist, on the server with their partition
 constexpr uint32_t kDim = 8;
 
-inline const std::vector<float> kDefault = {9, 8, 7, 6, 5, 4, 3, 2};
+inline const std::vector<float> kDefaultRow = {9, 8, 7, 6, 5, 4, 3, 2};
 
 inline Options quiet() {
   Options options;
@@ -47,7 +47,7 @@ class Fleet : public ::testing::Test {
     for (const codec::Dtype dtype :
          {codec::Dtype::kF32, codec::Dtype::kF16, codec::Dtype::kBf16, codec::Dtype::kInt8}) {
       table::Table& table = server->add_table(std::string(codec::dtype_name(dtype)), dtype, kDim,
-                                              4 * kKeys, 0, kDefault);
+                                              4 * kKeys, 0, kDefaultRow);
       RealServer::fill(table, keys, 0);
     }
     server->start();
@@ -66,11 +66,10 @@ class Fleet : public ::testing::Test {
     ++version_;
     for (const auto& server : servers_) server->set_shard_map(map());
   }
-  std::unique_ptr<Client> connect(const Options& options = quiet(), size_t by = 0) {
-    auto client = Client::connect(servers_[by]->url(), options);
-    EXPECT_TRUE(client.ok()) << client.status().to_string();
-    return std::move(client).value();
+  std::unique_ptr<Client> connect(const Options& options = quiet()) {
+    return connect_to(servers_[0]->url(), options);
   }
+  // Record that the partitions have applied `version`.
   static void record(RealServer& server, uint64_t partitions, uint64_t version) {
     for (uint32_t p = 0; p < kPartitions; ++p) {
       if (((partitions >> p) & 1) == 0) continue;
@@ -88,9 +87,16 @@ class Fleet : public ::testing::Test {
     std::vector<float> rows(keys.size() * kDim);
     return client.pull("f32", keys, rows, {}, options);
   }
-  static void expect_error(const base::Status& status, base::Code code, const std::string& part) {
-    EXPECT_EQ(status.code(), code) << status.to_string();
-    EXPECT_NE(status.message().find(part), std::string_view::npos) << status.to_string();
+  // Return how many requests all servers have refused with WRONG_SHARD.
+  uint64_t wrong_shards() {
+    uint64_t count = 0;
+    for (const auto& server : servers_) count += server->server().stats().wrong_shard;
+    return count;
+  }
+  // Start the next version of the map. `owned`: the partitions of server 0; server 1 owns the rest.
+  void split_between_two(uint64_t owned) {
+    ++version_;
+    owned_ = {owned, 0xFF & ~owned};
   }
 
   std::vector<std::unique_ptr<RealServer>> servers_;

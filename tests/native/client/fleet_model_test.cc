@@ -1,12 +1,12 @@
-// Clients of all ages against a fleet that changes: servers die, pause, come back late, switch,
-// switch back, resize their rows, are restored from old copies, and swap places behind their
-// addresses. A slow model, which sees the whole fleet, says which answers are allowed.
+// Old and new clients against a fleet that changes: servers die, pause, come back late, switch,
+// switch back, resize their rows, are restored from old copies, and exchange their pools. A slow
+// model, which sees the whole fleet, knows which results are allowed.
 //
-// Checked at every answer: its rows are of one instance and of that instance's length; the client
-// does not go back to an older instance, unless an operator switched back; no row comes from a pool
+// Checked for every pull: its rows are of one instance and of that instance's length; the client
+// does not return to an older instance, unless an operator switched back; no row comes from a pool
 // in an older state than the client has seen. Checked when a client has contacted all servers and
-// nothing changes: it answers with the newest instance that every group has a server for, whatever
-// dead, lagging or restored servers last said; and it fails only when the model says that it must.
+// nothing changes: it pulls the newest instance that every group has a server for, whatever dead,
+// lagging or restored servers last reported; and it fails only when the model expects that.
 //
 // Not covered here: several threads of one client (shards_test.cc, versions_test.cc), changes of
 // the shard map (shards_test.cc), applied versions within an instance.
@@ -32,14 +32,14 @@ constexpr size_t kClients = 4;
 constexpr size_t kKeysPerPull = 24;  // over all partitions
 constexpr uint32_t kInstancesKept = 3;
 constexpr uint64_t kMs = 1'000'000;
-// Rounds that a client may need to contact all servers: three failures each, with backoffs
-// between them. On a busy machine healthy servers may look dead for a round; their next
-// reply corrects that.
-constexpr int kMostRounds = 400;
+// Limit of the rounds that a client needs to contact all servers: three failures each, with backoffs
+// between them. On a busy machine healthy servers may look dead for a round; their next reply
+// corrects that.
+constexpr int kMaxRounds = 400;
 
 // How long the model waits for a client, and the client for its servers.
-struct Trust {
-  int rounds = kMostRounds;
+struct Patience {
+  int rounds = kMaxRounds;
   uint64_t pull_ms = 2'000;
   uint32_t failures_until_gone = kFailuresUntilGone;
 };
@@ -49,17 +49,11 @@ int event_count(int whole) {
   return given == nullptr ? whole : std::max(1, static_cast<int>(whole * std::atof(given)));
 }
 
-struct Leaving {
-  uint32_t number;
-  uint64_t at;  // number of the event
-};
-
 struct Subject {
   std::string name;
   std::unique_ptr<Client::Impl> impl;
   std::shared_ptr<const Routing> by;
-  uint32_t last = 0;  // instance of its last answer
-  uint64_t last_at = 0;
+  uint32_t last = 0;  // the instance of its last successful pull
 };
 
 struct Outcome {
@@ -69,15 +63,15 @@ struct Outcome {
 
 class World {
  public:
-  World(std::vector<size_t> groups, uint64_t seed, const Trust& trust = {})
-      : trust_(trust),
+  World(std::vector<size_t> groups, uint64_t seed, const Patience& patience = {})
+      : patience_(patience),
         random_(seed),
         groups_(std::move(groups)),
         fleet_(count(groups_)),
         alive_(count(groups_), true),
         paused_(alive_.size(), false),
         snapshots_(alive_.size()),
-        leavings_(alive_.size()),
+        former_(alive_.size()),
         places_(alive_.size()) {
     for (size_t i = 0; i < alive_.size(); ++i) {
       places_[i] = i;
@@ -124,7 +118,7 @@ class World {
         return random_() % 4 == 0 ? renew(client) : snapshot(server);
       case 16:
       case 17:
-        return look(subjects_[client]);
+        return read_all(subjects_[client]);
       case 18:
       case 19:
         return settle(subjects_[client]);
@@ -133,7 +127,7 @@ class World {
     }
   }
 
-  // All servers come back and catch up. Then every client must answer with the newest instance.
+  // All servers come back and catch up. Then every client must pull the newest instance.
   void end_well() {
     for (size_t i = 0; i < alive_.size(); ++i) {
       revive(i);
@@ -144,32 +138,32 @@ class World {
       EXPECT_EQ(subject.last, newest_) << where(subject);
     }
   }
-  // A client learns of an instance that only one server has switched to, and that server dies.
-  // The client must then use the others.
-  void lose_the_only_new_one() {
+  // A client reads of an instance that only one server has switched to, and that server dies. The
+  // client must then use the others.
+  void lose_the_only_new_server() {
     publish();
-    while (fleet_.pool(0).meant != newest_) advance(0);
-    look(subjects_[0]);
+    while (fleet_.pool(0).current != newest_) advance(0);
+    read_all(subjects_[0]);
     kill(0);
     settle(subjects_[0]);
   }
-  // The same, but all servers count as gone before the others come back. No look in the background
-  // tells the client of that: its next call finds out.
-  void lose_all_and_get_back_the_old_ones() {
+  // The same, but all servers count as gone before the others come back. The client's next call
+  // must notice that, because there is no background thread here.
+  void lose_all_and_revive_the_old_servers() {
     publish();
-    while (fleet_.pool(0).meant != newest_) advance(0);
+    while (fleet_.pool(0).current != newest_) advance(0);
     Subject& subject = subjects_[0];
-    look(subject);
+    read_all(subject);
     for (size_t i = 0; i < alive_.size(); ++i) kill(i);
-    for (const auto& endpoint : subject.by->all) {
-      while (endpoint->answers()) look(subject);
+    for (const auto& remote : subject.by->all) {
+      while (remote->is_live()) read_all(subject);
     }
     for (size_t i = 1; i < alive_.size(); ++i) revive(i);
     const Outcome outcome = pull(subject);
     EXPECT_EQ(outcome.number, newest_ - 1) << outcome.status.to_string() << where(subject);
   }
   uint64_t requests() const { return fleet_.requests(); }
-  uint64_t answers = 0;
+  uint64_t pulls = 0;
   uint64_t settled = 0;
   uint64_t refused = 0;  // settled on a failure that the model expects
   uint64_t went_back = 0;
@@ -192,10 +186,10 @@ class World {
     if (!alive_[server]) return;
     FakePool pool = fleet_.pool(server);
     const uint32_t goal = withdrawn_ ? newest_ - 1 : newest_;
-    if (pool.meant >= goal) return;
+    if (pool.current >= goal) return;
     if (!pool.has(goal)) return fleet_.change(server, [&](FakePool& of) { of.create(goal); });
     switch_to(server, goal);
-    const uint32_t lowest = lowest_meant();
+    const uint32_t lowest = lowest_current();
     fleet_.change(server, [&](FakePool& of) {
       while (of.instances.size() > kInstancesKept && of.instances.front() < lowest)
         of.drop(of.instances.front());
@@ -214,28 +208,29 @@ class World {
     return highest;
   }
   void switch_to(size_t server, uint32_t goal) {
-    const uint32_t before = fleet_.pool(server).meant;
+    const uint32_t before = fleet_.pool(server).current;
     if (before == goal) return;
     fleet_.change(server, [&](FakePool& of) { of.switch_to(goal); });
-    leavings_[places_[server]].push_back({before, now_});
+    former_[places_[server]].insert(before);
   }
   // Return the lowest instance that a pool, or its snapshot, resolves to. Only lower
   // ones may be dropped.
-  uint32_t lowest_meant() const {
+  uint32_t lowest_current() const {
     uint32_t lowest = UINT32_MAX;
     for (size_t i = 0; i < alive_.size(); ++i)
-      lowest = std::min({lowest, fleet_.pool(i).meant, snapshots_[i].meant});
+      lowest = std::min({lowest, fleet_.pool(i).current, snapshots_[i].current});
     return lowest;
   }
   // The operator switches back from the newest instance, on all servers that can be reached.
   void switch_back() {
     if (newest_ < 2 || random_() % 3 != 0) return;
     for (size_t i = 0; i < alive_.size(); ++i) {
-      if (alive_[i] && fleet_.pool(i).meant == newest_ && !fleet_.pool(i).has(newest_ - 1)) return;
+      if (alive_[i] && fleet_.pool(i).current == newest_ && !fleet_.pool(i).has(newest_ - 1))
+        return;
     }
     withdrawn_ = true;
     for (size_t i = 0; i < alive_.size(); ++i) {
-      if (alive_[i] && fleet_.pool(i).meant == newest_) switch_to(i, newest_ - 1);
+      if (alive_[i] && fleet_.pool(i).current == newest_) switch_to(i, newest_ - 1);
     }
   }
   void kill(size_t server) {
@@ -257,7 +252,7 @@ class World {
   void restore(size_t server) {
     kill(server);
     // Once its counter has passed the one seen, clients accept its names, as after a switch back.
-    leavings_[places_[server]].push_back({fleet_.pool(server).meant, now_});
+    former_[places_[server]].insert(fleet_.pool(server).current);
     fleet_.change(server, [&](FakePool& of) { of = snapshots_[places_[server]]; });
     if (random_() % 2 == 0) revive(server);
   }
@@ -288,7 +283,7 @@ class World {
     backoff_options.first_ns = kMs / 20;
     backoff_options.longest_ns = kMs / 2;
     backoff_options.silence_ns = 4 * kMs;
-    backoff_options.failures_until_gone = trust_.failures_until_gone;
+    backoff_options.failures_until_gone = patience_.failures_until_gone;
     backoff_options.seed = 1 + random_() % 1'000'000;
     auto routing = std::make_shared<Routing>();
     routing->partitions = static_cast<uint32_t>(groups_.size());
@@ -308,15 +303,15 @@ class World {
     subject.by = routing;
   }
 
-  void look(const Subject& subject) {
+  void read_all(const Subject& subject) {
     Client::Impl::read_catalogues(*subject.by, Deadline::in_ms(any_paused() ? 20 : 2'000), 0);
     note_seen(subject);
   }
-  // Record what the client knows. Called between its calls: no server changes during a call.
+  // Record what the client has seen. This runs between its calls: no server changes during a call.
   void note_seen(const Subject& subject) {
     for (size_t i = 0; i < subject.by->all.size(); ++i) {
       const auto known = subject.by->all[i]->last_catalogue();
-      if (known != nullptr) fleet_.saw(subject.name, i, known->state());
+      if (known != nullptr) fleet_.record_seen(subject.name, i, known->state());
     }
   }
   bool any_paused() const {
@@ -325,7 +320,7 @@ class World {
 
   Outcome pull(Subject& subject) {
     // Do not wait long for a pull that the model expects to fail.
-    const uint64_t ms = expected(subject).contains(0) ? 5 : any_paused() ? 60 : trust_.pull_ms;
+    const uint64_t ms = expected(subject).contains(0) ? 5 : any_paused() ? 60 : patience_.pull_ms;
     const Deadline deadline = Deadline::in_ms(ms);
     Outcome outcome;
     for (int tries = 0; tries < 4; ++tries) {
@@ -334,14 +329,13 @@ class World {
       if (outcome.status.code() != base::Code::kInvalidArgument) break;
     }
     if (outcome.number == 0) return outcome;
-    ++answers;
+    ++pulls;
     if (outcome.number < subject.last) {
       ++went_back;
       EXPECT_TRUE(was_switched_back(subject.last))
           << "from " << subject.last << " to " << outcome.number << where(subject);
     }
     subject.last = outcome.number;
-    subject.last_at = now_;
     return outcome;
   }
   Outcome pull_once(Subject& subject, const Deadline& deadline) {
@@ -350,9 +344,9 @@ class World {
         !status.ok())
       return {status, 0};
     std::string name = choice.instance;
-    for (const auto& endpoint : subject.by->all) {
-      if (name.empty() && endpoint->last_catalogue() != nullptr)
-        name = endpoint->last_catalogue()->instance_name();
+    for (const auto& remote : subject.by->all) {
+      if (name.empty() && remote->last_catalogue() != nullptr)
+        name = remote->last_catalogue()->instance_name();
     }
     const uint32_t guess = name.empty() ? 1 : static_cast<uint32_t>(std::stoul(name.substr(2)));
     std::vector<uint64_t> keys(kKeysPerPull);
@@ -369,7 +363,7 @@ class World {
     EXPECT_EQ(row_dim(number), row_dim(guess)) << where(subject);
     for (const float value : rows)
       EXPECT_EQ(value, static_cast<float>(number))
-          << "two instances in one answer" << where(subject);
+          << "two instances in one result" << where(subject);
     return {{}, number};
   }
 
@@ -389,29 +383,24 @@ class World {
     return false;
   }
   bool was_switched_back(uint32_t number) const {
-    return std::any_of(leavings_.begin(), leavings_.end(), [&](const auto& leavings) {
-      return std::any_of(leavings.begin(), leavings.end(),
-                         [&](const Leaving& leaving) { return leaving.number == number; });
-    });
+    return std::any_of(former_.begin(), former_.end(),
+                       [&](const auto& instances) { return instances.contains(number); });
   }
-  // Return all instances that this client may answer with; 0: a failure. There are several if the
-  // answer depends on whether the client has witnessed a switch back.
+  // Return all instances that this client may pull now; 0: a failure. There are several if the
+  // result depends on whether the client has seen a switch back.
   std::set<uint32_t> expected(const Subject& subject) const {
     if (has_dead_group(subject)) return {0};
     std::set<uint32_t> sure;
-    // Older than the last answer, but allowed if the client has witnessed a switch back.
+    // Older than the last pull's, but allowed if the client has seen a switch back.
     std::set<uint32_t> perhaps;
     for (size_t i = 0; i < alive_.size(); ++i) {
       if (!is_live(subject, i)) continue;
-      const uint32_t meant = fleet_.pool(i).meant;
-      if (!is_feasible(subject, meant)) continue;
-      if (meant >= subject.last) sure.insert(meant);
-      if (meant < subject.last && was_switched_back(subject.last)) perhaps.insert(meant);
+      const uint32_t current = fleet_.pool(i).current;
+      if (!is_feasible(subject, current)) continue;
+      if (current >= subject.last) sure.insert(current);
+      if (current < subject.last && was_switched_back(subject.last)) perhaps.insert(current);
     }
-    if (!sure.empty()) {
-      std::set<uint32_t> outcomes = {*sure.rbegin()};
-      return outcomes;
-    }
+    if (!sure.empty()) return {*sure.rbegin()};
     perhaps.insert(0);
     return perhaps;
   }
@@ -422,20 +411,21 @@ class World {
       bool reached = false;
       for (size_t i = 0; i < servers; ++i, ++server) {
         const FakePool pool = fleet_.pool(server);
-        reached = reached || (is_live(subject, server) && pool.has(number) && pool.meant >= number);
+        reached =
+            reached || (is_live(subject, server) && pool.has(number) && pool.current >= number);
       }
       if (!reached) return false;
     }
     return true;
   }
 
-  // Let the client contact all servers until its answer is one that the model allows.
+  // Let the client contact all servers until its result is one that the model allows.
   void settle(Subject& subject) {
     Outcome outcome;
     std::set<uint32_t> allowed;
-    for (int round = 0; round < trust_.rounds; ++round) {
+    for (int round = 0; round < patience_.rounds; ++round) {
       std::this_thread::sleep_for(std::chrono::nanoseconds(kMs / 2));  // let backoffs pass
-      look(subject);
+      read_all(subject);
       if (round + 1 < static_cast<int>(kFailuresUntilGone)) continue;
       allowed = expected(subject);
       outcome = pull(subject);
@@ -447,28 +437,28 @@ class World {
     }
     std::string names;
     for (const uint32_t number : allowed) names += " " + std::to_string(number);
-    ADD_FAILURE() << "answers " << outcome.number << " (" << outcome.status.to_string()
-                  << "), the model says" << names << where(subject);
+    ADD_FAILURE() << "pulled " << outcome.number << " (" << outcome.status.to_string()
+                  << "), the model allows" << names << where(subject);
   }
 
  public:
   std::string where(const Subject& subject) const {
-    std::string text = "\n  event " + std::to_string(now_) + ", " + subject.name +
-                       ", last answer " + std::to_string(subject.last);
+    std::string text = "\n  event " + std::to_string(now_) + ", " + subject.name + ", last pull " +
+                       std::to_string(subject.last);
     size_t server = 0;
     for (size_t group = 0; group < groups_.size(); ++group) {
       for (size_t i = 0; i < groups_[group]; ++i, ++server) {
         const FakePool pool = fleet_.pool(server);
         text += "\n  group " + std::to_string(group) + ", pool " + std::to_string(places_[server]) +
                 (alive_[server] ? "" : ", dead") + (paused_[server] ? ", paused" : "") +
-                ", means " + std::to_string(pool.meant) + ", before " +
+                ", current " + std::to_string(pool.current) + ", before " +
                 std::to_string(pool.previous) + ", counter " + std::to_string(pool.counter) +
                 " (seen " + std::to_string(fleet_.seen(subject.name, server)) + "), has";
         for (const uint32_t number : pool.instances) text += " " + std::to_string(number);
-        const auto& endpoint = subject.by->all[server];
-        const auto known = endpoint->last_catalogue();
+        const auto& remote = subject.by->all[server];
+        const auto known = remote->last_catalogue();
         text += "; the client knows " + (known == nullptr ? "nothing" : known->instance_name()) +
-                (endpoint->answers() ? "" : ", gone");
+                (remote->is_live() ? "" : ", gone");
       }
     }
     return text;
@@ -476,15 +466,15 @@ class World {
   std::vector<std::string> violations() const { return fleet_.violations(); }
 
  private:
-  const Trust trust_;
+  const Patience patience_;
   std::mt19937_64 random_;
   const std::vector<size_t> groups_;
   FakeFleet fleet_;
   std::vector<bool> alive_;  // by address, like paused_
   std::vector<bool> paused_;
-  std::vector<FakePool> snapshots_;             // by pool
-  std::vector<std::vector<Leaving>> leavings_;  // by pool
-  std::vector<size_t> places_;                  // the pool at each address
+  std::vector<FakePool> snapshots_;         // by pool
+  std::vector<std::set<uint32_t>> former_;  // by pool: the instances that it switched away from
+  std::vector<size_t> places_;              // the pool at each address
   std::vector<Subject> subjects_;
   uint64_t now_ = 0;
   uint64_t clients_ = 0;
@@ -494,7 +484,7 @@ class World {
 
 class FleetModel : public ::testing::TestWithParam<std::vector<size_t>> {};
 
-TEST_P(FleetModel, EveryAnswerIsOneThatTheModelAllows) {
+TEST_P(FleetModel, EveryResultIsOneThatTheModelAllows) {
   const uint64_t seed = tests::seed();
   World world(GetParam(), seed);
   const int events = event_count(1'000);
@@ -502,13 +492,12 @@ TEST_P(FleetModel, EveryAnswerIsOneThatTheModelAllows) {
   if (!HasFailure()) world.end_well();
   for (const std::string& violation : world.violations()) ADD_FAILURE() << violation;
   std::printf(
-      "%d events, %llu requests, %llu answers, %llu settled (%llu on a failure), %llu went back\n",
+      "%d events, %llu requests, %llu pulls, %llu settled (%llu on a failure), %llu went back\n",
       events, static_cast<unsigned long long>(world.requests()),
-      static_cast<unsigned long long>(world.answers),
-      static_cast<unsigned long long>(world.settled),
+      static_cast<unsigned long long>(world.pulls), static_cast<unsigned long long>(world.settled),
       static_cast<unsigned long long>(world.refused),
       static_cast<unsigned long long>(world.went_back));
-  EXPECT_GT(world.answers, 0u);
+  EXPECT_GT(world.pulls, 0u);
   EXPECT_GT(world.settled, 0u);
 }
 
@@ -523,27 +512,27 @@ INSTANTIATE_TEST_SUITE_P(Fleets, FleetModel,
                            return name;
                          });
 
-TEST(FleetAllGone, TheFirstThatIsBackIsAsked) {
+TEST(FleetAllGone, ThePullUsesTheFirstServerThatIsBack) {
   for (const std::vector<size_t>& groups : {Groups{3}, Groups{2, 1}})
-    World(groups, tests::seed()).lose_all_and_get_back_the_old_ones();
+    World(groups, tests::seed()).lose_all_and_revive_the_old_servers();
 }
 
 // Return the model's complaint about a client whose servers count as gone after this number of
 // failures; empty: none.
-std::string said_of(uint32_t failures_until_gone, int rounds) {
+std::string complaint_about(uint32_t failures_until_gone, int rounds) {
   ::testing::TestPartResultArray failures;
   const ::testing::ScopedFakeTestPartResultReporter reporter(
       ::testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &failures);
-  World({3}, tests::seed(), {rounds, 20, failures_until_gone}).lose_the_only_new_one();
+  World({3}, tests::seed(), {rounds, 20, failures_until_gone}).lose_the_only_new_server();
   return failures.size() == 0 ? "" : failures.GetTestPartResult(0).message();
 }
 
-// The model must notice a client that still counts what dead servers last said.
-TEST(FleetModelMutation, AClientThatBelievesTheDeadIsFoundOut) {
-  EXPECT_EQ("", said_of(kFailuresUntilGone, kMostRounds));
-  const std::string said = said_of(UINT32_MAX, 8);
-  EXPECT_NE(said.find("answers 0 ("), std::string::npos) << said;
-  EXPECT_NE(said.find(", the model says 1"), std::string::npos) << said;
+// The model must notice a client that still considers what dead servers last reported.
+TEST(FleetModelMutation, TheModelDetectsAClientThatConsidersDeadServers) {
+  EXPECT_EQ("", complaint_about(kFailuresUntilGone, kMaxRounds));
+  const std::string complaint = complaint_about(UINT32_MAX, 8);
+  EXPECT_NE(complaint.find("pulled 0 ("), std::string::npos) << complaint;
+  EXPECT_NE(complaint.find(", the model allows 1"), std::string::npos) << complaint;
 }
 
 }  // namespace

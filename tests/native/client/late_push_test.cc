@@ -20,8 +20,8 @@ using testing::RealServer;
 constexpr uint32_t kDim = 4;
 constexpr std::chrono::minutes kPatience{1};
 
-// A network between one client and one server. It can hold what the client sends over its current
-// connections and deliver it later, even if the client has closed them by then.
+// A network between one client and one server. It can hold the client's bytes on its current
+// connections, and deliver them later, even if the client has closed the connections by then.
 class Relay {
  public:
   explicit Relay(uint16_t server) : server_(server) {
@@ -51,7 +51,7 @@ class Relay {
     held_ = 0;
     changed_.notify_all();
   }
-  // Wait until bytes of `connections` connections were held.
+  // Wait until the relay holds bytes of `connections` connections.
   bool await_held(size_t connections) {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, kPatience, [&] { return was_held_.size() >= connections; });
@@ -66,12 +66,9 @@ class Relay {
   void accept_all() {
     for (int client; (client = accept(listener_, nullptr, nullptr)) >= 0;) {
       const int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-      sockaddr_in address{};
-      address.sin_family = AF_INET;
-      address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-      address.sin_port = htons(server_);
+      const sockaddr_in address = testing::loopback(server_);
       if (connect(server, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-        ADD_FAILURE() << "the server is not there";
+        ADD_FAILURE() << "the server refuses the connection";
         close(server);
         close(client);
         continue;
@@ -125,9 +122,7 @@ class LatePush : public ::testing::Test {
     server_.add_table("users", codec::Dtype::kF32, kDim, 100, 10);
     server_.start();
     relay_ = std::make_unique<Relay>(server_.server().port());
-    auto client = Client::connect(relay_->url());
-    ASSERT_TRUE(client.ok()) << client.status().to_string();
-    client_ = std::move(client).value();
+    client_ = testing::connect_to(relay_->url());
   }
   base::Status push(uint64_t key, uint64_t version, uint32_t deadline_ms = 60'000) {
     PushOptions options;
@@ -148,7 +143,7 @@ class LatePush : public ::testing::Test {
   std::unique_ptr<Client> client_;
 };
 
-TEST_F(LatePush, DoesNotOverwriteANewerOneOfItsClient) {
+TEST_F(LatePush, DoesNotOverwriteANewerPushOfTheSameClient) {
   ASSERT_TRUE(push(3, 1).ok());
   relay_->hold();
   EXPECT_EQ(push(3, 2, 300).code(), base::Code::kDeadlineExceeded);
@@ -158,11 +153,11 @@ TEST_F(LatePush, DoesNotOverwriteANewerOneOfItsClient) {
   EXPECT_EQ(row(3), testing::row_of(3, kDim, 3));
 }
 
-TEST_F(LatePush, NorWhileAnOlderCallIsUnderWay) {
+TEST_F(LatePush, DoesNotOverwriteANewerPushWhileAnOlderCallIsInFlight) {
   ASSERT_TRUE(push(3, 1).ok());
   relay_->hold();
-  base::Status patient;
-  std::thread older([&] { patient = push(7, 5); });
+  base::Status older_status;
+  std::thread older([&] { older_status = push(7, 5); });
   ASSERT_TRUE(relay_->await_held(1));
   EXPECT_TRUE(push(3, 1).ok());
   relay_->hold();
@@ -170,7 +165,7 @@ TEST_F(LatePush, NorWhileAnOlderCallIsUnderWay) {
   EXPECT_TRUE(push(3, 3).ok());
   relay_->deliver();
   older.join();
-  EXPECT_TRUE(patient.ok()) << patient.to_string();
+  EXPECT_TRUE(older_status.ok()) << older_status.to_string();
   ASSERT_TRUE(relay_->await_late_replies(2));
   EXPECT_EQ(row(3), testing::row_of(3, kDim, 3));
   EXPECT_EQ(row(7), testing::row_of(7, kDim, 5));

@@ -14,7 +14,7 @@
 namespace petps::client {
 namespace {
 
-TEST(Url, Forms) {
+TEST(Url, AllFormsAreParsed) {
   const auto url = parse_url("petps://h1:7070,h2,[::1]:99/ranking");
   ASSERT_TRUE(url.ok()) << url.status().to_string();
   const std::vector<Address> expected = {{"h1", 7070}, {"h2", 7070}, {"::1", 99}};
@@ -25,7 +25,7 @@ TEST(Url, Forms) {
   EXPECT_EQ("a@7", parse_url("petps://h/a@7").value().model);
 }
 
-TEST(Url, WrongOnesAreNamed) {
+TEST(Url, WrongUrlsAreRefusedWithTheRemedy) {
   const std::pair<std::string, std::string> wrong[] = {
       {"http://h/m", "must start with petps://"},
       {"petps://", "no host"},
@@ -41,14 +41,12 @@ TEST(Url, WrongOnesAreNamed) {
       {"petps://h/" + std::string(256, 'm'), "longer than 255"},
   };
   for (const auto& [url, part] : wrong) {
-    const base::Status status = parse_url(url).status();
-    EXPECT_EQ(base::Code::kInvalidArgument, status.code()) << url;
-    EXPECT_NE(std::string_view::npos, status.message().find(part)) << status.to_string();
-    EXPECT_NE(std::string_view::npos, status.message().find("petps://host:7070")) << "the remedy";
+    testing::expect_error(parse_url(url).status(), base::Code::kInvalidArgument,
+                          {part, "expected petps://host:7070"});
   }
 }
 
-TEST(Distinct, EqualsASlowModel) {
+TEST(Distinct, AgreesWithASlowModel) {
   std::mt19937_64 random(testing::seed());
   Distinct distinct;  // reused, as in calls
   for (int round = 0; round < 500; ++round) {
@@ -75,26 +73,26 @@ TEST(Distinct, EqualsASlowModel) {
   }
 }
 
-TEST(DedupGauge, FollowsTheTraffic) {
-  DedupGauge gauge;
-  EXPECT_FALSE(gauge.pays(4, 512)) << "too few keys";
+TEST(DedupEstimate, FollowsTheTraffic) {
+  DedupEstimate estimate;
+  EXPECT_FALSE(estimate.pays(4, 512)) << "too few keys";
   for (int i = 0; i < 200; ++i) {
-    if (gauge.pays(500, 512)) gauge.saw(500, 500);
+    if (estimate.pays(500, 512)) estimate.record(500, 500);
   }
-  int looked = 0;
+  int searches = 0;
   for (int i = 0; i < 320; ++i) {
-    if (!gauge.pays(500, 512)) continue;
-    ++looked;
-    gauge.saw(500, 500);
+    if (!estimate.pays(500, 512)) continue;
+    ++searches;
+    estimate.record(500, 500);
   }
-  EXPECT_EQ(10, looked) << "distinct keys: only a look now and then";
+  EXPECT_EQ(10, searches) << "distinct keys: one call in 32";
   for (int i = 0; i < 200; ++i) {
-    if (gauge.pays(500, 512)) gauge.saw(500, 250);
+    if (estimate.pays(500, 512)) estimate.record(500, 250);
   }
-  for (int i = 0; i < 100; ++i) EXPECT_TRUE(gauge.pays(500, 512)) << "half of the keys repeat";
+  for (int i = 0; i < 100; ++i) EXPECT_TRUE(estimate.pays(500, 512)) << "half of the keys repeat";
 }
 
-TEST(HotKeys, FindsTheHotOnesOfASkewedStream) {
+TEST(HotKeys, FindsTheMostFrequentKeysOfASkewedStream) {
   std::mt19937_64 random(testing::seed());
   HotKeys hot(100);
   std::vector<uint64_t> keys(200);
@@ -104,13 +102,13 @@ TEST(HotKeys, FindsTheHotOnesOfASkewedStream) {
       key = random() % 2 == 0 ? random() % 50 : 1000 + random() % 1'000'000;
     hot.sample(keys);
   }
-  const std::vector<uint64_t> found = hot.take();
-  EXPECT_LE(found.size(), 100u);
-  ASSERT_GE(found.size(), 50u);
-  std::vector<uint64_t> first(found.begin(), found.begin() + 50);
+  const std::vector<uint64_t> hottest = hot.take();
+  EXPECT_LE(hottest.size(), 100u);
+  ASSERT_GE(hottest.size(), 50u);
+  std::vector<uint64_t> first(hottest.begin(), hottest.begin() + 50);
   std::sort(first.begin(), first.end());
   for (uint64_t key = 0; key < 50; ++key) EXPECT_EQ(key, first[key]) << "seed " << testing::seed();
-  EXPECT_TRUE(hot.take().empty()) << "starts anew";
+  EXPECT_TRUE(hot.take().empty()) << "take() clears the counts";
 }
 
 TEST(HotKeys, KeysSeenOnceAreNotHot) {

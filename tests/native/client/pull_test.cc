@@ -16,16 +16,14 @@ namespace {
 using base::Code;
 using base::Status;
 using codec::Dtype;
+using testing::connect_to;
+using testing::expect_error;
+using testing::first_keys;
+using testing::has_row;
 
 constexpr Dtype kAll[] = {Dtype::kF32, Dtype::kF16, Dtype::kBf16, Dtype::kInt8};
 constexpr uint64_t kRows = 2000;
 constexpr uint32_t kDim = 24;
-
-void expect_error(const Status& status, Code code, std::initializer_list<const char*> parts) {
-  EXPECT_EQ(code, status.code()) << status.to_string();
-  for (const char* part : parts)
-    EXPECT_NE(std::string_view::npos, status.message().find(part)) << status.to_string();
-}
 
 // kDevice: rdma over a real or software device of this machine, such as the one in the lab's guest.
 enum class Over { kTcp, kRdma, kDevice };
@@ -50,13 +48,14 @@ class PullTest : public ::testing::TestWithParam<Over> {
   }
   std::unique_ptr<Client> connect(Options options = {}) {
     options.rdma = device_;
-    auto client = Client::connect(server_.url(), options);
-    EXPECT_TRUE(client.ok()) << client.status().to_string();
-    return std::move(client).value();
+    return connect_to(server_.url(), options);
   }
   static std::vector<float> default_of(Dtype dtype) {
     return dtype == Dtype::kF16 ? std::vector<float>(kDim, 0.0f)
-                                : testing::shown_row(dtype, 12345, kDim);
+                                : testing::pulled_row(dtype, 12345, kDim);
+  }
+  static std::vector<float> expected_row(Dtype dtype, uint64_t key) {
+    return key < kRows ? testing::pulled_row(dtype, key, kDim) : default_of(dtype);
   }
   // Pull, and compare every row and every byte of the mask with the expected ones.
   static void check_pull(Client& client, Dtype dtype, const std::vector<uint64_t>& keys,
@@ -66,17 +65,15 @@ class PullTest : public ::testing::TestWithParam<Over> {
     const auto report = client.pull(codec::dtype_name(dtype), keys,
                                     std::span(rows).first(keys.size() * kDim), mask, options);
     ASSERT_TRUE(report.ok()) << report.status().to_string();
-    uint64_t found = 0;
+    uint64_t found_count = 0;
     for (size_t i = 0; i < keys.size(); ++i) {
-      const bool present = keys[i] < kRows;
-      found += present ? 1 : 0;
-      ASSERT_EQ(present ? 1 : 0, mask[i]) << "key " << keys[i] << " at " << i;
-      const std::vector<float> expected =
-          present ? testing::shown_row(dtype, keys[i], kDim) : default_of(dtype);
-      ASSERT_EQ(0, std::memcmp(expected.data(), rows.data() + i * kDim, kDim * 4))
+      const bool is_present = keys[i] < kRows;
+      found_count += is_present ? 1 : 0;
+      ASSERT_EQ(is_present ? 1 : 0, mask[i]) << "key " << keys[i] << " at " << i;
+      ASSERT_TRUE(has_row(rows, i, expected_row(dtype, keys[i])))
           << "key " << keys[i] << " at " << i;
     }
-    EXPECT_EQ(found, report.value().found);
+    EXPECT_EQ(found_count, report.value().found);
     EXPECT_EQ(-99.0f, rows.back()) << "wrote past the end";
   }
 
@@ -91,7 +88,7 @@ class PullTest : public ::testing::TestWithParam<Over> {
     auto opened = open_rdma("");
     return opened.ok() ? std::move(opened).value() : nullptr;
   }
-  server::ServerOptions offering() {
+  server::ServerOptions options_with_rdma() {
     server::ServerOptions options;
     options.rdma = open_device();
     return options;
@@ -99,13 +96,13 @@ class PullTest : public ::testing::TestWithParam<Over> {
 
   transport::FakeFabric fabric_;
   const std::shared_ptr<transport::Verbs> device_ = open_device();
-  testing::RealServer server_{offering()};
+  testing::RealServer server_{options_with_rdma()};
 };
 
 INSTANTIATE_TEST_SUITE_P(All, PullTest, ::testing::Values(Over::kTcp, Over::kRdma, Over::kDevice),
                          [](const auto& test) { return name_of(test.param); });
 
-TEST_P(PullTest, EverySplitBoundaryAndDtype) {
+TEST_P(PullTest, RowsAreCorrectAtEachSplitBoundaryForAllDtypes) {
   const auto client = connect();
   std::mt19937_64 random(testing::seed());
   for (const Dtype dtype : kAll) {
@@ -125,7 +122,7 @@ TEST_P(PullTest, EverySplitBoundaryAndDtype) {
   }
 }
 
-TEST_P(PullTest, MoreKeysThanOneRequestMayHave) {
+TEST_P(PullTest, ACallMayHaveMoreKeysThanARequest) {
   Options options;
   options.keys_per_request = 65536;
   const auto client = connect(options);
@@ -137,19 +134,19 @@ TEST_P(PullTest, MoreKeysThanOneRequestMayHave) {
   check_pull(*client, Dtype::kF16, keys);
 }
 
-TEST_P(PullTest, AllMissingAndAllPresent) {
+TEST_P(PullTest, AllKeysMayBePresentOrMissing) {
   const auto client = connect();
-  std::vector<uint64_t> present(kRows);
-  std::vector<uint64_t> missing(700);
-  for (uint64_t i = 0; i < present.size(); ++i) present[i] = kRows - 1 - i;
-  for (uint64_t i = 0; i < missing.size(); ++i) missing[i] = kRows + i;
+  std::vector<uint64_t> present = first_keys(kRows);
+  std::reverse(present.begin(), present.end());
+  std::vector<uint64_t> missing = first_keys(700);
+  for (uint64_t& key : missing) key += kRows;
   for (const Dtype dtype : kAll) {
     check_pull(*client, dtype, present);
     check_pull(*client, dtype, missing);
   }
 }
 
-TEST_P(PullTest, StoredBytesAsTheyAre) {
+TEST_P(PullTest, StoredRowsArePulledUnchanged) {
   const auto client = connect();
   const std::vector<uint64_t> keys = {5, kRows + 1, 5, 7};
   for (const Dtype dtype : kAll) {
@@ -171,7 +168,7 @@ TEST_P(PullTest, StoredBytesAsTheyAre) {
   }
 }
 
-TEST_P(PullTest, ManyTablesInOneCall) {
+TEST_P(PullTest, ACallPullsFromManyTables) {
   Options options;
   options.keys_per_request = 100;  // splits sections between requests
   const auto client = connect(options);
@@ -196,22 +193,17 @@ TEST_P(PullTest, ManyTablesInOneCall) {
     ASSERT_TRUE(report.ok()) << report.status().to_string();
     for (size_t i = 0; i < keys.size(); ++i) {
       for (size_t k = 0; k < keys[i].size(); ++k) {
-        const bool present = keys[i][k] < kRows;
         if (i != 3) {
-          ASSERT_EQ(present ? 1 : 0, masks[i][k]);
+          ASSERT_EQ(keys[i][k] < kRows ? 1 : 0, masks[i][k]);
         }
-        const Dtype dtype = kAll[i % 4];
-        const auto expected =
-            present ? testing::shown_row(dtype, keys[i][k], kDim) : default_of(dtype);
-        ASSERT_EQ(0, std::memcmp(expected.data(), rows[i].data() + k * kDim, kDim * 4))
-            << testing::seed();
+        ASSERT_TRUE(has_row(rows[i], k, expected_row(kAll[i % 4], keys[i][k]))) << testing::seed();
       }
     }
   }
   EXPECT_TRUE(client->pull_many({}).ok());
 }
 
-TEST_P(PullTest, LargestRowsAreSplitByTheReplysSize) {
+TEST_P(PullTest, APullOfLargeRowsIsSplitByTheSizeOfTheReply) {
   Options options;
   options.keys_per_request = 65536;  // 600 rows of 16 KiB do not fit into a frame
   const auto client = connect(options);
@@ -224,8 +216,7 @@ TEST_P(PullTest, LargestRowsAreSplitByTheReplysSize) {
   ASSERT_TRUE(report.ok()) << report.status().to_string();
   EXPECT_EQ(1200u, report.value().found);
   for (size_t i = 0; i < keys.size(); ++i) {
-    const auto expected = testing::row_of(keys[i], 4096);
-    ASSERT_EQ(0, std::memcmp(expected.data(), rows.data() + i * 4096, 4096 * 4)) << i;
+    ASSERT_TRUE(has_row(rows, i, testing::row_of(keys[i], 4096))) << i;
   }
 }
 
@@ -245,52 +236,44 @@ TEST_P(PullTest, WrongArgumentsAreNamed) {
   expect_error(client->pull_many({&odd, 1}).status(), Code::kInvalidArgument, {"not aligned"});
   expect_error(client->describe("nothere").status(), Code::kNotFound, {"known: bf16"});
   expect_error(client->status(3).status(), Code::kInvalidArgument, {"outside 0..0"});
-  EXPECT_TRUE(client->pull("f32", keys, rows).ok()) << "a wrong call harms no later one";
+  EXPECT_TRUE(client->pull("f32", keys, rows).ok()) << "a later call is not affected";
 }
 
 TEST_P(PullTest, WrongOptionsAreNamed) {
-  const auto code_of = [&](auto change) {
-    Options options;
-    change(options);
-    return Client::connect(server_.url(), options).status();
+  const auto expect_refused = [&](const Options& options, std::string_view part) {
+    expect_error(Client::connect(server_.url(), options).status(), Code::kInvalidArgument, {part});
   };
-  expect_error(code_of([](Options& o) { o.keys_per_request = 0; }), Code::kInvalidArgument,
-               {"keys_per_request", "1 to 65536"});
-  expect_error(code_of([](Options& o) { o.requests_in_flight = 65; }), Code::kInvalidArgument,
-               {"requests_in_flight"});
-  expect_error(code_of([](Options& o) { o.connections = 0; }), Code::kInvalidArgument,
-               {"connections"});
-  expect_error(code_of([](Options& o) { o.deadline_ms = 0; }), Code::kInvalidArgument,
-               {"deadline_ms"});
-  expect_error(code_of([](Options& o) { o.hot_keys = 65537; }), Code::kInvalidArgument,
-               {"hot_keys"});
-  expect_error(code_of([](Options& o) { o.name = std::string(256, 'n'); }), Code::kInvalidArgument,
-               {"name"});
+  const auto with = [](auto option, auto value) {
+    Options options;
+    options.*option = value;
+    return options;
+  };
+  expect_refused(with(&Options::keys_per_request, 0u), "keys_per_request must be 1 to 65536");
+  expect_refused(with(&Options::requests_in_flight, 65u), "requests_in_flight");
+  expect_refused(with(&Options::connections, 0u), "connections");
+  expect_refused(with(&Options::deadline_ms, 0u), "deadline_ms");
+  expect_refused(with(&Options::hot_keys, 65537u), "hot_keys");
+  expect_refused(with(&Options::name, std::string(256, 'n')), "name");
   expect_error(Client::connect("petps://" + server_.address() + "/other").status(), Code::kNotFound,
                {"'other'", server_.address().c_str(), "known: ranking, ranking@1"});
 }
 
-TEST_P(PullTest, ModelByNameInstanceAliasOrAlone) {
+TEST_P(PullTest, TheUrlMayNameAModelAnInstanceAnAliasOrNothing) {
   for (const std::string model : {"/ranking", "/ranking@1", "", "/"}) {
-    auto client = Client::connect("petps://" + server_.address() + model);
-    ASSERT_TRUE(client.ok()) << client.status().to_string();
-    check_pull(**client, Dtype::kF32, {1, 2, 3});
+    check_pull(*connect_to("petps://" + server_.address() + model), Dtype::kF32, {1, 2, 3});
   }
   ASSERT_TRUE(server_.tables().pool().set_alias("live", server_.instance()).ok());
-  auto by_alias = Client::connect("petps://" + server_.address() + "/live");
-  ASSERT_TRUE(by_alias.ok()) << by_alias.status().to_string();
-  check_pull(**by_alias, Dtype::kF32, {1, 2, 3});
+  check_pull(*connect_to("petps://" + server_.address() + "/live"), Dtype::kF32, {1, 2, 3});
   ASSERT_TRUE(server_.tables().pool().create_instance("other", "other@1", 1).ok());
-  auto unnamed = Client::connect("petps://" + server_.address());
-  ASSERT_TRUE(unnamed.ok()) << "status and tables need no model";
+  const auto unnamed = connect_to("petps://" + server_.address());  // tables() needs no model
   std::vector<float> rows(kDim);
   const std::vector<uint64_t> keys = {1};
-  expect_error((*unnamed)->pull("f32", keys, rows).status(), Code::kInvalidArgument,
+  expect_error(unnamed->pull("f32", keys, rows).status(), Code::kInvalidArgument,
                {"several models", "other, ranking"});
-  EXPECT_EQ(7u, (*unnamed)->tables().value().size());
+  EXPECT_EQ(7u, unnamed->tables().value().size());
 }
 
-TEST_P(PullTest, TablesMadeLaterAreFound) {
+TEST_P(PullTest, APullFindsATableCreatedAfterConnecting) {
   const auto client = connect();
   server_.add_table("later", Dtype::kF32, 4, 100, 10);
   const std::vector<uint64_t> keys = {3};
@@ -301,7 +284,7 @@ TEST_P(PullTest, TablesMadeLaterAreFound) {
   EXPECT_EQ(4u, client->describe("later").value().dim);
 }
 
-TEST_P(PullTest, AliasSwitchIsSeenInTheBackground) {
+TEST_P(PullTest, TheBackgroundThreadNoticesASwitchOfTheAlias) {
   const auto second = server_.tables().pool().create_instance("ranking", "ranking@2", 2);
   ASSERT_TRUE(second.ok());
   table::Table& table =
@@ -310,21 +293,20 @@ TEST_P(PullTest, AliasSwitchIsSeenInTheBackground) {
   ASSERT_TRUE(server_.tables().pool().set_alias("live", server_.instance()).ok());
   Options options;
   options.catalogue_ms = 20;
-  auto client = Client::connect("petps://" + server_.address() + "/live", options);
-  ASSERT_TRUE(client.ok());
+  const auto client = connect_to("petps://" + server_.address() + "/live", options);
   const std::vector<uint64_t> keys = {3};
   std::vector<float> rows(kDim);
-  ASSERT_TRUE((*client)->pull("f32", keys, rows).ok());
+  ASSERT_TRUE(client->pull("f32", keys, rows).ok());
   EXPECT_EQ(testing::row_of(3, kDim, 0), rows);
   ASSERT_TRUE(server_.tables().pool().set_alias("live", second.value().id).ok());
   const uint64_t until = base::monotonic_ns() + 5'000'000'000;
   while (rows != testing::row_of(3, kDim, 9) && base::monotonic_ns() < until) {
-    ASSERT_TRUE((*client)->pull("f32", keys, rows).ok());
+    ASSERT_TRUE(client->pull("f32", keys, rows).ok());
   }
   EXPECT_EQ(testing::row_of(3, kDim, 9), rows);
 }
 
-TEST_P(PullTest, StaleServerSaysSo) {
+TEST_P(PullTest, AnOldServerIsStaleAtOnce) {
   const auto client = connect();
   const std::vector<uint64_t> keys = {3};
   std::vector<float> rows(kDim);
@@ -333,19 +315,16 @@ TEST_P(PullTest, StaleServerSaysSo) {
   const uint64_t before = base::monotonic_ns();
   expect_error(client->pull("f32", keys, rows, {}, options).status(), Code::kStale,
                {"1000", server_.address().c_str()});
-  EXPECT_LT(base::monotonic_ns() - before, 1'000'000'000u) << "no use in waiting for the deadline";
+  EXPECT_LT(base::monotonic_ns() - before, 1'000'000'000u)
+      << "there is no other server to wait for";
   EXPECT_TRUE(client->pull("f32", keys, rows).ok());
 }
 
-TEST_P(PullTest, PushIsSeenByPull) {
+TEST_P(PullTest, APullReturnsPushedRows) {
   const auto client = connect();
-  std::vector<uint64_t> keys(1000);
-  std::vector<float> rows;
-  for (uint64_t i = 0; i < keys.size(); ++i) {
-    keys[i] = kRows - 500 + i;
-    const auto row = testing::row_of(keys[i], kDim, 3);
-    rows.insert(rows.end(), row.begin(), row.end());
-  }
+  std::vector<uint64_t> keys = first_keys(1000);
+  for (uint64_t& key : keys) key += kRows - 500;
+  const std::vector<float> rows = testing::rows_of(keys, kDim, 3);
   for (const Dtype dtype : kAll) {
     const auto report = client->push(codec::dtype_name(dtype), keys, rows, kDim);
     ASSERT_TRUE(report.ok()) << report.status().to_string();
@@ -354,8 +333,7 @@ TEST_P(PullTest, PushIsSeenByPull) {
     std::vector<float> back(rows.size());
     ASSERT_TRUE(client->pull(codec::dtype_name(dtype), keys, back).ok());
     for (size_t i = 0; i < keys.size(); ++i) {
-      const auto expected = testing::shown_row(dtype, keys[i], kDim, 3);
-      ASSERT_EQ(0, std::memcmp(expected.data(), back.data() + i * kDim, kDim * 4));
+      ASSERT_TRUE(has_row(back, i, testing::pulled_row(dtype, keys[i], kDim, 3)));
     }
     const auto erased = client->erase(codec::dtype_name(dtype), std::span(keys).last(501));
     ASSERT_TRUE(erased.ok()) << erased.status().to_string();
@@ -368,7 +346,7 @@ TEST_P(PullTest, PushIsSeenByPull) {
   }
 }
 
-TEST_P(PullTest, PushOfStoredRowsAndOfNothing) {
+TEST_P(PullTest, StoredRowsAndEmptyPushesAreAccepted) {
   const auto client = connect();
   const std::vector<uint64_t> keys = {5};
   std::vector<std::byte> stored(codec::row_bytes(Dtype::kInt8, kDim));
@@ -377,13 +355,13 @@ TEST_P(PullTest, PushOfStoredRowsAndOfNothing) {
   ASSERT_TRUE(client->push_stored("int8", keys, stored).ok());
   std::vector<float> back(kDim);
   ASSERT_TRUE(client->pull("int8", keys, back).ok());
-  EXPECT_EQ(testing::shown_row(Dtype::kInt8, 77, kDim), back);
+  EXPECT_EQ(testing::pulled_row(Dtype::kInt8, 77, kDim), back);
   EXPECT_TRUE(client->push("f32", {}, {}, kDim).ok());
   EXPECT_TRUE(client->push_stored("f32", {}, {}).ok());
   EXPECT_TRUE(client->erase("f32", {}).ok());
 }
 
-TEST_P(PullTest, PushRefusesWhatItMust) {
+TEST_P(PullTest, WrongPushesAreNamed) {
   const auto client = connect();
   const std::vector<uint64_t> keys = {5, 6};
   std::vector<float> rows(2 * kDim, 1.0f);
@@ -410,16 +388,14 @@ TEST_P(PullTest, PushRefusesWhatItMust) {
   EXPECT_TRUE(std::isinf(back[kDim + 3]));
 }
 
-TEST_P(PullTest, FullTableRefusesNewKeysAndCountsThem) {
+TEST_P(PullTest, AFullTableRefusesNewKeysAndCountsThem) {
   const auto client = connect();
-  std::vector<uint64_t> keys(80);
-  std::vector<float> rows(80 * 2, 1.0f);
-  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i;
-  expect_error(client->push("small", keys, rows, 2).status(), Code::kResourceExhausted,
+  const std::vector<float> rows(80 * 2, 1.0f);
+  expect_error(client->push("small", first_keys(80), rows, 2).status(), Code::kResourceExhausted,
                {"'small' is full", "of 80 rows were refused"});
 }
 
-TEST_P(PullTest, TablesAndStatus) {
+TEST_P(PullTest, TablesAndStatusDescribeTheServer) {
   const auto client = connect();
   const auto tables = client->tables();
   ASSERT_TRUE(tables.ok());

@@ -1,5 +1,5 @@
 // The client over rdma (fake devices): when it uses rdma, and what happens when rdma fails.
-// Does not cover: pulls as such, which pull_test.cc checks over TCP and rdma.
+// Does not cover: the rows of pulls, which pull_test.cc checks over TCP and rdma.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -21,7 +21,8 @@ using transport::Work;
 constexpr uint32_t kDim = 128;
 constexpr uint64_t kRows = 1000;
 
-server::ServerOptions offering(std::shared_ptr<transport::Verbs> rdma, uint32_t connections = 64) {
+server::ServerOptions options_with(std::shared_ptr<transport::Verbs> rdma,
+                                   uint32_t connections = 64) {
   server::ServerOptions options;
   options.rdma = std::move(rdma);
   options.limits.connections = connections;
@@ -31,15 +32,13 @@ server::ServerOptions offering(std::shared_ptr<transport::Verbs> rdma, uint32_t 
 class RdmaClientTest : public ::testing::Test {
  protected:
   void start(uint32_t connections = 64) {
-    server_ = std::make_unique<testing::RealServer>(offering(device_, connections));
+    server_ = std::make_unique<testing::RealServer>(options_with(server_device_, connections));
     server_->add_table("rows", Dtype::kF32, kDim, 2 * kRows, kRows);
     server_->start();
   }
   std::unique_ptr<Client> connect(Options options = {}) {
-    options.rdma = clients_;
-    auto client = Client::connect(server_->url(), options);
-    EXPECT_TRUE(client.ok()) << client.status().to_string();
-    return std::move(client).value();
+    options.rdma = client_device_;
+    return testing::connect_to(server_->url(), options);
   }
   base::Status pull(Client& client, uint32_t deadline_ms = 0) {
     std::vector<uint64_t> keys(700);
@@ -50,49 +49,49 @@ class RdmaClientTest : public ::testing::Test {
     const auto report = client.pull("rows", keys, rows, {}, options);
     if (!report.ok()) return report.status();
     for (size_t i = 0; i < keys.size(); ++i) {
-      const std::vector<float> expected = testing::shown_row(Dtype::kF32, keys[i], kDim);
-      EXPECT_EQ(0, std::memcmp(expected.data(), rows.data() + i * kDim, kDim * 4)) << keys[i];
+      EXPECT_TRUE(testing::has_row(rows, i, testing::pulled_row(Dtype::kF32, keys[i], kDim)))
+          << keys[i];
     }
     return {};
   }
-  uint64_t gathered() { return server_->server().stats().lists_zerocopy; }
+  uint64_t replies_over_rdma() { return server_->server().stats().lists_zerocopy; }
 
   FakeFabric fabric_;
-  std::shared_ptr<FakeVerbs> device_ = std::make_shared<FakeVerbs>(fabric_, FakeLimits{});
-  std::shared_ptr<FakeVerbs> clients_ = std::make_shared<FakeVerbs>(fabric_, FakeLimits{});
+  std::shared_ptr<FakeVerbs> server_device_ = std::make_shared<FakeVerbs>(fabric_, FakeLimits{});
+  std::shared_ptr<FakeVerbs> client_device_ = std::make_shared<FakeVerbs>(fabric_, FakeLimits{});
   std::unique_ptr<testing::RealServer> server_;
 };
 
-TEST_F(RdmaClientTest, RowsComeFromTheCard) {
+TEST_F(RdmaClientTest, PullsGoOverRdma) {
   start();
   const auto client = connect();
   for (int i = 0; i < 20; ++i) ASSERT_TRUE(pull(*client).ok());
-  EXPECT_EQ(gathered(), 40u) << "two requests each";
+  EXPECT_EQ(replies_over_rdma(), 40u) << "two requests each";
   EXPECT_EQ(fabric_.not_ready(), 0u);
 }
 
-TEST_F(RdmaClientTest, AServerThatRefusesIsPulledFromOverTcp) {
+TEST_F(RdmaClientTest, TcpIsUsedWhenEitherSideRefusesRdma) {
   start();
-  clients_->refuse_registration(ENOMEM);
+  client_device_->refuse_registration(ENOMEM);
   EXPECT_TRUE(pull(*connect()).ok());
-  EXPECT_EQ(gathered(), 0u);
-  device_->refuse_registration(ENOMEM);
-  clients_->refuse_registration(0);
+  EXPECT_EQ(replies_over_rdma(), 0u);
+  server_device_->refuse_registration(ENOMEM);
+  client_device_->refuse_registration(0);
   EXPECT_TRUE(pull(*connect()).ok());
-  EXPECT_EQ(gathered(), 0u);
+  EXPECT_EQ(replies_over_rdma(), 0u);
 }
 
-TEST_F(RdmaClientTest, ABrokenQueuePairIsReplacedWithinTheCall) {
+TEST_F(RdmaClientTest, ACallReplacesABrokenQueuePair) {
   start();
   const auto client = connect();
   ASSERT_TRUE(pull(*client).ok());
-  device_->set_work(Work::kHeld);
+  server_device_->set_work(Work::kHeld);
   std::thread breaker([&] {
-    while (device_->held() == 0) std::this_thread::yield();
+    while (server_device_->held() == 0) std::this_thread::yield();
     for (size_t pair = 0; pair < 4; ++pair) {
-      if (device_->has_pair(pair)) device_->fail(pair, IBV_WC_RETRY_EXC_ERR);
+      if (server_device_->has_pair(pair)) server_device_->fail(pair, IBV_WC_RETRY_EXC_ERR);
     }
-    device_->set_work(Work::kAtOnce);
+    server_device_->set_work(Work::kAtOnce);
   });
   const base::Status status = pull(*client, 20'000);
   breaker.join();
@@ -100,7 +99,7 @@ TEST_F(RdmaClientTest, ABrokenQueuePairIsReplacedWithinTheCall) {
   EXPECT_TRUE(pull(*client).ok());
 }
 
-TEST_F(RdmaClientTest, AServerThatRestartsIsFoundAgain) {
+TEST_F(RdmaClientTest, RdmaIsUsedAgainAfterARestartOfTheServer) {
   start();
   const auto client = connect();
   ASSERT_TRUE(pull(*client).ok());
@@ -108,17 +107,17 @@ TEST_F(RdmaClientTest, AServerThatRestartsIsFoundAgain) {
   EXPECT_EQ(pull(*client, 200).code(), Code::kUnavailable);
   server_->start();
   EXPECT_TRUE(pull(*client, 20'000).ok());
-  EXPECT_GT(gathered(), 0u);
+  EXPECT_GT(replies_over_rdma(), 0u);
 }
 
-TEST_F(RdmaClientTest, ADeviceThatNeverCompletesEndsAtTheDeadline) {
+TEST_F(RdmaClientTest, ACallFailsAtTheDeadlineIfTheDeviceNeverCompletes) {
   start();
   const auto client = connect();
   ASSERT_TRUE(pull(*client).ok());
-  device_->set_work(Work::kHeld);
+  server_device_->set_work(Work::kHeld);
   EXPECT_FALSE(pull(*client, 100).ok());
-  device_->set_work(Work::kAtOnce);
-  device_->run_all();
+  server_device_->set_work(Work::kAtOnce);
+  server_device_->run_all();
   EXPECT_TRUE(pull(*client, 20'000).ok());
 }
 
@@ -132,10 +131,10 @@ TEST_F(RdmaClientTest, ManyThreadsPullAtOnce) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(gathered(), 160u);
+  EXPECT_EQ(replies_over_rdma(), 160u);
 }
 
-TEST(RdmaDevice, NoneIsAnErrorWithARemedy) {
+TEST(RdmaDevice, AnUnknownDeviceIsAnError) {
   EXPECT_EQ(open_rdma("no_such_device").status().code(), Code::kFailedPrecondition);
 }
 

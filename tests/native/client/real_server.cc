@@ -1,3 +1,4 @@
+#include <cstring>
 #include <numeric>
 
 #include "fixtures.h"
@@ -11,7 +12,40 @@ std::vector<float> row_of(uint64_t key, uint32_t dim, uint64_t version) {
   return row;
 }
 
-std::vector<float> shown_row(codec::Dtype dtype, uint64_t key, uint32_t dim, uint64_t version) {
+std::vector<float> rows_of(std::span<const uint64_t> keys, uint32_t dim, uint64_t version) {
+  std::vector<float> rows;
+  for (const uint64_t key : keys) {
+    const std::vector<float> row = row_of(key, dim, version);
+    rows.insert(rows.end(), row.begin(), row.end());
+  }
+  return rows;
+}
+
+bool has_row(std::span<const float> rows, size_t i, const std::vector<float>& row) {
+  const auto actual = rows.subspan(i * row.size(), row.size());
+  return std::memcmp(actual.data(), row.data(), row.size() * sizeof(float)) == 0;
+}
+
+std::vector<uint64_t> first_keys(size_t n) {
+  std::vector<uint64_t> keys(n);
+  std::iota(keys.begin(), keys.end(), 0);
+  return keys;
+}
+
+std::unique_ptr<Client> connect_to(const std::string& url, const Options& options) {
+  auto client = Client::connect(url, options);
+  EXPECT_TRUE(client.ok()) << client.status().to_string();
+  return std::move(client).value();
+}
+
+void expect_error(const base::Status& status, base::Code code,
+                  std::initializer_list<std::string_view> parts) {
+  EXPECT_EQ(code, status.code()) << status.to_string();
+  for (const std::string_view part : parts)
+    EXPECT_NE(std::string_view::npos, status.message().find(part)) << status.to_string();
+}
+
+std::vector<float> pulled_row(codec::Dtype dtype, uint64_t key, uint32_t dim, uint64_t version) {
   std::vector<float> row = row_of(key, dim, version);
   std::vector<std::byte> stored(codec::row_bytes(dtype, dim));
   codec::encode(dtype, row.data(), 1, dim, stored.data());
@@ -24,9 +58,9 @@ RealServer::RealServer(server::ServerOptions options, uint32_t partitions)
   table::TablesOptions tables;
   tables.pool.unit_bytes = pool::kTestUnitBytes;
   tables.pool.media.reserve_bytes = uint64_t{1} << 30;
-  auto made = table::Tables::create(tables);
-  EXPECT_TRUE(made.ok()) << made.status().to_string();
-  tables_ = std::move(made.value());
+  auto created = table::Tables::create(tables);
+  EXPECT_TRUE(created.ok()) << created.status().to_string();
+  tables_ = std::move(created.value());
   const auto record = tables_->pool().create_instance("ranking", "ranking@1", partitions);
   EXPECT_TRUE(record.ok()) << record.status().to_string();
   instance_ = record.value().id;
@@ -49,27 +83,22 @@ table::Table& RealServer::add_table(const std::string& name, codec::Dtype dtype,
     spec.default_row.resize(spec.row_bytes);
     codec::encode(dtype, default_row.data(), 1, dim, spec.default_row.data());
   }
-  const auto made = tables_->create_table(spec);
-  EXPECT_TRUE(made.ok()) << made.status().to_string();
-  fill(*made.value(), rows, 0);
-  return *made.value();
+  const auto table = tables_->create_table(spec);
+  EXPECT_TRUE(table.ok()) << table.status().to_string();
+  fill(*table.value(), rows, 0);
+  return *table.value();
 }
 
 void RealServer::fill(table::Table& table, uint64_t rows, uint64_t version) {
-  std::vector<uint64_t> keys(rows);
-  std::iota(keys.begin(), keys.end(), 0);
-  fill(table, keys, version);
+  fill(table, first_keys(rows), version);
 }
 
 void RealServer::fill(table::Table& table, std::span<const uint64_t> keys, uint64_t version) {
   const pool::TableSpec spec = table.record().spec;
-  std::vector<std::byte> stored;
-  for (const uint64_t key : keys) {
-    const std::vector<float> row = row_of(key, spec.dim, version);
-    stored.resize(stored.size() + spec.row_bytes);
-    codec::encode(static_cast<codec::Dtype>(spec.dtype), row.data(), 1, spec.dim,
-                  stored.data() + stored.size() - spec.row_bytes);
-  }
+  const std::vector<float> rows = rows_of(keys, spec.dim, version);
+  std::vector<std::byte> stored(keys.size() * spec.row_bytes);
+  codec::encode(static_cast<codec::Dtype>(spec.dtype), rows.data(), keys.size(), spec.dim,
+                stored.data());
   table::Batch batch;
   batch.keys = keys;
   batch.rows = stored.data();

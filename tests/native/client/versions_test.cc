@@ -1,5 +1,5 @@
-// Several versions of a model at the same time: clients follow the alias, no answer mixes two
-// versions, and clients notice dropped ones.
+// Several instances of a model at the same time: clients follow the alias, no result mixes two
+// instances, and clients notice dropped ones. Rows of instance ranking@N are those of version N.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint32_t kDim = 16;
 constexpr uint64_t kRows = 300;
-constexpr uint64_t kVersions = 40;  // row_of distinguishes up to 96
+constexpr uint64_t kVersions = 40;  // row_of() has 97 different ones
 
 // Add instance ranking@N with the tables a and b, every row of version N.
 void add_version(RealServer& server, uint64_t version) {
@@ -33,9 +33,7 @@ void add_version(RealServer& server, uint64_t version) {
 std::unique_ptr<Client> connect(const std::string& url, uint32_t catalogue_ms = 0) {
   Options options;
   options.catalogue_ms = catalogue_ms;
-  auto client = Client::connect(url, options);
-  EXPECT_TRUE(client.ok()) << client.status().to_string();
-  return std::move(client).value();
+  return connect_to(url, options);
 }
 
 // Return the version that all rows of a and b have, if the report agrees. Return 0 if rows are of
@@ -50,18 +48,14 @@ base::Result<uint64_t> pull_version(Client& client, uint64_t first_key) {
   const auto report = client.pull_many(pulls);
   if (!report.ok()) return report.status();
   for (uint64_t version = 1; version <= kVersions; ++version) {
-    bool all = true;
-    for (size_t i = 0; all && i < keys.size(); ++i) {
-      const std::vector<float> row = row_of(keys[i], kDim, version);
-      all = std::equal(row.begin(), row.end(), a.begin() + static_cast<ptrdiff_t>(i * kDim)) &&
-            std::equal(row.begin(), row.end(), b.begin() + static_cast<ptrdiff_t>(i * kDim));
-    }
-    if (all) return report.value().instance == "ranking@" + std::to_string(version) ? version : 0;
+    const std::vector<float> rows = rows_of(keys, kDim, version);
+    if (a == rows && b == rows)
+      return report.value().instance == "ranking@" + std::to_string(version) ? version : 0;
   }
   return uint64_t{0};
 }
 
-TEST(Versions, AreServedSideBySideAndSwitched) {
+TEST(Versions, InstancesAreServedSideBySideAndSwitched) {
   RealServer server;
   add_version(server, 1);
   server.start();
@@ -70,29 +64,32 @@ TEST(Versions, AreServedSideBySideAndSwitched) {
   const auto plain = connect(server.url());
   const auto second = connect("petps://" + server.address() + "/ranking@2");
   EXPECT_EQ(pull_version(*before, 3).value(), 1u);
-  EXPECT_EQ(pull_version(*plain, 3).value(), 1u) << "a new instance changes no meaning";
+  EXPECT_EQ(pull_version(*plain, 3).value(), 1u)
+      << "the model still resolves to the first instance";
   EXPECT_EQ(pull_version(*second, 3).value(), 2u);
   EXPECT_EQ(plain->drop_instance("ranking@1").code(), base::Code::kFailedPrecondition);
   EXPECT_EQ(plain->switch_alias("ranking", "ranking@9").code(), base::Code::kNotFound);
   ASSERT_TRUE(plain->switch_alias("ranking", "ranking@2").ok());
   EXPECT_EQ(pull_version(*plain, 3).value(), 2u);
   EXPECT_EQ(pull_version(*before, 3).value(), 1u) << "it has not read the catalogue again";
-  ASSERT_TRUE(plain->switch_alias("ranking", "ranking@1").ok()) << "and back";
+  ASSERT_TRUE(plain->switch_alias("ranking", "ranking@1").ok()) << "switch back";
   EXPECT_EQ(pull_version(*plain, 3).value(), 1u);
   ASSERT_TRUE(plain->switch_alias("ranking", "ranking@2").ok());
   ASSERT_TRUE(plain->drop_instance("ranking@1").ok());
-  EXPECT_EQ(pull_version(*before, 3).value(), 2u) << "what it asked for is gone: it looks again";
+  EXPECT_EQ(pull_version(*before, 3).value(), 2u)
+      << "its instance is gone, so it reads the catalogue";
   ASSERT_TRUE(plain->switch_alias("other", "ranking@2").ok());
   EXPECT_EQ(plain->drop_instance("ranking@2").code(), base::Code::kFailedPrecondition);
 }
 
+// Record that all partitions of the instance have applied `version`.
 void record(RealServer& server, const std::string& instance, uint64_t version) {
   const uint32_t id = server.tables().resolve(instance).value().id;
   for (uint32_t partition = 0; partition < 2; ++partition)
     ASSERT_TRUE(server.tables().record_progress({id, partition, 1, 1, 1, version, {}, 0}).ok());
 }
 
-TEST(Versions, AVersionThatOnlyTheNewInstanceHasIsFound) {
+TEST(Versions, APullFindsAVersionThatOnlyTheNewInstanceHas) {
   RealServer server;
   add_version(server, 1);
   add_version(server, 2);
@@ -116,10 +113,10 @@ TEST(Versions, AVersionThatOnlyTheNewInstanceHasIsFound) {
   EXPECT_EQ(plain->pull("a", keys, rows, {}, options).status().code(), base::Code::kStale);
   options.min_version = 2;
   EXPECT_EQ(first->pull("a", keys, rows, {}, options).status().code(), base::Code::kStale)
-      << "asked for by name";
+      << "the URL names the instance";
 }
 
-TEST(Versions, ADroppedInstanceThatWasAskedForByNameIsNotFound) {
+TEST(Versions, ADroppedInstanceNamedInTheUrlIsNotFound) {
   RealServer server;
   add_version(server, 1);
   add_version(server, 2);
@@ -134,7 +131,7 @@ TEST(Versions, ADroppedInstanceThatWasAskedForByNameIsNotFound) {
   EXPECT_NE(gone.message().find("ranking@2"), std::string_view::npos) << gone.to_string();
 }
 
-TEST(Versions, ControlThatMakesNoSenseIsRefused) {
+TEST(Versions, InvalidControlRequestsAreRefused) {
   RealServer server;
   add_version(server, 1);
   server.start();
@@ -145,8 +142,8 @@ TEST(Versions, ControlThatMakesNoSenseIsRefused) {
   EXPECT_EQ(pull_version(*client, 0).value(), 1u);
 }
 
-// Versions are created, switched to and dropped one after another, while clients pull both tables.
-TEST(Versions, NoAnswerMixesTwoWhileTheyComeAndGo) {
+// Instances are created, switched to and dropped one after another, while clients pull both tables.
+TEST(Versions, NoResultMixesTwoInstancesWhileTheyChange) {
   server::ServerOptions options;
   options.workers = 2;
   RealServer server(options);
@@ -163,19 +160,20 @@ TEST(Versions, NoAnswerMixesTwoWhileTheyComeAndGo) {
       for (uint64_t i = 0; !done.load(); ++i) {
         const auto version = pull_version(*client, salt * 31 + i);
         ASSERT_TRUE(version.ok()) << version.status().to_string();
-        ASSERT_GE(version.value(), last) << "0 is a mixture";
+        ASSERT_GE(version.value(), last) << "0: rows of two instances";
         ASSERT_NE(version.value(), 0u);
         last = version.value();
         pulls.fetch_add(1);
       }
     });
   }
-  const auto operate = connect(server.url());
+  const auto operator_client = connect(server.url());
   for (uint64_t version = 2; version <= kVersions && !::testing::Test::HasFailure(); ++version) {
     add_version(server, version);
     const uint64_t before = pulls.load();
-    EXPECT_TRUE(operate->switch_alias("ranking", "ranking@" + std::to_string(version)).ok());
-    EXPECT_TRUE(operate->drop_instance("ranking@" + std::to_string(version - 1)).ok());
+    EXPECT_TRUE(
+        operator_client->switch_alias("ranking", "ranking@" + std::to_string(version)).ok());
+    EXPECT_TRUE(operator_client->drop_instance("ranking@" + std::to_string(version - 1)).ok());
     for (int i = 0; i < 20'000 && pulls.load() < before + 3; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -187,7 +185,7 @@ TEST(Versions, NoAnswerMixesTwoWhileTheyComeAndGo) {
   const table::VerifyReport report = server.tables().verify();
   EXPECT_TRUE(report.clean()) << report.problems.front();
   EXPECT_LT(server.tables().pool().medium().size(), uint64_t{16} << 20)
-      << "the space of dropped versions was used again";
+      << "the space of dropped instances was used again";
 }
 
 }  // namespace
