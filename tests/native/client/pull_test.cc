@@ -429,7 +429,8 @@ TEST_P(PullTest, HotSetsReachTheServer) {
 
 TEST_P(PullTest, ManyThreadsShareOneClient) {
   Options options;
-  options.connections = 3;  // fewer than threads, so that some wait
+  options.connections = 3;       // fewer than threads, so that some wait
+  options.deadline_ms = 20'000;  // the wait is long on a busy machine
   const auto client = connect(options);
   std::vector<std::thread> threads;
   for (int t = 0; t < 6; ++t) {
