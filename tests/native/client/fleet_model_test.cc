@@ -32,7 +32,7 @@ constexpr size_t kClients = 4;
 constexpr size_t kKeysPerPull = 24;  // over all partitions
 constexpr uint32_t kInstancesKept = 3;
 constexpr uint64_t kMs = 1'000'000;
-// Limit of the rounds that a client needs to contact all servers: three failures each, with backoffs
+// Limit of the rounds in which a client contacts all servers: three failures each, with backoffs
 // between them. On a busy machine healthy servers may look dead for a round; their next reply
 // corrects that.
 constexpr int kMaxRounds = 400;

@@ -108,7 +108,7 @@ def make_event(kind: str, life: int = 0, rank: int = 0, **fields: Any) -> RankRe
 
 def make_step(number: int, loss: float, life: int = 0) -> RankReport:
     times = {"seconds": 0.05, "exposed": 0.01, "crossing": 0.04, "lookup_stall": 0.002}
-    return make_event("step", life, number=number, loss=loss, **times)
+    return make_event("step", life, 0, number=number, loss=loss, **times)
 
 
 def make_reports() -> measures.Reports:
