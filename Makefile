@@ -6,7 +6,7 @@ JOBS := 2
 TEST_JOBS := 3
 FORMAT := clang-format-14
 CXX_SOURCES = $(shell find native client bench tests -name '*.cc' -o -name '*.h')
-PYTHON_FOLDERS = petps client examples bench tests
+PYTHON_FOLDERS = petps client docs examples bench tests
 
 # Rounds and test processes of `make soak`; seconds of `make soak-pull` per gather mode.
 SOAK_ROUNDS := 10

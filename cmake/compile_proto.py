@@ -21,7 +21,8 @@ def main() -> None:
         if protoc.main(["", f"--proto_path={root}", f"--descriptor_set_out={path}", proto]) != 0:
             sys.exit(1)  # protoc has printed the reason
         (file,) = FileDescriptorSet.FromString(path.read_bytes()).file
-    body = f'"""Generated from {proto}: its descriptor."""\n\nSERIALIZED = {file.SerializeToString()!r}\n'
+    head = f'"""Generated from {proto}: its descriptor."""\n\n'
+    body = f"{head}SERIALIZED = {file.SerializeToString()!r}\n"
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     Path(output).write_text(body)
 

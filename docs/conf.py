@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "client" / "python"), str(ROOT / "docs")]
@@ -35,13 +36,15 @@ breathe_projects = {"petps_client": str(ROOT / "build" / "doxygen" / "xml")}
 breathe_default_project = "petps_client"
 
 
-def leave_out_sign(_app, what, _name, _object, _options, lines) -> None:  # type: ignore[no-untyped-def]
-    """Cut a package's docstring before its sign (Owns, Never does, ...), which is for developers."""
-    if what == "module":
-        del lines[next((n for n, line in enumerate(lines) if line.startswith("Owns:")), len(lines)) :]
+def leave_out_sign(_app: Any, what: str, *arguments: Any) -> None:
+    """Cut a package's docstring before its sign (Owns, ...), which is for developers."""
+    lines: list[str] = arguments[-1]
+    starts = [number for number, line in enumerate(lines) if line.startswith("Owns:")]
+    if what == "module" and starts:
+        del lines[starts[0] :]
 
 
-def setup(app) -> None:  # type: ignore[no-untyped-def]
+def setup(app: Any) -> None:
     """Write the generated pages before Sphinx reads the sources."""
     app.connect("autodoc-process-docstring", leave_out_sign)
     generate.write_pages(ROOT / "docs" / "reference" / "generated")

@@ -127,7 +127,9 @@ def _scrape() -> str:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        np.savez(folder / "rows.npz", keys=np.arange(8, dtype=np.uint64), rows=np.ones((8, 4), "f4"))
+        np.savez(
+            folder / "rows.npz", keys=np.arange(8, dtype=np.uint64), rows=np.ones((8, 4), "f4")
+        )
         petps = [sys.executable, "-m", "petps.cli"]
         pool, log, ready = folder / "my.pool", folder / "log", folder / "ready"
         create = ["create", str(pool), "--table", "items:4:f32:100", "--feed", "delta"]

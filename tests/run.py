@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "tests"
 SOURCES = ("native", "client", "bench", "tests")
-PYTHON_FOLDERS = ("petps", "client", "examples", "bench", "tests")
+PYTHON_FOLDERS = ("petps", "client", "docs", "examples", "bench", "tests")
 # The limit of a suite. Each test has its own, much shorter limit (ctest, pytest-timeout).
 SUITE_SECONDS_MAX = 1500
 LAB_SECONDS_MAX = 7200  # the processors are emulated

@@ -147,7 +147,7 @@ std::optional<Device> device_at(const std::string& path) { return file_calls().d
 
 Result<int> create_file(const std::string& path) {
   Descriptor file(open_descriptor(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-  if (file.get() < 0) {
+  if (file.number() < 0) {
     if (errno == EEXIST) {
       return Status(Code::kAlreadyExists,
                     path + " already exists: open it, or create the pool under another name");
@@ -156,8 +156,8 @@ Result<int> create_file(const std::string& path) {
     const Code code = errno == EACCES || errno == EPERM ? Code::kPermissionDenied : Code::kIoError;
     return errno_status(code, "create " + path, errno);
   }
-  Status status = lock_file(file.get(), path, Access::kReadWrite);
-  if (status.ok()) status = forbid_copy_on_write(file.get(), path);
+  Status status = lock_file(file.number(), path, Access::kReadWrite);
+  if (status.ok()) status = forbid_copy_on_write(file.number(), path);
   if (status.ok()) return file.release();
   return remove_file(path, status);
 }
@@ -167,7 +167,7 @@ Result<int> open_file(const std::string& path, Access access) {
   // ignore it.
   const int flags = (access == Access::kReadWrite ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK;
   Descriptor file(open_descriptor(path, flags));
-  if (file.get() < 0) {
+  if (file.number() < 0) {
     if (errno == ENOENT)
       return Status(Code::kNotFound, path + " does not exist: create the pool first");
     if (errno == EISDIR)
@@ -177,7 +177,7 @@ Result<int> open_file(const std::string& path, Access access) {
     return errno_status(code, "open " + path, errno);
   }
   struct stat about = {};
-  if (calls::fstat(file.get(), &about) != 0)
+  if (calls::fstat(file.number(), &about) != 0)
     return errno_status(Code::kIoError, "stat " + path, errno);
   if (S_ISDIR(about.st_mode))
     return Status(Code::kInvalidArgument, path + " is a folder, not a pool file");
@@ -187,7 +187,7 @@ Result<int> open_file(const std::string& path, Access access) {
                       " is not a regular file: a pool lives in a file (on dax, in a file of an "
                       "fsdax mount) or on a device-DAX device (/dev/daxX.Y)");
   }
-  if (Status status = lock_file(file.get(), path, access); !status.ok()) return status;
+  if (Status status = lock_file(file.number(), path, access); !status.ok()) return status;
   return file.release();
 }
 
@@ -215,7 +215,7 @@ Result<Folder> Folder::open_of(const std::string& path) {
 }
 
 Status Folder::sync() const {
-  const int error_number = errno_of([&] { return calls::fsync(file_.get()); });
+  const int error_number = errno_of([&] { return calls::fsync(file_.number()); });
   // EINVAL: some network file systems do not sync folders; their servers do.
   if (error_number == 0 || error_number == EINVAL) return Status();
   return errno_status(Code::kIoError, "fsync folder " + name_, error_number);

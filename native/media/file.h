@@ -35,7 +35,7 @@ class Descriptor {
   ~Descriptor() {
     if (file_ >= 0) calls::close(file_);
   }
-  int get() const { return file_; }
+  int number() const { return file_; }
   int release() { return std::exchange(file_, -1); }
 
  private:

@@ -52,9 +52,9 @@ Status Shared::open_rdma() {
   with.budget = memory;
   with.rules = Server::frame_rules(options.limits);
   with.memory = [&medium] { return transport::RowMemory{medium.base(), medium.size()}; };
-  auto made = transport::make_rdma(*options.rdma, with);
-  if (!made.ok()) return made.status();
-  rdma = std::move(made.value());
+  auto created = transport::make_rdma(*options.rdma, with);
+  if (!created.ok()) return created.status();
+  rdma = std::move(created.value());
   return {};
 }
 

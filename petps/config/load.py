@@ -95,8 +95,8 @@ def _describe(fault: Any) -> str:
     if fault["type"] in ("model_type", "dict_type"):
         return f"{where} is a section: write [{'.'.join(location)}] and its keys below"
     message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-    got = "" if isinstance(fault["input"], dict) else f", not {fault['input']!r}"
-    return f"{where}: {message}{got}"
+    given = "" if isinstance(fault["input"], dict) else f", not {fault['input']!r}"
+    return f"{where}: {message}{given}"
 
 
 def _where(location: list[str]) -> str:

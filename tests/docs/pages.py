@@ -32,7 +32,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE_SECONDS_MAX: Final = 300.0
 RUN_LANGUAGES: Final = ("sh", "python")
 _BLOCK: Final = re.compile(
-    r"(?:^<!-- (?P<mark>[a-z ]+): (?P<value>[^\n]+?) -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
+    r"(?:^<!-- (?P<mark>[a-z ]+): (?P<value>[^\n]+?) -->\n+)?"
+    r"^```(?P<language>\w*)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 _NEEDS: Final = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
@@ -89,7 +90,9 @@ def script_of(page: Path) -> str:
             code = f"python - <<'PETPS_END'\n{code}PETPS_END\n"
         if block.mark == "fails":
             text, name = shlex.quote(block.value), "block_output"
-            lines.append(f"if (\n{code}) >{name} 2>&1; then echo '{where} did not fail'; exit 1; fi")
+            lines.append(
+                f"if (\n{code}) >{name} 2>&1; then echo '{where} did not fail'; exit 1; fi"
+            )
             lines.append(f"cat {name}; grep -qF {text} {name}")
         else:
             lines.append(code)

@@ -10,7 +10,9 @@ import pytest
 
 from tests.docs import pages
 
-PAGES = [page for page in pages.documents() if any(map(pages.runs, pages.blocks_of(page.read_text())))]
+PAGES = [
+    page for page in pages.documents() if any(map(pages.runs, pages.blocks_of(page.read_text())))
+]
 NETWORK = ["unshare", "--net"]
 
 

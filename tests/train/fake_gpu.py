@@ -307,10 +307,10 @@ class FakeGpu:
         """Return the given tensor for a result in place; wrap others, or return them plain."""
         same = {id(tensor.inner): tensor for tensor in given if isinstance(tensor, OnDevice)}
 
-        def one(each: torch.Tensor) -> Any:
-            return same.get(id(each), each if wrapped is None else wrapped(each, self))
+        def wrap(tensor: torch.Tensor) -> Any:
+            return same.get(id(tensor), tensor if wrapped is None else wrapped(tensor, self))
 
-        return tree_map_only(torch.Tensor, one, result)
+        return tree_map_only(torch.Tensor, wrap, result)
 
     def _fault(self, what: str) -> None:
         with self._mutex:

@@ -102,7 +102,9 @@ def list_(store: _STORE, json_: _JSON = False) -> None:
 
 
 def _time_text(ns: int) -> str:
-    return datetime.datetime.fromtimestamp(ns / 1e9, datetime.timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.datetime.fromtimestamp(ns / 1e9, datetime.timezone.utc).strftime(
+        "%Y-%m-%d %H:%M:%S"
+    )
 
 
 @app.command()

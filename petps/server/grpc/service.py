@@ -36,7 +36,7 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 Answer = TypeVar("Answer")
 
 
-class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, untyped
+class Service(stubs.PetpsServicer):
     """Implementation of the service. Runs in the loop's thread."""
 
     def __init__(

@@ -276,7 +276,7 @@ def test_a_damaged_base_is_retried(tmp_path: Path, world: World) -> None:
     path.write_bytes(whole)
     assert world.ingest.wait_for(version, 30)
     wait_until(lambda: world.current_instance == "m@2")
-    assert versions(world[0], "m@2") == {float(version)}
+    assert versions(world, "m@2") == {float(version)}
     trainer.close()
 
 

@@ -271,8 +271,8 @@ def test_many_threads_track_while_tenants_read(tmp_path: Path) -> None:
     for reader in readers:
         reader.join(120)
     assert not failed
-    for found in seen.values():
-        for parts in found.values():  # no id repeats here, so each is handed out once
+    for ids_by_table in seen.values():
+        for parts in ids_by_table.values():  # no id repeats here, so each is handed out once
             ids = np.concatenate(parts)
             assert len(ids) == threads * steps * size
             np.testing.assert_array_equal(np.sort(ids), np.arange(len(ids)))
