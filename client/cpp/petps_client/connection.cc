@@ -107,6 +107,11 @@ Status Connection::distrust(std::string_view what) {
   return break_with(Code::kUnavailable, "the server broke the protocol: " + std::string(what));
 }
 
+Status Connection::break_by_error(const Status& error) {
+  is_broken_ = true;
+  return Status(Code::kUnavailable, std::string(error.message()));  // read_error named the server
+}
+
 Status Connection::flush() {
   if (rdma_ != nullptr) {
     const Status sent = rdma_->send(outgoing_);

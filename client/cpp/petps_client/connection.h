@@ -88,6 +88,9 @@ class Connection {
   bool has_read_catalogue = false;  // of this server
   // Mark the connection as broken. Return kUnavailable: the named server broke the protocol.
   base::Status distrust(std::string_view what);
+  // Mark the connection as broken by an error that answers no request, such as that of a server
+  // which is about to close it. Return kUnavailable with the text of the error.
+  base::Status break_by_error(const base::Status& error);
   // Return the entry by which poll() waits for this connection among others. Do not wait if
   // has_read_ahead().
   pollfd poll_entry();

@@ -124,8 +124,7 @@ Status PullExchange::receive(const Deadline& deadline) {
   if (header.code != 0) {
     Status error;
     PETPS_RETURN_IF_ERROR(connection_.read_error(header, deadline, error));
-    // The error answers no request, for example because the server closes the connection.
-    if (!is_expected) return connection_.distrust(error.message());
+    if (!is_expected) return connection_.break_by_error(error);
     requests_[number].has_reply = true;
     record_error(std::move(error));
     return {};

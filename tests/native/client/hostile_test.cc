@@ -132,7 +132,7 @@ TEST(Hostile, WrongHeadersBreakTheProtocol) {
       {Opcode::kPull, [](auto& h) { h.request_id = 3; }, "not waiting"},
       {Opcode::kPull, [](auto& h) { h.body_bytes = 0xffffffff; }, "above the limit"},
       {Opcode::kPull, [](auto& h) { h.body_bytes = 8; }, "does not fit the pull"},
-      {Opcode::kPull, [](auto& h) { h.body_bytes += 16; }, "announce other row bytes"},
+      {Opcode::kPull, [](auto& h) { h.body_bytes += 16; }, "do not announce the"},
       {Opcode::kPull, [](auto& h) { h.sections = 2; }, "does not fit the pull"},
       {Opcode::kPull, [](auto& h) { h.code = 6; }, "an error text of"},
       {Opcode::kHello, [](auto& h) { h.request_id += 1; }, "another request"},
@@ -140,6 +140,16 @@ TEST(Hostile, WrongHeadersBreakTheProtocol) {
   };
   for (const auto& [opcode, change, part] : cases)
     expect_distrust(run_until_reply(tamper_header(opcode, change)), part);
+}
+
+TEST(Hostile, AnErrorThatAnswersNoRequestIsReportedAsTheServerSentIt) {
+  const Status status = run_until_reply(tamper_reply(Opcode::kPull, [](wire::Frame& reply) {
+    wire::encode_error(static_cast<uint16_t>(Opcode::kPull), 0,
+                       Status(Code::kUnavailable, "the server is stopping"), reply);
+    return Answer::kSend;
+  }));
+  expect_distrust(status, "the server is stopping");
+  EXPECT_EQ(status.message().find("broke the protocol"), std::string::npos) << status.to_string();
 }
 
 TEST(Hostile, WrongSectionsBreakTheProtocol) {
@@ -243,7 +253,7 @@ TEST(Hostile, ContradictionsInTheShardMapBreakTheProtocol) {
   };
   expect_distrust(connect_with({"ranking", 1, 2, {{"h1:1", {0b01}}}}), "owned by no server");
   expect_distrust(connect_with({"ranking", 1, 2, {{"h1:1", {0b11}}, {"h2:1", {0b01}}}}),
-                  "replicas own the same");
+                  "two servers must own the same partitions, or none in common");
   expect_error(connect_with({"ranking", 1, 1, {{"h1:zero", {1}}}}), Code::kUnavailable,
                {"'h1:zero': the port must be a number"});
 }

@@ -33,6 +33,10 @@ class RdmaServer : public ServerFixture {
     fill(rows_, 2000, 1);
     options_.rdma = device_;
   }
+  ~RdmaServer() override {  // the server and its device use the fabric of this class
+    server_.reset();
+    options_.rdma.reset();
+  }
   std::unique_ptr<RdmaClient> connect() {
     return std::make_unique<RdmaClient>(server_->port(), clients_);
   }
