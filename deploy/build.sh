@@ -25,5 +25,6 @@ install() {
   fi
 }
 
-install client/python build/client
+# In this order: replacing a petps from before petps-client existed removes files of the latter.
 install . build/release
+install client/python build/client

@@ -30,17 +30,20 @@ MODES: Final = ("nested", "dual", "frozen", "synchronous")
 class PipelineOptions:
     """How a pipeline trains. All ranks have the same options.
 
-    micro_batches: into how many parts divide() of batch.py cuts a batch.
-    mode: 'synchronous' overlaps nothing; 'dual' overlaps the lookup with training (NestPipe IV);
-        'frozen' overlaps transfers with computation inside a batch (V); 'nested' does both.
-    arrange: orders a batch's samples before they are cut into micro-batches (clustering).
-    first_step: the number of the next batch, for example after a restored version.
-    steps: the number of steps to train, or None for all that the loaders have.
-    deterministic: whether to sum in a fixed order, so that runs are bit-equal.
-    device: where the model is and rows are trained. On a GPU, training uses the stream that is
-        current where the pipeline is called.
+    Args:
+        micro_batches: into how many parts divide() of batch.py cuts a batch.
+        mode: 'synchronous' overlaps nothing; 'dual' overlaps the lookup with training (NestPipe
+            IV); 'frozen' overlaps transfers with computation inside a batch (V); 'nested' does
+            both.
+        arrange: orders a batch's samples before they are cut into micro-batches (clustering).
+        first_step: the number of the next batch, for example after a restored version.
+        steps: the number of steps to train, or None for all that the loaders have.
+        deterministic: whether to sum in a fixed order, so that runs are bit-equal.
+        device: where the model is and rows are trained. On a GPU, training uses the stream that is
+            current where the pipeline is called.
 
-    Raises InvalidArgument.
+    Raises:
+        InvalidArgument: The mode or micro_batches is wrong.
     """
 
     micro_batches: int = 1

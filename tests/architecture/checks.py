@@ -18,7 +18,18 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE_SUFFIXES = (".cc", ".h", ".py", ".pyi")
 TEXT_SUFFIXES = (*CODE_SUFFIXES, ".md", ".toml", ".txt", ".json", ".cmake", ".sh", ".proto", "")
 # Folders without files of the project: build output, environments, caches, version control.
-LEFT_OUT = {"build", ".venv", ".venv-train", ".git", "shared", "dist", "__pycache__", ".hypothesis"}
+LEFT_OUT = {
+    "generated",
+    ".venv-docs",
+    "build",
+    ".venv",
+    ".venv-train",
+    ".git",
+    "shared",
+    "dist",
+    "__pycache__",
+    ".hypothesis",
+}
 
 
 @cache

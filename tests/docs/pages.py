@@ -52,9 +52,13 @@ class Block:
 
 
 def documents() -> list[Path]:
-    """Return all pages whose blocks must run: README files of the product, and docs/."""
+    """Return all pages whose blocks must run: README files of the product, and docs/.
+
+    Not the pages that docs/generate.py makes from help texts: each of their examples stands alone.
+    """
     readmes = [ROOT / "README.md", ROOT / "client/README.md", ROOT / "client/python/README.md"]
-    return [*readmes, *sorted((ROOT / "docs").rglob("*.md"))]
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    return [*readmes, *(page for page in pages if page.parent.name != "generated")]
 
 
 def blocks_of(text: str) -> list[Block]:
