@@ -73,7 +73,7 @@ _INGEST_COUNTERS: Final = {
     "records": "Messages applied.",
     "rows": "Rows and deletions applied.",
     "duplicates": "Messages skipped because they were applied before.",
-    "gaps": "Gaps in the log.",
+    "gaps": "Times a partition stopped as incomplete, since the process started.",
     "zombies": "Messages rejected because their run is older.",
     "conflicts": "Messages of another publisher of the same run.",
     "dead_letters": "Messages that could not be decoded.",

@@ -116,7 +116,7 @@ class Follower:
                 partition=event.partition,
                 partitions=self._store.partitions,
             )
-            if header.run <= state.passing:
+            if header.run <= state.passed_run:
                 self._skip_foreign(state, event, header)
                 return None
             record = None if header.kind is Kind.ROWS else self._decode(event, header)
@@ -144,7 +144,7 @@ class Follower:
 
     def _skip_foreign(self, state: PartitionState, event: Delivery, header: RecordHeader) -> None:
         """Skip a record of the run that feeds another instance, or of an older run."""
-        if header.run < state.passing:
+        if header.run < state.passed_run:
             state.count("zombies")
         if state.following:
             self._skip(state, event)
@@ -228,7 +228,7 @@ class Follower:
                 return
             state.begin_version()
         if isinstance(body, CommitBody) and (problem := count_problem(state.counts, header, body)):
-            self._halt(state, event, Standing.INCOMPLETE, header.version, problem)
+            self._halt(state, event, Standing.ROWS_MISSING, header.version, problem)
             return
         state.follow()
         state.advance(header, event.next_offset)
@@ -309,7 +309,10 @@ class Follower:
         record: Record | None,
         decision: Decision,
     ) -> int | None:
-        """Handle an event of a stopped partition: a missing seq, a run or a base ends the stop."""
+        """Handle an event of a stopped partition.
+
+        The next seq, a run that may begin here, or a base ends the stop.
+        """
         body = record.body if record else None
         if decision.outcome is Outcome.NEW_RUN and not (
             state.standing.needs_base and header.kind is Kind.CONTINUE

@@ -108,7 +108,7 @@ class Ingest:
         # Whether all partitions feed one instance that was reported as complete.
         self._is_complete = False
         self._lag = Lag()
-        self._is_nice = False  # see _yield_to_pulls()
+        self._has_reached_end = False  # then at niceness 10, see _yield_to_pulls()
         self._end_reached = threading.Event()  # see wait_for_end()
         self._is_reading = False  # the last poll had events, and the end was not reached yet
         self._end_thread_stop = threading.Event()
@@ -129,7 +129,7 @@ class Ingest:
         if self._thread is not None:
             raise FailedPrecondition("ingest has been started already")
         self._stop.clear()
-        self._is_nice = False
+        self._has_reached_end = False
         self._end_reached.clear()  # stop() set it
         self._thread = threading.Thread(target=self._main, name="petps-ingest", daemon=True)
         self._thread.start()
@@ -190,7 +190,7 @@ class Ingest:
         Return False early if the log or the pool reports an error.
         """
         self._end_reached.wait(timeout)
-        return self._is_nice
+        return self._has_reached_end
 
     def version(self) -> int:
         """Return the highest version that is complete in all owned partitions."""
@@ -314,7 +314,7 @@ class Ingest:
         """Follow the log from the recorded progress on, until stop()."""
         with ExitStack() as stack:
             applier = self._applier = ThreadApplier()
-            self._is_nice = False  # the applying thread is new
+            self._has_reached_end = False  # the applying thread is new
             stack.callback(applier.close)
             stack.callback(self._close_followers)
             self._load_states()
@@ -432,7 +432,7 @@ class Ingest:
         is_catching_up = any(follower.catching_up for follower in self._followers.values())
         timeout = 0.0 if is_catching_up or self._is_reading else POLL_SECONDS
         events = subscription.poll(max_bytes=self._poll_bytes, timeout=timeout)
-        self._is_reading = bool(events) and not self._is_nice
+        self._is_reading = bool(events) and not self._has_reached_end
         self._clear_error("follow")
         read_again: set[int] = set()
         for event in events:
@@ -458,8 +458,8 @@ class Ingest:
         Call this only once the log's end is reached: after a restart, the newest version has
         priority.
         """
-        if not self._is_nice:
-            self._is_nice = True
+        if not self._has_reached_end:
+            self._has_reached_end = True
             self._end_reached.set()
             _lower_priority()
             self._applier.submit(_lower_priority)

@@ -17,7 +17,7 @@ class Outcome(enum.Enum):
 
     APPLY = "apply"
     DUPLICATE = "duplicate"  # applied before: count and skip it
-    GAP = "gap"  # a message before it is missing: the partition stops as incomplete
+    GAP = "gap"  # not the next message, or a run that continues elsewhere: the partition stops
     ZOMBIE = "zombie"  # from an older run: reject and count it
     CONFLICT = "conflict"  # from this run, but another publisher: the partition stops
     NEW_RUN = "new_run"  # begins a higher run, and may do so
@@ -81,6 +81,8 @@ def _begin(applied: Applied, header: RecordHeader, marker: ContinueBody | None) 
         return Decision(Outcome.NEW_RUN)
     if marker is None:
         raise ValueError("a continue marker needs its body")
+    # Equal, not "at least": if less was applied, rows are missing here; if more was applied, the
+    # tables hold rows that the trainer's restored state lacks.
     if (marker.previous_run, marker.last_seq) == (applied.run, applied.seq):
         return Decision(Outcome.NEW_RUN)
     return Decision(

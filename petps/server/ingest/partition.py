@@ -31,7 +31,7 @@ LAST_RETRY_SECONDS: Final = 10.0
 # Reason why a partition is stopped after a restart, by its standing.
 _RECORDED_REASONS: Final = {
     Standing.CATCHING_UP: "the catch-up to version {0.target} was interrupted",
-    Standing.INCOMPLETE: "rows that the commit of version {0.target} counts are missing: the "
+    Standing.ROWS_MISSING: "rows that the commit of version {0.target} counts are missing: the "
     "publisher lost some; only a base repairs this",
     Standing.CONFLICT: "two publishers wrote run {0.run}: stop one of them and begin a new run "
     "with a base",
@@ -65,7 +65,14 @@ class Refusal:
 
 @dataclass(slots=True)
 class PartitionState:
-    """State of a partition. Ingest's thread owns it; status reads its fields without a lock.
+    """State of a partition. The reading thread owns it.
+
+    The applying thread writes only ``refused``, ``recorded`` and the counters of applied rows.
+    Status reads the fields without a lock.
+
+    ``mode`` is the state in memory, ``standing`` the state in the pool. A gap changes only the
+    mode, because reading the log after a restart finds it again. A reason to stop that would not be
+    found again also changes the standing.
 
     run, seq, version and offset cover every record taken, whether it is applied or still in the
     window. ``recorded`` is the progress in the pool. After a restart, reading continues at
@@ -127,13 +134,13 @@ class PartitionState:
         return self.mode is Mode.FOLLOWING
 
     @property
-    def passing(self) -> int:
+    def passed_run(self) -> int:
         """Return the run that feeds another instance and that ingest skips here; 0 if none."""
         return self.target if self.standing is Standing.PASSING else 0
 
     @property
     def applied(self) -> Applied:
-        """Return the last applied message, for the order rule."""
+        """Return the last message taken (applied, or still in the window), for the order rule."""
         return Applied(self.run, self.seq, self.publisher)
 
     def progress(self) -> Progress:
@@ -341,7 +348,7 @@ class PartitionState:
         full = self.full
         if full is not None and self.mode in (Mode.FOLLOWING, Mode.FULL):
             state, reason = Mode.FULL.value, full.reason
-        elif self.passing and self.following:
+        elif self.passed_run and self.following:
             state, reason = "passing", self.reason
         else:
             state, reason = self.mode.value, self.reason

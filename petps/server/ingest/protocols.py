@@ -35,7 +35,7 @@ class Standing(enum.Enum):
     FOLLOWING = "following"
     CATCHING_UP = "catching_up"  # rows are a mixture of the old stream and of base ``target``
     PASSING = "passing"  # run ``target`` feeds, or fed, another instance: ingest skips it here
-    INCOMPLETE = "incomplete"  # rows that the commit of version ``target`` counts are missing
+    ROWS_MISSING = "incomplete"  # rows that the commit of version ``target`` counts are missing
     CONFLICT = "conflict"  # two publishers wrote the run
     LOST_POWER = "lost_power"  # the pool lost power: rows may be older than recorded progress
 

@@ -44,7 +44,7 @@ class Window:
         self.rows += len(body.keys)
 
     def touch(self, state: PartitionState) -> None:
-        """Record the partition's progress with this window."""
+        """Mark the partition: record() records its progress when the window is sealed."""
         self._touched[state.partition] = state
 
     def forget(self, state: PartitionState) -> None:

@@ -208,13 +208,13 @@ def test_an_interrupted_catch_up_stays_so_while_the_log_feeds_another_instance(
             "the catch-up to version 7 was interrupted",
         )
         assert store.progress(0) == mixed
-        assert driver.states[1].passing == 2
+        assert driver.states[1].passed_run == 2
         driver.close()
     positions = {p: (1, first.position().seqs[p]) for p in range(P)}
     write_base(bases / "b", stream.final(), positions, version=7)
     store.by_name["user"].rows.clear()
     driver = Driver(log, store, Letters(), BaseFolder(bases)).run()
-    assert driver.states[0].passing == 2
+    assert driver.states[0].passed_run == 2
     assert rows_by_partition(store)[0] == stream.final()[0]
     driver.close()
 
@@ -351,6 +351,40 @@ def test_a_base_of_the_same_run_ends_a_gap(tmp_path: Path, lost: str) -> None:
     publisher.commit()
     driver.run()
     assert all(state.recorded.version == position.version + 1 for state in driver.states.values())
+    driver.close()
+
+
+def test_a_run_that_continues_after_lost_messages_waits_for_a_base(tmp_path: Path) -> None:
+    """Retention removes messages that one of two servers lacks; then the trainer restarts."""
+    log = open_log(tmp_path / "log")
+    first = Publisher(log, "m", tables=SCHEMAS, run=1)
+    first.begin_continue(None)
+    publish_versions(first, np.random.default_rng(1), 3)
+    bases = BaseFolder(tmp_path / "bases")
+    ahead, behind = MemoryTables(SCHEMAS, P), MemoryTables(SCHEMAS, P)
+    Driver(log, behind, Letters(), bases).run().close()
+    before = rows_by_partition(behind)
+    publish_versions(first, np.random.default_rng(2), 6)
+    Driver(log, ahead, Letters(), bases).run().close()
+    restored, trained = first.position(), rows_by_partition(ahead)
+    for p, end in log.end_offsets(range(P)).items():
+        log.trim(p, end)
+        assert log.start_offsets([p])[p] > behind.recorded[p].offset
+    second = Publisher(log, "m", tables=SCHEMAS, run=2)
+    second.begin_continue(restored)
+    publish_versions(second, np.random.default_rng(3), 2)
+    driver = Driver(log, ahead, Letters(), bases).run()
+    assert all((state.following, state.gaps) == (True, 0) for state in driver.states.values())
+    driver.close()
+    driver = Driver(log, behind, Letters(), bases).run()
+    assert {(state.mode, state.gaps) for state in driver.states.values()} == {(Mode.INCOMPLETE, 1)}
+    assert rows_by_partition(behind) == before
+    # The base that ends the stop is the state from which run 2 continues.
+    positions = {p: (restored.run, restored.seqs[p]) for p in range(P)}
+    write_base(tmp_path / "bases" / "b", trained, positions, restored.version)
+    driver.run()
+    assert all(state.following for state in driver.states.values())
+    assert rows_by_partition(behind) == rows_by_partition(ahead)
     driver.close()
 
 
