@@ -60,10 +60,21 @@ add_custom_target(petps_proto DEPENDS "${petps_descriptor}")
 add_dependencies(petps_python petps_proto)
 install(FILES "${petps_descriptor}" DESTINATION petps/v1 COMPONENT python)
 
+# The revision is looked up in every build: one that a configure step noted would soon be wrong.
+set(petps_generated "${PROJECT_BINARY_DIR}/generated")
+add_custom_target(petps_revision
+  COMMAND "${CMAKE_COMMAND}" "-DSOURCE=${PROJECT_SOURCE_DIR}"
+          "-DOUTPUT=${petps_generated}/petps_revision.h"
+          -P "${PROJECT_SOURCE_DIR}/cmake/revision.cmake"
+  BYPRODUCTS "${petps_generated}/petps_revision.h"
+  VERBATIM)
+
 get_property(rooms GLOBAL PROPERTY PETPS_ROOMS)
 list(REMOVE_ITEM rooms client)
 list(TRANSFORM rooms PREPEND petps_)
 petps_python_module(petps_native FOLDER native/bindings PACKAGE petps PART python
                     LIBS ${rooms})
+target_include_directories(petps_native PRIVATE "${petps_generated}")
+add_dependencies(petps_native petps_revision)
 petps_python_module(petps_client_native FOLDER client/python PACKAGE petps_client
                     PART client_python LIBS petps_client)

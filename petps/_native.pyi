@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 __version__: str
+software: str
+"""Version and revision: "petps 0.1.0 (1a2b3c4d5e6f)"."""
 LOST_POOL_EXIT_STATUS: int
 """The exit status of a process that stop_on_lost_pool() ended (native/media/bus_error.h)."""
 

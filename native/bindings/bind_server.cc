@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/server_handle.h"
+#include "bindings/software.h"
 #include "transport/gather_choice.h"
 
 namespace petps::bindings {
@@ -57,7 +58,7 @@ std::unique_ptr<ServerHandle> start(const std::shared_ptr<Session>& session,
   options.gather = parse_gather(gather);
   options.hot_set_seconds = hot_set_seconds;
   options.drain_ms = drain_ms;
-  options.software = "petps " PETPS_VERSION;
+  options.software = software();
   apply_limits(limits, options);
   if (shard_map != nullptr) options.shard_map = *shard_map;
   options.address = std::move(address);

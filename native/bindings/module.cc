@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include "bindings/bindings.h"
+#include "bindings/software.h"
 
 namespace petps::bindings {
 
@@ -30,6 +31,7 @@ PYBIND11_MODULE(_native, module) {
   namespace bindings = petps::bindings;
   module.doc() = "The native rooms of petps (types in petps/_native.pyi).";
   module.attr("__version__") = PETPS_VERSION;
+  module.attr("software") = bindings::software();
   bindings::bind_errors(module);
   bindings::bind_records(module);
   bindings::bind_base(module);

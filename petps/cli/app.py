@@ -114,7 +114,7 @@ def _show_version(is_requested: bool) -> None:
     if is_requested:
         from petps import _native
 
-        typer.echo(f"petps {_native.__version__}")
+        typer.echo(_native.software)
         raise typer.Exit
 
 
@@ -122,7 +122,12 @@ def _show_version(is_requested: bool) -> None:
 def _common(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            help="Show the version and the revision.",
+        ),
     ] = False,
 ) -> None:
     pass

@@ -93,6 +93,7 @@ def _show_pool(report: dict[str, Any]) -> None:
         stats = report["stats"]
         pairs += [
             ("server", f"{report['host']}:{report['port']}, {report['workers']} workers"),
+            ("software", report["software"]),
             ("up", f"{report['uptime_s']:,.0f} s"),
             ("ready", report.get("unready") or "yes"),
             ("pulls", f"{stats['pulls']:,} ({stats['keys']:,} keys, {stats['misses']:,} missing)"),

@@ -1,0 +1,10 @@
+# Writes OUTPUT, a header with the revision of SOURCE, if it has changed. Empty without git.
+execute_process(COMMAND git -C "${SOURCE}" describe --always --dirty --abbrev=12 --exclude=*
+                OUTPUT_VARIABLE revision OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+set(text "#define PETPS_REVISION \"${revision}\"\n")
+if(EXISTS "${OUTPUT}")
+  file(READ "${OUTPUT}" before)
+endif()
+if(NOT text STREQUAL before)
+  file(WRITE "${OUTPUT}" "${text}")
+endif()
