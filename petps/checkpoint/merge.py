@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+import numpy as np
+
 from petps.checkpoint.bundle import Edit, write_bundle
 from petps.checkpoint.chunk import Table, lay_over
 from petps.checkpoint.files import Files
@@ -47,7 +49,9 @@ class MergePlan:
     """A plan to merge chunks, into one for each table: plain data that can go to another machine.
 
     files: those of the store, pickled as address and options. chunks: neighbours of one layer, in
-    order. first, layer: those of the merged chunks.
+    order. first, layer: those of the merged chunks. newer: ended chunks that lie above some of
+    ``chunks`` in versions from ``first`` on. Their rows count there, so the merged chunks must not
+    have the keys of these rows from the chunks below.
     """
 
     files: Files
@@ -55,6 +59,7 @@ class MergePlan:
     chunks: tuple[Chunk, ...]
     first: int
     layer: int
+    newer: tuple[Chunk, ...]
 
     @property
     def deltas(self) -> int:
@@ -99,8 +104,15 @@ def plan_merges(store: Store, stride: int) -> list[MergePlan]:
     plans = []
     for run in _runs(layers, stride):
         chunks = tuple(chunk for _, delta in deltas[run] for chunk in delta)
-        layer = layers[run.start] + 1
-        plans.append(MergePlan(store.files, lineage.tables, chunks, chunks[-1].first, layer))
+        first, layer = chunks[-1].first, layers[run.start] + 1
+        # Nothing is lost by leaving these keys out: from the version on at which such a chunk ends,
+        # a chunk above ``first`` has a newer row of each of its keys, or the same row merged.
+        newer = tuple(
+            chunk
+            for chunk in lineage.chunks
+            if not chunk.open and chunks[0].first < chunk.first <= first < chunk.end
+        )
+        plans.append(MergePlan(store.files, lineage.tables, chunks, first, layer, newer))
     return plans
 
 
@@ -152,11 +164,18 @@ def execute(plan: MergePlan) -> list[Chunk]:
 
     def edits() -> Iterator[Edit]:
         for name in sorted({chunk.table for chunk in plan.chunks}):
-            layers = reader.read(
-                [chunk for chunk in plan.chunks if chunk.table == name], plan.tables
-            )
+            chunks = [chunk for chunk in plan.chunks if chunk.table == name]
+            newer = [chunk for chunk in plan.newer if chunk.table == name]
+            newer_rows = list(zip(newer, reader.read(newer, plan.tables), strict=True))
+            layers = []
+            for chunk, layer in zip(chunks, reader.read(chunks, plan.tables), strict=True):
+                above = [rows.keys for other, rows in newer_rows if other.first > chunk.first]
+                if above:
+                    layer = layer.at(~np.isin(layer.keys, np.concatenate(above)))
+                layers.append(layer)
             rows = lay_over(plan.tables[name], layers, keep_deleted=True)
-            yield name, rows, plan.first, OPEN, plan.layer
+            if len(rows):
+                yield name, rows, plan.first, OPEN, plan.layer
 
     return write_bundle(plan.files, plan.tables, edits())
 

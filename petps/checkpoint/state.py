@@ -196,7 +196,11 @@ class Lineage:
         return replace(self, versions=versions, chunks=chunks)
 
     def roll_back(self, version: int) -> Lineage:
-        """Return this lineage as it was when ``version`` was its newest."""
+        """Return this lineage without what was written above ``version``.
+
+        Chunks that ended above it are open again. A chunk that ended at it stays ended, because its
+        rows do not belong to ``version``. Splits and merges are not undone.
+        """
         return replace(
             self,
             versions=tuple(entry for entry in self.versions if entry.version <= version),

@@ -29,7 +29,7 @@ from petps.checkpoint.merge import (
     plan_merges,
     run_plan,
 )
-from petps.checkpoint.policy import Merged
+from petps.checkpoint.policy import Merged, TwoD
 from petps.checkpoint.store import BASE
 from petps.errors import DataLoss, FailedPrecondition, IoError, Unimplemented
 from tests.python.checkpoint.replay import Replay, assert_same, check_versions
@@ -133,6 +133,21 @@ def test_only_neighbours_are_merged() -> None:
     assert list(_runs([1, 2, 1, 2, 1], 2)) == []
     assert list(_runs([1, 1, 2, 1], 3)) == []
     assert list(_runs([], 2)) == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("stride", [2, 3])
+def test_merging_what_2d_has_split_changes_no_version(
+    tmp_path: Path, stride: int, seed: int
+) -> None:
+    """Splits leave ended chunks above older ones; their rows still count in their versions."""
+    replay = Replay(TABLES, steps(seed), deletes=0.1)
+    store = written(tmp_path / "store", TwoD(ratio=0.3, resets=False), replay)
+    assert any(not chunk.open for chunk in store.state.lineage.chunks)
+    Merged(stride=stride, every=1 << 20).arrange_all(store)
+    check_versions(store, replay, list(range(1, VERSIONS + 1)))
+    store.rollback(VERSIONS // 2)
+    check_versions(store, replay, list(range(1, VERSIONS // 2 + 1)))
 
 
 def test_a_merge_of_chunks_that_are_gone_is_refused(store: Store, replay: Replay) -> None:

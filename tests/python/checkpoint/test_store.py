@@ -16,7 +16,7 @@ import pytest
 
 from petps.checkpoint import POLICIES, Checkpointer, Column, Policy, Rows, Store, Table
 from petps.checkpoint.policy import Merged, TwoD, compute_living_volume, find_every, find_stride
-from petps.checkpoint.store import BASE, DELTA
+from petps.checkpoint.store import BASE, DELTA, DIFFERENCE
 from petps.codec import Quantisation
 from petps.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 from tests.python.checkpoint.conftest import SEALED_CHUNKS
@@ -177,6 +177,45 @@ def test_writing_continues_after_a_rollback(tmp_path: Path, name: str) -> None:
     writer = Checkpointer(store, policy, replay)
     write_versions(writer, replay, range(18, 28))
     check_versions(store, replay, list(range(1, 28)))
+
+
+@pytest.mark.parametrize("number", range(len(make_policies())))
+def test_a_rollback_leaves_the_remaining_versions_their_chunks(tmp_path: Path, number: int) -> None:
+    """A version neither loses a chunk nor gets one back that ended at it or before it."""
+    replay = Replay(TABLES, steps(14), deletes=0.1)
+    store = written(tmp_path / "store", make_policies()[number], replay)
+
+    def places(version: int) -> list[tuple[str, int]]:
+        chunks = store.state.lineage_of(version).chunks_of(version)
+        return sorted((chunk.file, chunk.offset) for chunk in chunks)
+
+    for newest in range(VERSIONS - 1, 1, -1):
+        expected = [places(version) for version in range(1, newest + 1)]
+        store.rollback(newest)
+        assert [places(version) for version in range(1, newest + 1)] == expected, newest
+        # Exactly these chunks continue in the next version.
+        assert {chunk for chunk in store.state.lineage.chunks if chunk.open} == set(
+            store.state.lineage.chunks_of(newest)
+        )
+
+
+def test_rows_that_a_difference_replaced_stay_replaced_after_a_rollback(tmp_path: Path) -> None:
+    users = TABLES["users"]
+
+    def rows(values: dict[int, float]) -> dict[str, Rows]:
+        filled = np.array([[value, value] for value in values.values()], np.float32)
+        return {"users": Rows.of(users, list(values), {"row": filled})}
+
+    store = Store.create(tmp_path / "store", "m", [users])
+    store.write(1, rows({1: 1, 2: 1}), kind=BASE)
+    store.write(2, rows({1: 2}), kind=DIFFERENCE)
+    store.write(3, rows({2: 3}), kind=DIFFERENCE)  # the row of key 1 is that of the base again
+    expected = store.restore(3)["users"]
+    store.write(4, rows({1: 4, 2: 4}), kind=DIFFERENCE)
+    store.rollback(3)
+    assert_same(store.restore(3)["users"], expected)
+    store.write(4, {}, kind=DELTA)
+    assert_same(store.restore(4)["users"], expected)
 
 
 @pytest.mark.parametrize("number", range(len(make_policies())))
