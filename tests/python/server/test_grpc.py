@@ -175,10 +175,10 @@ PULL, PUSH = messages.PullRequest, messages.PushRequest
 WRONG = [
     ("Pull", PULL(table="none"), "NOT_FOUND", "has no table 'none'; it has items"),
     ("Pull", PULL(model="other", table="items"), "NOT_FOUND", "other"),
-    ("Pull", PULL(table="items", keys=b"1234567"), "INVALID_ARGUMENT", "no multiple of 8"),
+    ("Pull", PULL(table="items", keys=b"1234567"), "INVALID_ARGUMENT", "not a multiple of 8"),
     ("PullMany", messages.PullManyRequest(), "INVALID_ARGUMENT", "without sections"),
     ("Push", PUSH(table="items", keys=pack_keys(1), rows=b"123"), "INVALID_ARGUMENT", "16 bytes"),
-    ("Push", PUSH(table="items", keys=b"1"), "INVALID_ARGUMENT", "no multiple of 8"),
+    ("Push", PUSH(table="items", keys=b"1"), "INVALID_ARGUMENT", "not a multiple of 8"),
     ("Push", PUSH(table="fed", keys=pack_keys(1)), "FAILED_PRECONDITION", "fed by deltas"),
     (
         "Push",

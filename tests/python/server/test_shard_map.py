@@ -98,7 +98,10 @@ def test_a_parsed_map_writes_the_same_map() -> None:
             "[0].partitions[0]: should be",
         ),
         ({"servers": [{"address": HERE, "partitions": [1, "0-7"]}]}, "names partition 1 twice"),
-        ({"servers": [{"address": HERE, "partitions": ["0-8"]}]}, "owns partition 8, but there"),
+        (
+            {"servers": [{"address": HERE, "partitions": ["0-8"]}]},
+            "owns partition 8, but the partitions are 0 to 7",
+        ),
         ({"servers": [{"address": HERE, "partitions": [5000]}]}, "has at most 1024"),
         (
             {"servers": [{"address": HERE, "partitions": ["0-7"], "follows": 3}]},
@@ -224,7 +227,7 @@ def test_a_map_of_another_model_or_with_other_partitions(pool: Path, tmp_path: P
     servers = [{"address": HERE, "partitions": [0]}]
     for changed, message in (
         ({"model": "m"}, "is of model 'm', but this pool also has instance 'default@0'"),
-        ({"partitions": 1, "servers": servers}, "has 1 partitions, instance 'default@0' 8"),
+        ({"partitions": 1, "servers": servers}, "has 1 partitions, but instance 'default@0' has 8"),
     ):
         write(path, **changed)
         with pytest.raises(InvalidArgument, match=message):

@@ -93,7 +93,7 @@ def test_parallel_calls_return_the_same() -> None:
 def test_bad_input_is_named() -> None:
     values = np.arange(9)
     for offsets, message in (
-        ([], r"offsets: none given"),
+        ([], r"offsets is empty: it must have tables \+ 1 elements"),
         ([1, 9], r"offsets\[0\] is 1, but the first table begins at 0"),
         ([0, 4, 3, 9], r"offsets\[2\] is 3, below the 4 before it"),
         ([0, 8], r"offsets\[1\] is 8, but the last table ends with the 9 values"),
