@@ -110,12 +110,13 @@ uint32_t match_tags(const Bucket& bucket, uint8_t tag) {
   return static_cast<uint32_t>(_mm_movemask_epi8(same)) & kAllEntries;
 }
 
-Path Index::path_of(uint64_t key) const { return path_from(base::index_hash(key), count_); }
+Path Index::path_of(uint64_t key) const { return path_from(base::index_hash(key), bucket_count_); }
 
 size_t Index::range_of(uint64_t key, size_t ranges) { return scale(base::index_hash(key), ranges); }
 
 uint64_t Index::bucket_at(const Path& path, uint64_t distance) const {
-  return static_cast<uint64_t>((path.home + static_cast<Wide>(distance) * path.step) % count_);
+  return static_cast<uint64_t>((path.home + static_cast<Wide>(distance) * path.step) %
+                               bucket_count_);
 }
 
 bool Index::scan_bucket(const Bucket& bucket, uint64_t key, uint8_t tag, uint64_t* word,
@@ -169,9 +170,9 @@ Place Index::search(uint64_t key, const Path& path) const {
         more_probes.push_back({&bucket, word});
       }
       ++probed;
-      if (load8(bucket.overflow) == 0 || probed >= count_) break;
+      if (load8(bucket.overflow) == 0 || probed >= bucket_count_) break;
       number += path.step;
-      if (number >= count_) number -= count_;
+      if (number >= bucket_count_) number -= bucket_count_;
       prefetch(&buckets_[number]);
     }
     // Accept a miss only if no probed bucket took a key during the search: a moving entry is
@@ -216,7 +217,7 @@ void Index::search_batch(std::span<const uint64_t> keys, Emit emit, Finished fin
     if (front < n) {
       Probe& probe = window[front % kWindow];
       probe.hash = base::index_hash(keys[front]);
-      probe.bucket = buckets_ + scale(probe.hash, count_);
+      probe.bucket = buckets_ + scale(probe.hash, bucket_count_);
       prefetch(probe.bucket);
     }
     if (front - kAhead < n) match_home<to_write>(*this, &window[(front - kAhead) % kWindow]);
@@ -234,7 +235,7 @@ void Index::search_batch(std::span<const uint64_t> keys, Emit emit, Finished fin
     const size_t done = read - kAhead;
     if (done >= n) continue;
     if (late_begin != late_end && late[late_begin % kWindow] == done) [[unlikely]] {
-      emit(done, search(keys[done], path_from(window[done % kWindow].hash, count_)));
+      emit(done, search(keys[done], path_from(window[done % kWindow].hash, bucket_count_)));
       ++late_begin;
     }
     finished(done);

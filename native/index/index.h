@@ -82,8 +82,8 @@ struct Op {
 };
 
 inline constexpr size_t kNoKey = ~size_t{0};
-// A recount is worth its scan when the lost lowerings exceed 1 / kRecountShare of the buckets (and
-// kSaturated / 2).
+// A recount is worth its pass over the buckets when the missed lowerings exceed 1 / kRecountShare
+// of the buckets, and kSaturated / 2.
 inline constexpr uint64_t kRecountShare = 64;
 
 class Index {
@@ -166,13 +166,13 @@ class Index {
   void flush_words(media::Flusher& flusher);
 
   // ---- recount: lower overflow counters that are too high to the exact count (INDEX.md) ----
-  // Return true if a recount is worth its scan: after an unclean open, or after saturated
-  // counters have missed enough lowerings.
+  // Return true if a recount is worth its pass over the buckets: after an unclean open, or after
+  // saturated counters have missed enough lowerings.
   bool wants_recount() const {
-    return recount_wanted_.load(std::memory_order_relaxed) >
-           std::max<uint64_t>(kSaturated / 2, count_ / kRecountShare);
+    return missed_lowerings_.load(std::memory_order_relaxed) >
+           std::max<uint64_t>(kSaturated / 2, bucket_count_ / kRecountShare);
   }
-  void request_recount() { recount_wanted_.store(UINT64_MAX / 2, std::memory_order_relaxed); }
+  void request_recount() { missed_lowerings_.store(UINT64_MAX / 2, std::memory_order_relaxed); }
   // Return false if there is no memory for the counts. Call it after the walk; one recount runs
   // at a time.
   bool begin_recount();
@@ -190,13 +190,13 @@ class Index {
   // Return the number of live entries when the pool was opened. It is exact once the walk has
   // visited every bucket.
   uint64_t rows_at_open() const { return found_ - changed_before_walk_.load(); }
-  bool walked() const { return walked_until_.load(std::memory_order_acquire) >= count_; }
+  bool walked() const { return walked_until_.load(std::memory_order_acquire) >= bucket_count_; }
 
   // Return the number of live entries in the buckets walked so far.
   uint64_t rows() const { return rows_.load(std::memory_order_relaxed); }
   uint64_t displaced() const { return displaced_.load(std::memory_order_relaxed); }
 
-  uint64_t bucket_count() const { return count_; }
+  uint64_t bucket_count() const { return bucket_count_; }
   const Bucket& bucket(uint64_t number) const { return buckets_[number]; }
   uint32_t generation() const { return generation_; }
   Path path_of(uint64_t key) const;
@@ -245,7 +245,7 @@ class Index {
   base::Status move_locked(uint64_t key, const Path& path, const Place& at, uint64_t to_distance,
                            Held* target, uint32_t entry);
   base::Result<bool> evict(uint64_t bucket, const std::unordered_set<uint64_t>& hot);
-  void count_change(const Bucket& bucket, bool displaced, int64_t by);
+  void count_rows(const Bucket& bucket, bool displaced, int64_t by);
   void change_claims(const Bucket& in, const Path& path, uint64_t distance, bool added);
   uint64_t number_of(const Bucket& bucket) const {
     return static_cast<uint64_t>(&bucket - buckets_);
@@ -255,7 +255,7 @@ class Index {
   media::Media* media_;
   std::byte* base_;
   Bucket* buckets_;
-  uint64_t count_;
+  uint64_t bucket_count_;
   uint32_t generation_;
   base::Atomic<uint64_t> walked_until_{0};
   base::Atomic<uint64_t> rows_{0};
@@ -267,7 +267,9 @@ class Index {
   // buckets [0, counted_until_).
   std::unique_ptr<base::Atomic<uint16_t>[]> claims_;
   base::Atomic<uint64_t> counted_until_{0};
-  base::Atomic<uint64_t> recount_wanted_{0};  // lowerings that saturated counters missed
+  // Lowerings that saturated counters missed. request_recount() stores UINT64_MAX / 2, and
+  // begin_recount() stores 0.
+  base::Atomic<uint64_t> missed_lowerings_{0};
 };
 
 // Finish a move that a crash interrupted: if both copies of the entry exist, empty the old one.

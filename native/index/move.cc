@@ -117,11 +117,11 @@ Result<bool> Index::evict(uint64_t number, const std::unordered_set<uint64_t>& h
       const Path path = path_of(key);
       if ((path.home != number) != guests) continue;
       uint64_t distance = 0;
-      while (distance < count_ && (bucket_at(path, distance) == number ||
-                                   !has_room(buckets_[bucket_at(path, distance)]))) {
+      while (distance < bucket_count_ && (bucket_at(path, distance) == number ||
+                                          !has_room(buckets_[bucket_at(path, distance)]))) {
         ++distance;
       }
-      if (distance == count_) continue;
+      if (distance == bucket_count_) continue;
       auto moved = move(key, distance);
       if (!moved.ok() || moved.value()) return moved;
     }
@@ -152,7 +152,7 @@ Result<uint64_t> Index::rehome_bucket(uint64_t number) {
     const uint64_t key = load64(entry.key);
     const Path path = path_of(key);
     if (path.home == number) continue;
-    for (uint64_t distance = 0; distance < count_ && bucket_at(path, distance) != number;
+    for (uint64_t distance = 0; distance < bucket_count_ && bucket_at(path, distance) != number;
          ++distance) {
       if (!has_room(buckets_[bucket_at(path, distance)])) continue;
       auto moved = move(key, distance);

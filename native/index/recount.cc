@@ -8,7 +8,7 @@
 namespace petps::index {
 
 // Record that an entry was added to or removed from bucket `in`, whose lock the caller holds.
-// Do nothing if the scan has not reached the bucket: the scan will count it.
+// Do nothing if count_claims() has not visited the bucket yet: it counts the entry then.
 void Index::change_claims(const Bucket& in, const Path& path, uint64_t distance, bool added) {
   if (distance == 0 || number_of(in) >= counted_until_.load(std::memory_order_relaxed)) return;
   for (uint64_t d = 0; d < distance; ++d) {
@@ -22,16 +22,16 @@ void Index::change_claims(const Bucket& in, const Path& path, uint64_t distance,
 }
 
 bool Index::begin_recount() {
-  claims_.reset(new (std::nothrow) base::Atomic<uint16_t>[count_]());
+  claims_.reset(new (std::nothrow) base::Atomic<uint16_t>[bucket_count_]());
   if (claims_ == nullptr) return false;  // the request stays
-  // Lowerings that are lost from here on request the next recount.
-  recount_wanted_.store(0, std::memory_order_relaxed);
+  // Lowerings that are missed from here on request the next recount.
+  missed_lowerings_.store(0, std::memory_order_relaxed);
   return true;
 }
 
 bool Index::count_claims(uint64_t buckets) {
   const uint64_t from = counted_until_.load(std::memory_order_relaxed);
-  const uint64_t to = std::min(count_, from + buckets);
+  const uint64_t to = std::min(bucket_count_, from + buckets);
   for (uint64_t number = from; number < to; ++number) {
     const Held held = lock(buckets_[number]);
     // A thread that takes this bucket's lock later sees this store: the lock orders it. So it
@@ -41,17 +41,17 @@ bool Index::count_claims(uint64_t buckets) {
       if (load64(entry.ref) == 0) continue;
       const Path path = path_of(load64(entry.key));
       uint64_t distance = 0;
-      while (distance + 1 < count_ && bucket_at(path, distance) != number) ++distance;
+      while (distance + 1 < bucket_count_ && bucket_at(path, distance) != number) ++distance;
       change_claims(*held.bucket, path, distance, /*added=*/true);
     }
     unlock(held);
   }
-  return to == count_;
+  return to == bucket_count_;
 }
 
 uint64_t Index::install_counters(uint64_t from, uint64_t to) {
   uint64_t lowered = 0;
-  for (uint64_t number = from; number < std::min(to, count_); ++number) {
+  for (uint64_t number = from; number < std::min(to, bucket_count_); ++number) {
     Bucket& bucket = buckets_[number];
     const uint16_t claims = claims_[number].load(std::memory_order_relaxed);
     if (claims >= load8(bucket.overflow)) continue;

@@ -21,7 +21,7 @@ Index::Index(pool::Pool& pool, uint64_t bucket_offset, uint64_t bucket_count)
       media_(&pool.medium()),
       base_(pool.at(0)),
       buckets_(reinterpret_cast<Bucket*>(pool.at(bucket_offset))),
-      count_(bucket_count),
+      bucket_count_(bucket_count),
       generation_(pool.generation()) {}
 
 // ---- locks ----
@@ -103,7 +103,7 @@ void Index::lower_counters(const Path& path, uint64_t from, uint64_t to) {
     while (seen != kSaturated && seen != 0 &&
            !base::exchange8(bucket.overflow, seen, static_cast<uint8_t>(seen - 1))) {
     }
-    if (seen == kSaturated) recount_wanted_.fetch_add(1, std::memory_order_relaxed);
+    if (seen == kSaturated) missed_lowerings_.fetch_add(1, std::memory_order_relaxed);
     media_->report_store(&bucket.overflow, 1);
   }
 }
@@ -111,7 +111,7 @@ void Index::lower_counters(const Path& path, uint64_t from, uint64_t to) {
 // Count an added (+1) or removed (-1) entry of a bucket whose lock the caller holds. This keeps
 // rows() exact during the walk: the walk itself counts the entries of a bucket that it reaches
 // later.
-void Index::count_change(const Bucket& bucket, bool displaced, int64_t by) {
+void Index::count_rows(const Bucket& bucket, bool displaced, int64_t by) {
   if (number_of(bucket) >= walked_until_.load(std::memory_order_acquire)) {
     changed_before_walk_.fetch_add(static_cast<uint64_t>(by), std::memory_order_relaxed);
     return;
@@ -181,7 +181,7 @@ void Index::fill_entry(Held* held, uint32_t entry, uint64_t key, uint8_t tag, Sl
 Place Index::search_locked(uint64_t key, const Path& path) const {
   Place place;
   uint64_t number = path.home;
-  for (uint64_t distance = 0; distance < count_; ++distance) {
+  for (uint64_t distance = 0; distance < bucket_count_; ++distance) {
     const Bucket& bucket = buckets_[number];
     uint64_t word;
     if (scan_bucket(bucket, key, path.tag, &word, &place)) {
@@ -190,7 +190,7 @@ Place Index::search_locked(uint64_t key, const Path& path) const {
     }
     if (load8(bucket.overflow) == 0) break;
     number += path.step;
-    if (number >= count_) number -= count_;
+    if (number >= bucket_count_) number -= bucket_count_;
   }
   return Place{};
 }
@@ -203,7 +203,7 @@ Place Index::search_locked(uint64_t key, const Path& path) const {
 void Index::adopt_absence(const Op& op, Flusher& flusher) {
   if (walked()) return;
   const Path path = path_of(op.key);
-  for (uint64_t distance = 0; distance < count_; ++distance) {
+  for (uint64_t distance = 0; distance < bucket_count_; ++distance) {
     const Bucket& bucket = buckets_[bucket_at(path, distance)];
     flusher.flush(&bucket, sizeof bucket, Site::kAdoptedPath);
     if (load8(bucket.overflow) == 0) break;
@@ -217,13 +217,13 @@ void Index::raise(Op& op, Flusher& flusher) {
   Bucket* bucket = &buckets_[bucket_at(path, op.passed)];
   uint32_t passes = 0;
   for (bool full = was_full || !has_room(*bucket); full; full = !has_room(*bucket)) {
-    if (op.passed + 1 >= count_) {
+    if (op.passed + 1 >= bucket_count_) {
       // Each bucket was full when this loop read it. Other writers may have freed an entry in a
       // bucket that the loop had passed and filled one ahead of it: a table within its capacity
       // always has room somewhere. So retry.
       lower_counters(path, 0, op.passed);  // no published entry relies on these raises
       op.passed = 0;
-      if (rows() >= count_ * kEntries || ++passes == kFullPasses) {
+      if (rows() >= bucket_count_ * kEntries || ++passes == kFullPasses) {
         op.state = OpState::kSkipped;
         return;
       }
@@ -324,7 +324,7 @@ bool Index::erase_at(Op& op, const Place& at, const Held& home, Flusher& flusher
   store64(entry.ref, 0);
   media_->report_store(&entry.ref, sizeof entry.ref);
   flusher.flush(&entry, sizeof entry, Site::kErasedEntry);
-  count_change(bucket, displaced, -1);
+  count_rows(bucket, displaced, -1);
   change_claims(bucket, path_of(op.key), at.distance, /*added=*/false);
   if (displaced) unlock(held);
   op.old = at.ref;
@@ -347,7 +347,7 @@ bool Index::place_new(Op& op, const Path& path, Held* home, Flusher& flusher) {
   const uint32_t entry = empty_entry(bucket);
   if (entry < kEntries) {
     fill_entry(held, entry, op.key, path.tag, op.ref, flusher, Site::kEntry);
-    count_change(bucket, held == &other, +1);
+    count_rows(bucket, held == &other, +1);
     change_claims(bucket, path, op.passed, /*added=*/true);
     op.old = 0;
     op.lower = 0;
@@ -440,11 +440,11 @@ void Index::set_walked(uint64_t rows, uint64_t displaced) {
   found_ = rows;
   rows_.store(rows, std::memory_order_relaxed);
   displaced_.store(displaced, std::memory_order_relaxed);
-  walked_until_.store(count_, std::memory_order_release);
+  walked_until_.store(bucket_count_, std::memory_order_release);
 }
 
 void Index::flush_words(Flusher& flusher) {
-  for (uint64_t i = 0; i < count_; ++i)
+  for (uint64_t i = 0; i < bucket_count_; ++i)
     flusher.flush(&buckets_[i], media::kLineBytes, Site::kBucketWord);
 }
 

@@ -56,7 +56,7 @@ inline const std::map<std::string, const char*>& argued() {
       {"write.cc:claim 2 exchange does not release", kNothingToOrder},
       {"write.cc:claim 3 store is left out", kCarried},
       {"write.cc:claim 4 exchange does not release", kNothingToOrder},
-      {"write.cc:count_change 1 load does not acquire", kUnderALock},
+      {"write.cc:count_rows 1 load does not acquire", kUnderALock},
       {"write.cc:empty_entry 1 load does not acquire", kUnderALock},
       {"write.cc:erase_at 1 store does not release", kTrueMiss},
       {"write.cc:fill_entry 3 store does not release", kCarried},
