@@ -227,7 +227,6 @@ class Index {
   Held lock(Bucket& bucket);                  // waits; heals an old bucket
   bool try_lock(Bucket& bucket, Held* held);  // does not wait for the lock; heals an old bucket
   void unlock(const Held& held);
-  bool claim(Bucket& bucket, Held* held);
   void heal(Bucket& bucket);
   static bool has_room(const Bucket& bucket);
   // Return the first empty entry; kEntries if the bucket is full.

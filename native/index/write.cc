@@ -26,9 +26,9 @@ Index::Index(pool::Pool& pool, uint64_t bucket_offset, uint64_t bucket_count)
 
 // ---- locks ----
 
-// Try once to take the lock. In an older generation the lock bit is stale (its holder died),
-// and taking the lock also claims the healing of the bucket.
-bool Index::claim(Bucket& bucket, Held* held) {
+// Try once to take the lock. In an older generation, ignore the lock, because its holder died: take
+// it and mark the bucket as being healed, with one compare-and-swap, then heal the bucket.
+bool Index::try_lock(Bucket& bucket, Held* held) {
   uint64_t seen = load64(bucket.word);
   if (generation_of(seen) != generation_) {
     const uint64_t healing =
@@ -50,7 +50,7 @@ bool Index::claim(Bucket& bucket, Held* held) {
 
 Index::Held Index::lock(Bucket& bucket) {
   Held held;
-  for (uint32_t spins = 1; !claim(bucket, &held); ++spins) {
+  for (uint32_t spins = 1; !try_lock(bucket, &held); ++spins) {
     if (spins % kSpinsBeforeYield == 0) {
       base::yield();
     } else {
@@ -59,8 +59,6 @@ Index::Held Index::lock(Bucket& bucket) {
   }
   return held;
 }
-
-bool Index::try_lock(Bucket& bucket, Held* held) { return claim(bucket, held); }
 
 void Index::unlock(const Held& held) {
   store64(held.bucket->word, held.word & ~kStateMask);
@@ -140,9 +138,9 @@ void Index::count_rows(const Bucket& bucket, bool displaced, int64_t by) {
 //      the second change. The last load of the word then differs, and the search retries.
 //   3. Otherwise it saw P1 emptied. The same argument holds for P2 and so on, up to the last
 //      place, which was never emptied: a contradiction.
-//   4. If the probe stopped before it reached P(i+1), it read a counter of 0. The key's claim on
-//      that counter was raised before P(i+1) was filled, so the 0 was stored later: after the key
-//      was filled into a nearer place P(i+2). So the reader's later loads see both changes of the
+//   4. If the probe stopped before it reached P(i+1), it read a counter of 0. That counter was
+//      raised for the key before P(i+1) was filled, so the 0 was stored later: after the key was
+//      filled into a nearer place P(i+2). So the reader's later loads see both changes of the
 //      count of that bucket, and the argument continues with P(i+2).
 // With only one change, a reader that loads the word between that change and the store of the ref
 // sees the key in neither place, and sees an unchanged word.
@@ -158,7 +156,7 @@ void Index::count_rows(const Bucket& bucket, bool displaced, int64_t by) {
 //   erase_at clears a ref: from then on a miss is true, and a hit loaded the ref before that.
 //   heal stores tags while the state is kHealing; a reader that sees kHealing, or an older
 //     generation, compares keys instead of tags.
-//   unlock and claim change the state, which readers ignore.
+//   unlock and try_lock change the state, which readers ignore.
 //   raise_counter runs before the fill, and lower_counters after the removal.
 //   replay_journal gives its own reason.
 void Index::fill_entry(Held* held, uint32_t entry, uint64_t key, uint8_t tag, SlotRef ref,
