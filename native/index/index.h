@@ -6,11 +6,14 @@
 // Never does:  free a slot; read or write a row (it only prefetches rows); drain on behalf of a
 //              batch (table drains, once per phase).
 // Called by:   table.
-// Invariants:  1. A key's entries change only under the lock of its home bucket, except for the
-//                 ref of an entry that stays where it is (replace). An empty entry of a bucket is
-//                 claimed only under that bucket's lock.
-//              2. Every bucket that a displaced entry passed has overflow > 0, durably, before
-//                 the entry is durable.
+// Invariants:  1. A key's entries (two during a move, otherwise at most one) change only under the
+//                 lock of its home bucket. An entry is filled or emptied only under the lock of
+//                 the bucket that it is in as well. Exceptions: replace exchanges the ref of an
+//                 entry that stays; replay_journal runs before any other writer.
+//              2. The overflow counter of a bucket is 255, or at least the number of displaced
+//                 entries that passed it. A raise is durable before the entry is published. A
+//                 lowering follows the durable removal of the entry, or undoes a raise that no
+//                 entry relies on.
 //              3. The count in a bucket's word changes before a key is written into the bucket,
 //                 and again after the key's ref is visible. Readers accept a miss only if the
 //                 count of no probed bucket changed during the search (proof: fill_entry).
@@ -76,8 +79,8 @@ struct Op {
   SlotRef old = 0;  // planned: the key's ref; done: the key's ref before the change
   uint64_t bucket = 0;
   uint32_t entry = 0;
-  uint32_t passed = 0;  // first buckets of the path: this op has raised their counters
-  uint32_t lower = 0;   // first buckets of the path: lower their counters after the drain
+  uint32_t passed = 0;  // this op has raised the counters of buckets [0, passed) of the path
+  uint32_t lower = 0;   // settle() lowers the counters of buckets [0, lower) of the path
   OpState state = OpState::kDone;
 };
 
@@ -140,12 +143,13 @@ class Index {
   void raise(Op& op, media::Flusher& flusher);
   // Publish the ops that are kPresent or kNew; each becomes kDone or kAgain.
   void publish(std::span<Op> ops, media::Flusher& flusher);
-  // Lower the counters that the op names. Call it after the drain.
+  // Lower the counters that the op names. Call it after the drain that follows publish.
   void settle(const Op& op);
 
-  // Single forms; durable when they return. exchange returns the old ref and never frees it. It
-  // fails with kResourceExhausted if every bucket is full. erase fails with kFailedPrecondition
-  // if the key's ref is not `expected`, and with kNotFound if the key is absent.
+  // Single forms; durable when they return. exchange inserts the key or replaces its ref. It
+  // returns the old ref (0: the key was absent) and never frees it. It fails with
+  // kResourceExhausted if every bucket is full. erase fails with kFailedPrecondition if the key's
+  // ref is not `expected`, and with kNotFound if the key is absent.
   base::Result<SlotRef> exchange(uint64_t key, SlotRef ref);
   base::Status erase(uint64_t key, SlotRef expected);
 

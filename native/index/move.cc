@@ -1,6 +1,7 @@
 // Hot-aware placement: hot entries move home and cold ones make room. A move writes the journal,
-// copies the entry and empties the old one; it drains each step, and holds the lock of the key's
-// home bucket. A crash in between leaves the journal, and replay_journal finishes the move.
+// copies the entry and empties the old one. It drains each step, and holds the locks of the key's
+// home and of the buckets of both entries. A crash in between leaves the journal, and
+// replay_journal finishes the move.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -109,7 +110,7 @@ Status Index::move_locked(uint64_t key, const Path& path, const Place& at, uint6
 // Move one entry of the bucket to the first other bucket of its own path that has room.
 Result<bool> Index::evict(uint64_t number, const std::unordered_set<uint64_t>& hot) {
   const Bucket& bucket = buckets_[number];
-  // Try guests first: an entry that is not at home here loses nothing by moving on.
+  // Try guests (displaced entries) first: they lose nothing by moving on.
   for (const bool guests : {true, false}) {
     for (const Entry& entry : bucket.entries) {
       const uint64_t key = load64(entry.key);

@@ -293,6 +293,7 @@ bool Index::try_publish(Op& op, const Path& path, Held* home, Flusher& flusher) 
     // before the ref.
     const Entry& entry = buckets_[op.bucket].entries[op.entry];
     const SlotRef ref = load64(entry.key) == op.key ? load64(entry.ref) : 0;
+    // The distance is not known and not used: only a replacement comes here.
     if (ref != 0 && load64(entry.key) == op.key) at = {op.bucket, op.entry, 0, ref};
   }
   if (at.ref == 0) at = search_locked(op.key, path);
@@ -308,7 +309,8 @@ bool Index::try_publish(Op& op, const Path& path, Held* home, Flusher& flusher) 
   media_->report_store(&entry.ref, sizeof entry.ref);
   flusher.flush(&entry, sizeof entry, Site::kEntry);
   op.old = at.ref;
-  op.lower = op.passed;  // not needed: another writer has inserted the key since the plan
+  // If counters were raised, it was in vain: another writer has inserted the key since the plan.
+  op.lower = op.passed;
   op.state = OpState::kDone;
   return true;
 }
