@@ -135,9 +135,9 @@ class Index {
   void plan(std::span<Op> ops, Entry* const* entries, const SlotRef* refs) const;
   // Locate the keys of the ops, then plan.
   void plan(std::span<Op> ops) const;
-  // If the walk is not complete, flush the op's path, so that the next drain makes the absence of
-  // the key durable.
-  void adopt_absence(const Op& op, media::Flusher& flusher);
+  // A killed process may have erased the key without a drain. Until the walk is complete, flush
+  // the buckets that may hold the key, so that the next drain makes its absence durable.
+  void flush_absence(const Op& op, media::Flusher& flusher);
   // Choose a bucket with room for an op that is kNew or kAgain, and raise the counters before it.
   // Set kSkipped if the table has no room.
   void raise(Op& op, media::Flusher& flusher);

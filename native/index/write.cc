@@ -195,10 +195,9 @@ Place Index::search_locked(uint64_t key, const Path& path) const {
 
 // ---- a batch ----
 
-// A killed process may have erased the key without draining the erasure: the key is absent now,
-// but a power cut would bring it back, beside the new entry. So until the walk has made every
-// bucket durable, flush the buckets that may hold the key before the key is treated as absent.
-void Index::adopt_absence(const Op& op, Flusher& flusher) {
+// Without the flush, a power cut could bring back a key that a killed process erased, beside the
+// key's new entry. Once the walk is complete, every bucket is durable.
+void Index::flush_absence(const Op& op, Flusher& flusher) {
   if (walked()) return;
   const Path path = path_of(op.key);
   for (uint64_t distance = 0; distance < bucket_count_; ++distance) {

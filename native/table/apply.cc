@@ -278,7 +278,7 @@ Status Apply::persist_and_publish() {
   std::shared_lock gate(table_.walk_gate, std::defer_lock);
   for (const Op& op : ops_) {
     if (op.state == OpState::kNew || op.state == OpState::kDone)
-      table_.index.adopt_absence(op, flusher_);
+      table_.index.flush_absence(op, flusher_);
   }
   std::span<Op> rest = ops_;
   if (deletes_first_) {  // the buckets of a full table have no entries for both
