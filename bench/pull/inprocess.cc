@@ -42,8 +42,8 @@ class Sides {
 
   void pull(const uint64_t* keys) {
     const epoch::Pin pin = reader_->pin();
-    loaded_.table().lookup({keys, request_}, rows_.data(), [&](size_t found, size_t ready) {
-      if (found != table::kNoKey) base::prefetch(rows_[found], row_bytes_);
+    loaded_.table().lookup({keys, request_}, rows_.data(), [&](size_t searched, size_t ready) {
+      if (searched != table::kNoKey) base::prefetch(rows_[searched], row_bytes_);
       if (ready == table::kNoKey) return;
       if (rows_[ready] == nullptr) fail("a loaded key is missing");
       std::memcpy(out_.data() + ready * row_bytes_, rows_[ready], row_bytes_);

@@ -70,9 +70,9 @@ uint64_t pull_rows(const std::function<epoch::Pin()>& take_pin, const table::Tab
     const epoch::Pin pin = take_pin();
     uint8_t* mask = target.mask.empty() ? nullptr : target.mask.data() + from;
     std::byte* first = out + from * gather.out_bytes();
-    const auto step = [&](size_t located, size_t ready) {
-      if (located != table::kNoKey && rows[located] != nullptr)
-        base::prefetch(rows[located], row_bytes);
+    const auto step = [&](size_t searched, size_t ready) {
+      if (searched != table::kNoKey && rows[searched] != nullptr)
+        base::prefetch(rows[searched], row_bytes);
       if (ready == table::kNoKey) return;
       const bool is_found = gather.copy(rows[ready], first + ready * gather.out_bytes());
       if (mask != nullptr) mask[ready] = is_found ? 1 : 0;

@@ -98,11 +98,11 @@ class Index {
   // entries and the first `row_lines` cache lines of each row.
   void find(std::span<const uint64_t> keys, const std::byte** rows, uint32_t row_lines) const;
   // Do the same search, but leave the prefetching of rows to `visit`, so that the search runs in
-  // step with work on the rows. Call visit(context, found, ready) with each key once as `found`
-  // and once as `ready`, both in order. When a key is `found`, rows[found] is set: visit
-  // prefetches the row's lines. kRowAhead keys later the key is `ready`: the lines have had time
-  // to arrive. Either argument may be kNoKey.
-  using Visit = void (*)(void* context, size_t found, size_t ready);
+  // step with work on the rows. Call visit(context, searched, ready) with the position of each
+  // key once as `searched` and, kRowAhead keys later, once as `ready`, both in order; kNoKey
+  // stands for no key. When a key is `searched`, rows[searched] is set (null: the key is absent),
+  // and visit prefetches the row's lines. When it is `ready`, the lines have had time to arrive.
+  using Visit = void (*)(void* context, size_t searched, size_t ready);
   void find(std::span<const uint64_t> keys, const std::byte** rows, Visit visit,
             void* context) const;
   // Set refs[i] to the ref of keys[i], or to 0 if the key is absent.

@@ -163,9 +163,9 @@ void Worker::gather_section(std::span<const uint64_t> keys, const table::Table& 
     ++found;
   };
   if (copy) {
-    table.lookup(keys, rows_.data(), [&](size_t located, size_t ready) {
-      if (located != table::kNoKey && rows_[located] != nullptr)
-        base::prefetch(rows_[located], row_bytes);
+    table.lookup(keys, rows_.data(), [&](size_t searched, size_t ready) {
+      if (searched != table::kNoKey && rows_[searched] != nullptr)
+        base::prefetch(rows_[searched], row_bytes);
       if (ready != table::kNoKey) add(ready);
     });
   } else {

@@ -100,17 +100,17 @@ class Table {
   // Set rows[i] to the address of the row of keys[i], or to null. The caller took a Pin before.
   // The caller limits the number of keys.
   void lookup(std::span<const uint64_t> keys, const std::byte** rows) const;
-  // Find the same rows, interleaved with the caller's work on them: visit(found, ready)
-  // prefetches rows[found] and works on rows[ready], which it prefetched some keys earlier. Each
-  // key comes once as `found` and once as `ready`, in order; kNoKey stands for none, and a row
-  // may be null. Prefetching one row right before copying another one keeps both memory and core
-  // busy.
+  // Find the same rows, interleaved with the caller's work on them: visit(searched, ready)
+  // prefetches rows[searched] and works on rows[ready], which it prefetched some keys earlier.
+  // Each key's position comes once as `searched` and once as `ready`, in order; kNoKey stands for
+  // no key, and a row is null if its key is absent. Prefetching one row right before copying
+  // another one keeps both memory and core busy.
   template <typename Visitor>
   void lookup(std::span<const uint64_t> keys, const std::byte** rows, Visitor&& visit) const {
     lookup_in_step(
         keys, rows,
-        [](void* context, size_t found, size_t ready) {
-          (*static_cast<std::remove_reference_t<Visitor>*>(context))(found, ready);
+        [](void* context, size_t searched, size_t ready) {
+          (*static_cast<std::remove_reference_t<Visitor>*>(context))(searched, ready);
         },
         const_cast<void*>(static_cast<const void*>(&visit)));  // the call above restores const
   }
@@ -155,7 +155,7 @@ class Table {
   // found.
   std::pair<uint64_t, uint64_t> bucket_reads(std::span<const uint64_t> keys) const;
 
-  using Visit = void (*)(void* context, size_t found, size_t ready);
+  using Visit = void (*)(void* context, size_t searched, size_t ready);
   void lookup_in_step(std::span<const uint64_t> keys, const std::byte** rows, Visit visit,
                       void* context) const;
 
