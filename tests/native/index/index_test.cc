@@ -48,13 +48,15 @@ struct Rig {
     }
     ASSERT_EQ(index->rows(), model.size());
   }
-  // Each counter equals the number of keys that passed its bucket, or is higher, or is saturated.
+  // Every key is found. Each counter equals the number of keys that passed its bucket, or is
+  // higher, or is saturated.
   void expect_counters(const std::map<uint64_t, SlotRef>& model) const {
     std::vector<uint32_t> passed(index->bucket_count(), 0);
     for (const auto& [key, ref] : model) {
       const Path path = index->path_of(key);
-      const uint64_t distance = index->find_one(key).distance;
-      for (uint64_t d = 0; d < distance; ++d) passed[index->bucket_at(path, d)] += 1;
+      const Place place = index->find_one(key);
+      ASSERT_NE(place.ref, 0u) << "key " << key;
+      for (uint64_t d = 0; d < place.distance; ++d) passed[index->bucket_at(path, d)] += 1;
     }
     for (uint64_t b = 0; b < index->bucket_count(); ++b) {
       const uint8_t counter = index->bucket(b).overflow;
@@ -140,6 +142,42 @@ TEST(Index, EraseOfAChangedRefIsRefused) {
   EXPECT_TRUE(rig.index->erase(5, 11).ok());
   EXPECT_EQ(rig.index->find_one(5).ref, 0u);
   EXPECT_EQ(rig.index->erase(5, 11).code(), Code::kNotFound);
+}
+
+// A displaced key that leaves its bucket lowers only the counters of the buckets that it passed.
+// The bucket that it was in keeps its counter, because another key passed that bucket.
+TEST(Index, ALeavingKeyDoesNotLowerTheCounterOfTheBucketThatItWasIn) {
+  for (const bool moves : {false, true}) {
+    SCOPED_TRACE(moves ? "the key moves home" : "the key is erased");
+    Rig rig(100);
+    std::map<uint64_t, SlotRef> model;
+    std::vector<uint64_t> keys;
+    const auto insert = [&](uint64_t key) {
+      ASSERT_TRUE(rig.index->exchange(key, key).ok());
+      model[key] = key;
+      keys.push_back(key);
+    };
+    for (const uint64_t key : rig.keys_of(0, kEntries + 1)) insert(key);
+    const uint64_t first = keys[0];
+    const uint64_t guest = keys[kEntries];
+    const Place place = rig.index->find_one(guest);
+    ASSERT_EQ(place.distance, 1u);
+    for (const uint64_t key : rig.keys_of(place.bucket, kEntries)) insert(key);
+    ASSERT_EQ(rig.index->find_one(keys.back()).distance, 1u) << "it passed the guest's bucket";
+    ASSERT_EQ(rig.index->bucket(0).overflow, 1);
+    ASSERT_EQ(rig.index->bucket(place.bucket).overflow, 1);
+
+    const uint64_t erased = moves ? first : guest;
+    ASSERT_TRUE(rig.index->erase(erased, erased).ok());
+    model.erase(erased);
+    if (moves) {
+      ASSERT_EQ(rig.index->move_home(guest, {}).value(), 1u);
+    }
+    EXPECT_EQ(rig.index->bucket(0).overflow, 0);
+    EXPECT_EQ(rig.index->bucket(place.bucket).overflow, 1);
+    rig.expect_equal(model, keys);
+    rig.expect_counters(model);
+  }
 }
 
 // With more displaced keys than a counter can count, the counter stays at its maximum (until a
