@@ -11,7 +11,6 @@ Threads:     one, between two steps; any thread may call cancel().
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -300,10 +299,15 @@ class LazyParts(Mapping[str, bytes]):
 
     def __init__(self, make: Callable[[], Mapping[str, bytes]]) -> None:
         self._make = make
+        self._computed_parts: Mapping[str, bytes] | None = None
 
-    @cached_property
+    @property
     def _parts(self) -> Mapping[str, bytes]:
-        return self._make()
+        # Not a cached_property: before Python 3.12 that has one lock for all objects, and ranks
+        # that are threads of one process meet each other in make().
+        if self._computed_parts is None:
+            self._computed_parts = self._make()
+        return self._computed_parts
 
     def __getitem__(self, name: str) -> bytes:
         return self._parts[name]

@@ -256,7 +256,7 @@ def test_the_command_merges_on_a_cluster_of_its_own(store_of: CopyStore, replay:
         [*petps, "--on", "moon"], capture_output=True, text=True, env=environment, check=False
     )
     assert refused.returncode != 0
-    assert "--on moon: here, ray or ray://HOST:PORT" in " ".join(refused.stderr.split())
+    assert "--on must be here, ray or ray://HOST:PORT" in " ".join(refused.stderr.split())
 
 
 def run_alone(text: str) -> str:
