@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,7 @@ PYTHON_FOLDERS = ("petps", "client", "docs", "examples", "bench", "tests")
 # The limit of a suite. Each test has its own, much shorter limit (ctest, pytest-timeout).
 SUITE_SECONDS_MAX = 1500
 LAB_SECONDS_MAX = 7200  # the processors are emulated
+PYTEST_CLOSING = r"\d+ \w+.* in [\d.]+s"
 # The suites that ThreadSanitizer runs: those with more than one thread.
 TSAN_SUITES = (
     *("base", "epoch", "media", "index", "table"),
@@ -54,10 +56,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Finished:
-    """The exit status and the output lines of a command."""
+    """The exit status and the output lines of a command, and whether its time was over."""
 
     status: int
     lines: list[str]
+    is_late: bool = False
 
 
 def run(
@@ -83,7 +86,13 @@ def run(
         start_new_session=True,
     ) as process:
         assert process.stdout is not None
-        alarm = threading.Timer(seconds_max, signal_group, [process, signal.SIGKILL])
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            signal_group(process, signal.SIGKILL)
+
+        alarm = threading.Timer(seconds_max, end)
         alarm.start()
         try:
             for line in process.stdout:
@@ -95,7 +104,7 @@ def run(
             raise
         finally:
             alarm.cancel()
-    return Finished(status, lines)
+    return Finished(status, lines, is_late.is_set())
 
 
 def signal_group(process: subprocess.Popen[str], number: signal.Signals) -> None:
@@ -266,7 +275,7 @@ def run_pytest(
     for guest_junit in sorted(RESULTS.glob("lab-*.xml")):
         read_junit(outcome, guest_junit)
         guest_junit.unlink()
-    close(outcome, finished, " in ")
+    close(outcome, finished, PYTEST_CLOSING)
     return outcome
 
 
@@ -275,9 +284,18 @@ def files_of(folder: str, pattern: str) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).glob(pattern))
 
 
+def in_parallel(jobs: int) -> list[str]:
+    """Return pytest's arguments for test processes that run beside each other.
+
+    A process that is killed at a test's timeout is not replaced: the others finish and the run
+    fails. pytest-xdist would replace it and then, with groups, wait for ever.
+    """
+    return ["-n", str(jobs), "--dist", "loadgroup", "--max-worker-restart=0"]
+
+
 def pytest(jobs: int) -> Outcome:
     """Run the Python suites."""
-    return run_pytest("pytest", ["-n", str(jobs), "--dist", "loadgroup"])
+    return run_pytest("pytest", in_parallel(jobs))
 
 
 def lab(jobs: int) -> Outcome:
@@ -295,7 +313,7 @@ def train(jobs: int) -> Outcome:
         return Outcome("train", closing=f"not run: {closing}", skips=[(reason, "all of it")])
     # These tests wait little, and their demos must keep up with a trainer: at most one test process
     # per processor.
-    arguments = ["-n", str(min(jobs, os.cpu_count() or jobs)), "--dist", "loadgroup"]
+    arguments = in_parallel(min(jobs, os.cpu_count() or jobs))
     # PyTorch and TorchRec warn when they are imported, which we cannot fix: hence -W ignore.
     arguments += ["-W", "ignore", *files_of("tests/train", "train_*.py")]
     # PyTorch's own threads would only slow the other test process down.
@@ -309,11 +327,12 @@ def train(jobs: int) -> Outcome:
 
 def close(outcome: Outcome, finished: Finished, mark: str) -> None:
     """Set the suite's own closing line. Count an exit status that no failed test explains."""
-    closing = [line for line in finished.lines if mark in line]
-    outcome.closing = closing[-1].strip(" =") if closing else f"exit status {finished.status}"
+    closing = [line for line in finished.lines if re.search(mark, line)]
+    end = "killed: it ran too long" if finished.is_late else f"exit status {finished.status}"
+    outcome.closing = closing[-1].strip(" =") if closing else end
     if finished.status != 0 and outcome.failed == 0:
         outcome.failed = 1
-        outcome.failures.append(f"{outcome.name}: exit status {finished.status}")
+        outcome.failures.append(f"{outcome.name}: {end}")
 
 
 def summarise(outcomes: Sequence[Outcome]) -> int:

@@ -13,7 +13,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate, groupby, pairwise
 from typing import Final
@@ -110,20 +110,25 @@ class Reader:
 
     def read_ahead(
         self, groups: Sequence[Sequence[Chunk]], tables: Mapping[str, Table]
-    ) -> Iterator[list[Rows]]:
-        """Yield read() of each group in order, and read READ_THREADS groups ahead in parallel."""
-        with ThreadPoolExecutor(READ_THREADS) as pool:
-            ahead: deque[Future[list[Rows]]] = deque()
-            try:
-                for chunks in groups:
-                    ahead.append(pool.submit(self.read, chunks, tables))
-                    if len(ahead) == READ_THREADS:
-                        yield ahead.popleft().result()
-                while ahead:
+    ) -> Generator[list[Rows]]:
+        """Yield read() of each group in order, and read READ_THREADS groups ahead in parallel.
+
+        Ending the iterator early waits for no read: see below.
+        """
+        pool = ThreadPoolExecutor(READ_THREADS)
+        ahead: deque[Future[list[Rows]]] = deque()
+        try:
+            for chunks in groups:
+                ahead.append(pool.submit(self.read, chunks, tables))
+                if len(ahead) == READ_THREADS:
                     yield ahead.popleft().result()
-            finally:
-                for future in ahead:
-                    future.cancel()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            # Not a `with`, which joins the threads. The garbage collector ends an abandoned
+            # iterator in any thread and inside any code, such as the start of a thread, which
+            # holds a lock that a join takes.
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _fill(self, path: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
         try:

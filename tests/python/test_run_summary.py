@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.run import Finished, Outcome, close, read_junit, run, summarise
+from tests.run import (
+    PYTEST_CLOSING,
+    Finished,
+    Outcome,
+    close,
+    in_parallel,
+    read_junit,
+    run,
+    summarise,
+)
 
 JUNIT = """<?xml version="1.0"?>
 <testsuite>
@@ -55,6 +65,33 @@ def test_last_line_is_the_sum(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert summarise([good]) == 0
 
 
+def test_a_test_process_that_dies_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_dies.py").write_text(
+        "import os, pytest\n"
+        "@pytest.mark.parametrize('number', range(8))\n"
+        "def test_number(number): pass\n"
+        "def test_dies(): os._exit(1)\n"
+    )
+    command = [sys.executable, "-m", "pytest", *in_parallel(2), str(tmp_path / "test_dies.py")]
+    finished = run([*command, "-c", str(tmp_path / "pytest.ini")], seconds_max=100)
+    assert (finished.status, finished.is_late) == (1, False)
+    assert any("crashed while running" in line and "test_dies" in line for line in finished.lines)
+
+
+def test_the_closing_line_is_no_line_of_a_stack() -> None:
+    outcome = Outcome("pytest")
+    lines = [
+        "=== 7 passed, 1 skipped in 12.30s (0:00:12) ===",
+        '  File "<string>", line 1 in <module>',
+    ]
+    close(outcome, Finished(0, lines), PYTEST_CLOSING)
+    assert outcome.closing == "7 passed, 1 skipped in 12.30s (0:00:12)"
+    close(outcome, Finished(-9, lines[1:], is_late=True), PYTEST_CLOSING)
+    assert outcome.closing == "killed: it ran too long"
+    assert outcome.failures == ["pytest: killed: it ran too long"]
+
+
 def test_a_suite_that_died_without_reporting_is_a_failure() -> None:
     outcome = Outcome("suite", passed=3)
     close(outcome, Finished(137, ["killed"]), "tests passed")
@@ -66,4 +103,4 @@ def test_a_grandchild_that_keeps_the_output_open_is_killed_at_the_limit() -> Non
     began = time.monotonic()
     finished = run(["sh", "-c", "echo begun; sleep 20; true"], seconds_max=0.5)
     assert time.monotonic() - began < 10
-    assert finished == Finished(-9, ["begun"])
+    assert finished == Finished(-9, ["begun"], is_late=True)

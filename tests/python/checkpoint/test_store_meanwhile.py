@@ -153,6 +153,32 @@ def test_parallel_reads_count_their_time_once(
     assert least <= store.reader.read_seconds <= took
 
 
+def test_ending_a_read_ahead_early_waits_for_no_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector may do it inside the start of a thread: a join would deadlock."""
+    store = Store.create(tmp_path, "m", [Table.of("items", 2)])
+    store.write(1, {"items": [_one(1, key)["items"] for key in range(READ_THREADS + 1)]}, kind=BASE)
+    chunks = store.state.lineage.chunks
+    read_into = store.files.read_into
+    others_may_read = threading.Event()
+
+    def blocked(path: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
+        if pieces[0][0] != chunks[0].offset:
+            assert others_may_read.wait(60)
+        read_into(path, pieces)
+
+    monkeypatch.setattr(store.files, "read_into", blocked)
+    reads = store.reader.read_ahead([[chunk] for chunk in chunks], store.tables_of())
+    next(reads)
+    end = threading.Thread(target=reads.close)
+    end.start()
+    end.join(20)
+    is_waiting = end.is_alive()
+    others_may_read.set()
+    assert not is_waiting
+
+
 def test_a_commit_fails_if_the_other_writers_state_is_removed_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
