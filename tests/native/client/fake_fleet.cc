@@ -79,7 +79,7 @@ void FakeFleet::listen_at(Server& server) {
   // A later listen() needs the same port, although its old connections may linger.
   const int on = 1;
   setsockopt(server.listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  server.port = free_port();
+  server.port = stable_port();
   const sockaddr_in address = loopback(server.port);
   ASSERT_EQ(0, bind(server.listener, reinterpret_cast<const sockaddr*>(&address), sizeof(address)));
   ASSERT_EQ(0, listen(server.listener, 64));

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <random>
 
 #include "fixtures.h"
 
@@ -62,10 +63,18 @@ void send_all(int socket, std::span<const std::byte> bytes) {
 
 }  // namespace
 
-uint16_t free_port() {
-  uint16_t port = 0;
-  close(listen_anywhere(&port));
-  return port;
+uint16_t stable_port() {
+  std::random_device random;
+  std::uniform_int_distribution<uint16_t> ports(15'000, 31'999);
+  for (;;) {
+    const uint16_t port = ports(random);
+    const int probe = socket(AF_INET, SOCK_STREAM, 0);
+    const sockaddr_in address = loopback(port);
+    const bool is_free =
+        bind(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+    close(probe);
+    if (is_free) return port;
+  }
 }
 
 FakeServer::FakeServer(Tamper tamper) : tamper_(std::move(tamper)) {

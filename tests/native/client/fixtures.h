@@ -124,7 +124,8 @@ void replace_by_error(wire::Frame& reply, base::Code code, const std::string& me
 sockaddr_in loopback(uint16_t port);
 // Return a socket that listens on a free port of 127.0.0.1.
 int listen_anywhere(uint16_t* port);
-// Return a port without a listener.
-uint16_t free_port();
+// Return a port without a listener. It is below the range from which kernels choose ports, so no
+// other process gets it by chance, also while a server that uses it is stopped.
+uint16_t stable_port();
 
 }  // namespace petps::client::testing

@@ -64,7 +64,7 @@ RealServer::RealServer(server::ServerOptions options, uint32_t partitions)
   const auto record = tables_->pool().create_instance("ranking", "ranking@1", partitions);
   EXPECT_TRUE(record.ok()) << record.status().to_string();
   instance_ = record.value().id;
-  options_.port = 0;
+  options_.port = stable_port();
 }
 
 table::Table& RealServer::add_table(const std::string& name, codec::Dtype dtype, uint32_t dim,
@@ -111,7 +111,6 @@ void RealServer::start() {
   auto started = server::Server::start(*tables_, options_);
   ASSERT_TRUE(started.ok()) << started.status().to_string();
   server_ = std::move(started.value());
-  options_.port = server_->port();
 }
 
 void RealServer::set_shard_map(const wire::ShardMap& map) {

@@ -31,8 +31,8 @@ Status pull_users(Client& client, uint32_t deadline_ms = 0, uint64_t min_version
 }
 
 TEST(Retry, TheErrorNamesAllServersWhenNoneIsReachable) {
-  const std::string first = "127.0.0.1:" + std::to_string(testing::free_port());
-  const std::string second = "127.0.0.1:" + std::to_string(testing::free_port());
+  const std::string first = "127.0.0.1:" + std::to_string(testing::stable_port());
+  const std::string second = "127.0.0.1:" + std::to_string(testing::stable_port());
   expect_error(Client::connect("petps://" + first + "," + second + "/m").status(),
                Code::kUnavailable, {first, second, "Connection refused"});
 }
@@ -43,7 +43,7 @@ TEST(Retry, TheErrorNamesAnUnknownHost) {
 }
 
 TEST(Retry, APullFailsOverToAnotherReplica) {
-  const std::string dead = "127.0.0.1:" + std::to_string(testing::free_port());
+  const std::string dead = "127.0.0.1:" + std::to_string(testing::stable_port());
   FakeServer alive;
   const auto client = connect_to("petps://" + dead + "," + alive.address() + "/ranking");
   for (int i = 0; i < 20; ++i) EXPECT_TRUE(pull_users(*client, 1000).ok());
