@@ -13,7 +13,7 @@ SOAK_ROUNDS := 10
 SOAK_JOBS := 5
 SOAK_SECONDS := 600
 
-.PHONY: help bootstrap build demo demo-train test test-train lab soak soak-pull bench docs wheels format tidy clean
+.PHONY: help bootstrap build demo demo-train test test-train lab soak soak-pull bench docs wheels cpp-package format tidy clean
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make build   everything that is needed to run, into .venv and build/release"
 	@echo "make docs    the documentation as a site in build/docs; a warning is an error"
 	@echo "make wheels  both distributions into dist/, checked, and each tried in a clean environment"
+	@echo "make cpp-package  the C++ client as a .tar.gz and a .deb in dist/"
 	@echo "make format  rewrite the sources in the one format that make test accepts"
 	@echo "make tidy    clang-tidy over native/ and client/cpp (slow; needs clang-tidy-14)"
 	@echo "make clean   remove build/ and dist/ (not .venv)"
@@ -89,6 +90,10 @@ docs: build
 
 wheels: bootstrap
 	@deploy/wheels.sh
+
+cpp-package: build
+	cmake --build build/release -j $(JOBS) --target petps_client_package
+	cpack --config build/release/CPackConfig.cmake -B dist
 
 format: bootstrap
 	$(FORMAT) -i $(CXX_SOURCES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,42 @@ def run(*command: object) -> str:
     return process.stdout
 
 
+def install(folder: Path) -> Path:
+    """Return the prefix in ``folder`` that `cmake --install` has written."""
+    prefix = folder / "prefix"
+    run("cmake", "--install", BUILD, "--component", "cpp", "--prefix", prefix)
+    return prefix
+
+
+def pack(folder: Path, pattern: str) -> Path:
+    """Return the file of ``folder`` that `make cpp-package` writes and ``pattern`` matches."""
+    run("cpack", "--config", BUILD / "CPackConfig.cmake", "-B", folder / "packed")
+    (file,) = (folder / "packed").glob(pattern)
+    return file
+
+
+def unpack_archive(folder: Path) -> Path:
+    """Return the prefix in ``folder`` after the archive was unpacked there."""
+    run("tar", "-C", folder, "-xf", pack(folder, "libpetps-client-dev_*.tar.gz"))
+    return folder / "usr"
+
+
+def unpack_deb(folder: Path) -> Path:
+    """Return the prefix in ``folder`` after the Debian package was unpacked there."""
+    run("dpkg-deb", "--extract", pack(folder, "libpetps-client-dev_*.deb"), folder / "root")
+    return folder / "root" / "usr"
+
+
 @pytest.mark.timeout(600)
-def test_a_program_with_the_installed_client_pulls(served: Served, tmp_path: Path) -> None:
+@pytest.mark.xdist_group("cpp-package")
+@pytest.mark.parametrize("install_into", [install, unpack_archive, unpack_deb])
+def test_a_program_with_the_installed_client_pulls(
+    served: Served, tmp_path: Path, install_into: Callable[[Path], Path]
+) -> None:
     if not (BUILD / "CMakeCache.txt").exists():
         pytest.skip("there is no build/release: run make build first")
-    prefix = tmp_path / "prefix"
     run("cmake", "--build", BUILD, "--target", "petps_client_package")
-    run("cmake", "--install", BUILD, "--component", "cpp", "--prefix", prefix)
+    prefix = install_into(tmp_path)
     installed = {path.relative_to(prefix).as_posix() for path in prefix.rglob("*.h")}
     assert installed == {
         "include/petps/petps_client/client.h",
