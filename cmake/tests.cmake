@@ -1,7 +1,11 @@
 # The test programs. test_<room> consists of tests/native/<room>/*.cc and links that room.
 # test_<suite> consists of tests/<suite>/*.cc and links every room. Each test case is one ctest
 # entry with its room as label and a time limit, because a hang is a failure.
-find_package(GTest REQUIRED)
+if(CMAKE_CROSSCOMPILING)  # Debian's library is of the processor that compiles
+  add_subdirectory(/usr/src/googletest/googletest googletest EXCLUDE_FROM_ALL)
+else()
+  find_package(GTest REQUIRED)
+endif()
 include(GoogleTest)
 get_property(PETPS_ROOMS GLOBAL PROPERTY PETPS_ROOMS)
 list(TRANSFORM PETPS_ROOMS PREPEND petps_ OUTPUT_VARIABLE PETPS_ROOM_LIBRARIES)
@@ -9,6 +13,8 @@ list(TRANSFORM PETPS_ROOMS PREPEND petps_ OUTPUT_VARIABLE PETPS_ROOM_LIBRARIES)
 set(PETPS_TEST_SLOWDOWN 1)
 if(PETPS_SANITIZE)
   set(PETPS_TEST_SLOWDOWN 4)
+elseif(CMAKE_CROSSCOMPILING)  # an emulated processor
+  set(PETPS_TEST_SLOWDOWN 10)
 endif()
 
 # The sources of a program are compiled in groups, because otherwise the compiler spends most of its

@@ -1,8 +1,6 @@
 // apply: batches of full rows for keys that exist. The limit is a loop that reads two random index
 // lines per row and streams the row to a given place, on the same medium, with the same number of
 // threads.
-#include <emmintrin.h>
-
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -11,6 +9,8 @@
 #include "bench/common/loaded_table.h"
 #include "bench/common/measure.h"
 #include "bench/common/random.h"
+#include "media/stream.h"
+#include "media/writeback.h"
 #include "table/impl.h"
 
 namespace petps::bench {
@@ -58,7 +58,7 @@ class alignas(2 * kLine) Limit {
       stream(target_ + next_ * row_bytes_, rows + i * row_bytes_);
       if (++next_ == rows_) next_ = 0;
     }
-    _mm_sfence();
+    media::store_fence();
     if (medium_.durability() ==
         media::Durability::kPower) {  // the disk's own limit: one sync a batch
       media::Flusher flusher(medium_);
@@ -70,10 +70,7 @@ class alignas(2 * kLine) Limit {
 
  private:
   void stream(std::byte* to, const std::byte* from) const {
-    for (uint64_t at = 0; at < row_bytes_; at += 16) {
-      _mm_stream_si128(reinterpret_cast<__m128i*>(to + at),
-                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at)));
-    }
+    for (uint64_t at = 0; at < row_bytes_; at += 16) media::copy_16_past_cache(to + at, from + at);
   }
 
   media::Media& medium_;

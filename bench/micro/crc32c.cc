@@ -27,13 +27,14 @@ uint32_t xxh3(uint32_t, const void* data, size_t size) {
   return petps::base::checksum32(data, size);
 }
 
-const petps::base::CpuFeatures& features = petps::base::cpu_features();
+[[maybe_unused]] const petps::base::CpuFeatures& features = petps::base::cpu_features();
 
 BENCHMARK_CAPTURE(run, chosen, petps::base::crc32c_extend, true)->Arg(128)->Arg(512)->Arg(4096);
 BENCHMARK_CAPTURE(run, instruction, petps::base::crc32c_paths::instruction, true)
     ->Arg(128)
     ->Arg(512)
     ->Arg(4096);
+#ifdef __x86_64__
 BENCHMARK_CAPTURE(run, pclmul, petps::base::crc32c_paths::pclmul, features.pclmul)
     ->Arg(128)
     ->Arg(512)
@@ -42,6 +43,7 @@ BENCHMARK_CAPTURE(run, vpclmulqdq, petps::base::crc32c_paths::vpclmulqdq, featur
     ->Arg(128)
     ->Arg(512)
     ->Arg(4096);
+#endif
 BENCHMARK_CAPTURE(run, xxh3, xxh3, true)->Arg(128)->Arg(512)->Arg(4096);
 
 }  // namespace

@@ -78,7 +78,7 @@ BENCHMARK(flush_on_dram);
 
 // The write-back instructions of dax, on ordinary memory: dirty 8 lines, write them back, fence.
 void write_back_512_bytes(benchmark::State& state) {
-  const auto instruction = static_cast<LineInstruction>(state.range(0));
+  const LineInstruction instruction = kLineInstructions[state.range(0)];
   if (!cpu_has(instruction)) return state.SkipWithError("not on this processor");
   state.SetLabel(line_instruction_name(instruction));
   alignas(64) static std::byte row[512];
@@ -88,7 +88,7 @@ void write_back_512_bytes(benchmark::State& state) {
     store_fence();
   }
 }
-BENCHMARK(write_back_512_bytes)->DenseRange(0, 2);
+BENCHMARK(write_back_512_bytes)->DenseRange(0, std::size(kLineInstructions) - 1);
 
 void drain_on_dram(benchmark::State& state) {
   const auto media = touched_memory();

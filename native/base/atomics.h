@@ -10,12 +10,13 @@
 #include PETPS_MODEL_ATOMICS
 #else
 
-#include <immintrin.h>
 #include <sched.h>
 
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+
+#include "base/pause.h"
 
 namespace petps::base {
 
@@ -49,8 +50,7 @@ inline bool exchange8(uint8_t& at, uint8_t& expected, uint8_t value) {
 
 inline void fence_seq_cst() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
-// For a loop that waits for another thread: wait for a moment, or give up the time slice.
-inline void pause() { _mm_pause(); }
+// For a loop that waits for another thread: give up the time slice. See also base/pause.h.
 inline void yield() { sched_yield(); }
 
 }  // namespace petps::base

@@ -1,12 +1,28 @@
 #include "base/cpu.h"
 
+#if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+#else
+#error "petps runs on x86-64 and aarch64"
+#endif
 
 #include <cstdlib>
 #include <string_view>
 
 namespace petps::base {
 namespace {
+
+#ifdef __aarch64__
+
+CpuFeatures find_features() {
+  CpuFeatures features;
+  features.dcpop = (getauxval(AT_HWCAP) & HWCAP_DCPOP) != 0;
+  return features;
+}
+
+#else
 
 constexpr unsigned kExtendedFeaturesLeaf = 7;
 
@@ -36,6 +52,8 @@ CpuFeatures find_features() {
   if (widest == "baseline") features.avx2 = features.f16c = features.pclmul = false;
   return features;
 }
+
+#endif
 
 }  // namespace
 

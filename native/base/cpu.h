@@ -1,4 +1,5 @@
-// What this processor can do, detected once at run time, so that one binary runs on all processors.
+// What this processor can do, detected once at run time, so that one binary runs on all processors
+// of its kind: x86-64 or aarch64.
 #pragma once
 
 namespace petps::base {
@@ -12,6 +13,7 @@ struct CpuFeatures {
   bool vpclmulqdq = false;  // carry-less multiply, 512 bits; implies avx512bw here
   bool clflushopt = false;
   bool clwb = false;
+  bool dcpop = false;  // aarch64: write a line back to the point of persistence
 };
 
 // Return the features that both the processor and the operating system support.
@@ -22,5 +24,6 @@ inline bool has_f16c() { return cpu_features().f16c; }
 inline bool has_avx512bw() { return cpu_features().avx512bw; }
 inline bool has_clwb() { return cpu_features().clwb; }
 inline bool has_clflushopt() { return cpu_features().clflushopt; }
+inline bool has_dcpop() { return cpu_features().dcpop; }
 
 }  // namespace petps::base

@@ -1,6 +1,10 @@
 #include "base/crc32c.h"
 
+#ifdef __x86_64__
 #include <immintrin.h>
+#else
+#include <arm_acle.h>
+#endif
 
 #include <cstring>
 
@@ -8,6 +12,33 @@
 
 namespace petps::base {
 namespace {
+
+uint64_t load_u64(const uint8_t* at) {
+  uint64_t word;
+  std::memcpy(&word, at, sizeof word);
+  return word;
+}
+
+#ifdef __x86_64__
+uint64_t extend_by_8(uint64_t state, uint64_t word) { return _mm_crc32_u64(state, word); }
+uint32_t extend_by_1(uint32_t state, uint8_t byte) { return _mm_crc32_u8(state, byte); }
+#else
+uint64_t extend_by_8(uint64_t state, uint64_t word) {
+  return __crc32cd(static_cast<uint32_t>(state), word);
+}
+uint32_t extend_by_1(uint32_t state, uint8_t byte) { return __crc32cb(state, byte); }
+#endif
+
+// Extend the inner state, which is the checksum with its bits inverted.
+uint32_t instruction_state(uint32_t state, const uint8_t* at, size_t size) {
+  uint64_t wide = state;
+  for (; size >= 8; size -= 8, at += 8) wide = extend_by_8(wide, load_u64(at));
+  state = static_cast<uint32_t>(wide);
+  for (; size > 0; --size, ++at) state = extend_by_1(state, *at);
+  return state;
+}
+
+#ifdef __x86_64__
 
 constexpr uint32_t kPolynomial = 0x82F63B78u;  // Castagnoli, bit-reflected
 
@@ -26,21 +57,6 @@ consteval uint64_t earlier(unsigned bytes) { return power_of_x(8 * bytes + 64 - 
 consteval uint64_t later(unsigned bytes) { return power_of_x(8 * bytes - 33); }
 static_assert(earlier(16) == 0xF20C0DFEu && later(16) == 0x493C7D27u,
               "the published constants of the 128-bit fold");
-
-uint64_t load_u64(const uint8_t* at) {
-  uint64_t word;
-  std::memcpy(&word, at, sizeof word);
-  return word;
-}
-
-// Extend the inner state, which is the checksum with its bits inverted.
-uint32_t instruction_state(uint32_t state, const uint8_t* at, size_t size) {
-  uint64_t wide = state;
-  for (; size >= 8; size -= 8, at += 8) wide = _mm_crc32_u64(wide, load_u64(at));
-  state = static_cast<uint32_t>(wide);
-  for (; size > 0; --size, ++at) state = _mm_crc32_u8(state, *at);
-  return state;
-}
 
 [[gnu::target("pclmul")]] inline __m128i fold(__m128i block, __m128i multipliers, __m128i next) {
   const __m128i low = _mm_clmulepi64_si128(block, multipliers, 0x00);
@@ -157,11 +173,15 @@ template <bool copies>
   return ~wide_state<true>(~0u, reinterpret_cast<const uint8_t*>(from), size, to);
 }
 
+#endif
+
 using Path = uint32_t (*)(uint32_t, const uint8_t*, size_t);
 
 Path choose_path() {
+#ifdef __x86_64__
   if (cpu_features().vpclmulqdq) return vpclmulqdq_state;
   if (cpu_features().pclmul) return pclmul_state;
+#endif
   return instruction_state;
 }
 
@@ -174,7 +194,10 @@ uint32_t crc32c_extend(uint32_t crc, const void* data, size_t size) {
 }
 
 StreamWithCrc32c stream_with_crc32c() {
-  return cpu_features().vpclmulqdq ? vpclmulqdq_copy : nullptr;
+#ifdef __x86_64__
+  if (cpu_features().vpclmulqdq) return vpclmulqdq_copy;
+#endif
+  return nullptr;
 }
 
 uint32_t crc32c(const void* data, size_t size) { return crc32c_extend(0, data, size); }
@@ -184,12 +207,14 @@ namespace crc32c_paths {
 uint32_t instruction(uint32_t crc, const void* data, size_t size) {
   return ~instruction_state(~crc, static_cast<const uint8_t*>(data), size);
 }
+#ifdef __x86_64__
 uint32_t pclmul(uint32_t crc, const void* data, size_t size) {
   return ~pclmul_state(~crc, static_cast<const uint8_t*>(data), size);
 }
 uint32_t vpclmulqdq(uint32_t crc, const void* data, size_t size) {
   return ~vpclmulqdq_state(~crc, static_cast<const uint8_t*>(data), size);
 }
+#endif
 
 }  // namespace crc32c_paths
 }  // namespace petps::base

@@ -1,8 +1,8 @@
 // CRC-32C (Castagnoli): the checksum of a row in its slot header, and of delta chunks.
 //
 // Three code paths, one chosen at run time: 512-bit carry-less multiply, 128-bit carry-less
-// multiply, and the crc32 instruction, which the baseline (x86-64-v2) always has.
-// bench/micro/crc32c.cc has the costs per 512-byte row. Debian 12 packages no C++ library for
+// multiply, and the crc32 instruction, which the baselines (x86-64-v2, armv8-a+crc) always have. On
+// aarch64 there is only the last. bench/micro/crc32c.cc has the costs per 512-byte row. Debian 12 packages no C++ library for
 // CRC-32C.
 #pragma once
 
@@ -28,8 +28,10 @@ StreamWithCrc32c stream_with_crc32c();
 // The code paths one by one, for tests and benches. The caller must check cpu_features() first.
 namespace crc32c_paths {
 uint32_t instruction(uint32_t crc, const void* data, size_t size);
+#ifdef __x86_64__
 uint32_t pclmul(uint32_t crc, const void* data, size_t size);      // needs pclmul
 uint32_t vpclmulqdq(uint32_t crc, const void* data, size_t size);  // needs vpclmulqdq
+#endif
 }  // namespace crc32c_paths
 
 }  // namespace petps::base

@@ -16,7 +16,11 @@ inline void prefetch(const void* at, size_t bytes) {
 // Prefetch the line of `at` in order to change it. Does nothing on a processor without the
 // instruction.
 inline void prefetch_for_write(const void* at) {
+#ifdef __x86_64__
   asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(at)));
+#else
+  __builtin_prefetch(at, 1);
+#endif
 }
 
 }  // namespace petps::base

@@ -21,6 +21,7 @@ py::dict cpu_features() {
   result["vpclmulqdq"] = features.vpclmulqdq;
   result["clflushopt"] = features.clflushopt;
   result["clwb"] = features.clwb;
+  result["dcpop"] = features.dcpop;
   return result;
 }
 

@@ -28,6 +28,7 @@ bool is_supported(Level level) {
 }
 
 const Kernels& kernels_of(Level level) {
+#ifdef __x86_64__
   static const Kernels avx512 = with_avx512(kAvx2Kernels);
   switch (level) {
     case Level::kScalar:
@@ -37,6 +38,9 @@ const Kernels& kernels_of(Level level) {
     case Level::kAvx512:
       return avx512;
   }
+#else
+  static_cast<void>(level);  // the compiler's own vectors, so far
+#endif
   return kScalarKernels;
 }
 

@@ -1,3 +1,4 @@
+#ifdef __x86_64__
 #include <immintrin.h>
 
 #include "codec/kernels.h"
@@ -234,3 +235,5 @@ const Kernels kAvx2Kernels = {encode_f16,  decode_f16,  encode_bf16,     decode_
                               values_of,   search,      first_not_finite};
 
 }  // namespace petps::codec
+
+#endif

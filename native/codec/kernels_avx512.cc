@@ -1,3 +1,4 @@
+#ifdef __x86_64__
 #include <immintrin.h>
 
 #include "codec/kernels.h"
@@ -174,3 +175,5 @@ Kernels with_avx512(Kernels kernels) {
 }
 
 }  // namespace petps::codec
+
+#endif

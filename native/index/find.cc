@@ -2,7 +2,11 @@
 // acquire, so no later load (the check of the word) can come before an earlier one (tags,
 // entries). Writers change the count before they store a key, and again after they store its ref;
 // a release store publishes the ref. The proof for every writer is at Index::fill_entry.
+#ifdef __x86_64__
 #include <emmintrin.h>
+#else
+#include <arm_neon.h>
+#endif
 
 #include <array>
 
@@ -45,7 +49,7 @@ inline Path path_from(uint64_t hash, uint64_t count) {
   return {scale(hash, count), 1 + scale(rotated, count - 1), tag_of(hash)};
 }
 
-inline void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
+inline void prefetch(const void* at) { __builtin_prefetch(at); }
 
 // Match the tags of a prefetched bucket, and prefetch the first entry that they point to.
 template <bool to_write>
@@ -104,10 +108,18 @@ inline void prefetch_second(const Index& index, const Probe& probe) {
 
 uint32_t match_tags(const Bucket& bucket, uint8_t tag) {
   const auto* halves = reinterpret_cast<const uint64_t*>(bucket.tags);
+#ifdef __x86_64__
   const __m128i tags = _mm_set_epi64x(static_cast<int64_t>(load64(halves[1])),
                                       static_cast<int64_t>(load64(halves[0])));
   const __m128i same = _mm_cmpeq_epi8(tags, _mm_set1_epi8(static_cast<char>(tag)));
   return static_cast<uint32_t>(_mm_movemask_epi8(same)) & kAllEntries;
+#else
+  static constexpr uint8_t kBits[] = {1, 2, 4, 8, 16, 32, 64, 128};
+  const auto match = [tag](uint64_t eight_tags) -> uint32_t {
+    return vaddv_u8(vand_u8(vceq_u8(vcreate_u8(eight_tags), vdup_n_u8(tag)), vld1_u8(kBits)));
+  };
+  return (match(load64(halves[0])) | match(load64(halves[1])) << 8) & kAllEntries;
+#endif
 }
 
 Path Index::path_of(uint64_t key) const { return path_from(base::index_hash(key), bucket_count_); }

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -241,6 +242,11 @@ void Media::adopt(int file) {
 }
 
 Status Media::reserve(const Options& options, uint64_t bytes) {
+  if (const long page = ::sysconf(_SC_PAGE_SIZE); page != static_cast<long>(kPageBytes)) {
+    return Status(Code::kUnimplemented,
+                  "open " + name_of(path_) + ": this kernel has pages of " + std::to_string(page) +
+                      " bytes; boot one with pages of " + std::to_string(kPageBytes));
+  }
   const uint64_t wanted = options.reserve_bytes != 0 ? options.reserve_bytes : kDefaultReserveBytes;
   const uint64_t alignment = std::max(kHugePageBytes, device_alignment_);
   reserved_ = round_up(std::max(wanted, bytes), alignment);

@@ -17,8 +17,6 @@
 // which alternatives were rejected.
 #pragma once
 
-#include <emmintrin.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
@@ -33,6 +31,7 @@
 #include "base/status.h"
 #include "media/bus_error.h"
 #include "media/site.h"
+#include "media/stream.h"
 
 namespace petps::media {
 
@@ -262,7 +261,7 @@ class Flusher {
       return;
     }
     dirty_ = true;
-    _mm_stream_si128(static_cast<__m128i*>(to), _mm_loadu_si128(static_cast<const __m128i*>(from)));
+    copy_16_past_cache(to, from);
   }
   // Copy like copy() and return the CRC-32C of the copied bytes.
   uint32_t copy_with_crc32c(void* to, const void* from, size_t bytes, Site site) {

@@ -1,12 +1,16 @@
 #include "media/writeback.h"
 
+#ifdef __x86_64__
 #include <immintrin.h>
+#endif
 
 #include <atomic>
 #include <cstring>
+#include <iterator>
 
 #include "base/cpu.h"
 #include "media/media.h"
+#include "media/stream.h"
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define PETPS_MEDIA_SANITIZED 1
@@ -28,14 +32,22 @@ void for_each_line(const void* at, size_t bytes, Primitive primitive) {
   }
 }
 
+#ifdef __x86_64__
 // Inline assembly, because the intrinsics need a target attribute that a template cannot carry.
 void clwb(const std::byte* line) { asm volatile("clwb (%0)" ::"r"(line) : "memory"); }
 void clflushopt(const std::byte* line) { asm volatile("clflushopt (%0)" ::"r"(line) : "memory"); }
 void clflush(const std::byte* line) { asm volatile("clflush (%0)" ::"r"(line) : "memory"); }
+#else
+// "dc cvap", as a number: assemblers know the name from armv8.2-a on.
+void dc_cvap(const std::byte* line) {
+  asm volatile("sys #3, c7, c12, #1, %0" ::"r"(line) : "memory");
+}
+void dc_cvac(const std::byte* line) { asm volatile("dc cvac, %0" ::"r"(line) : "memory"); }
+#endif
 
 const LineInstruction g_best = best_line_instruction();
 
-#ifndef PETPS_MEDIA_SANITIZED
+#if defined(__x86_64__) && !defined(PETPS_MEDIA_SANITIZED)
 
 // One store per line where the processor has it. It uses fewer entries of the store queue, so the
 // core continues while memory takes the lines.
@@ -85,6 +97,8 @@ const Stream g_stream = best_stream();
 
 }  // namespace
 
+#ifdef __x86_64__
+
 const char* line_instruction_name(LineInstruction instruction) {
   static constexpr const char* kNames[] = {"clwb", "clflushopt", "clflush"};
   return kNames[static_cast<size_t>(instruction)];
@@ -94,13 +108,6 @@ bool cpu_has(LineInstruction instruction) {
   if (instruction == LineInstruction::kClwb) return base::has_clwb();
   if (instruction == LineInstruction::kClflushopt) return base::has_clflushopt();
   return true;  // clflush is part of x86-64
-}
-
-LineInstruction best_line_instruction() {
-  for (const auto instruction : {LineInstruction::kClwb, LineInstruction::kClflushopt}) {
-    if (cpu_has(instruction)) return instruction;
-  }
-  return LineInstruction::kClflush;
 }
 
 void write_back_lines_by(LineInstruction instruction, const void* at, size_t bytes) {
@@ -117,6 +124,38 @@ void write_back_lines_by(LineInstruction instruction, const void* at, size_t byt
   }
 }
 
+void store_fence() { _mm_sfence(); }
+
+#else
+
+const char* line_instruction_name(LineInstruction instruction) {
+  return instruction == LineInstruction::kDcCvap ? "dc_cvap" : "dc_cvac";
+}
+
+bool cpu_has(LineInstruction instruction) {
+  return instruction == LineInstruction::kDcCvac || base::has_dcpop();
+}
+
+void write_back_lines_by(LineInstruction instruction, const void* at, size_t bytes) {
+  if (instruction == LineInstruction::kDcCvap) {
+    for_each_line(at, bytes, dc_cvap);
+  } else {
+    for_each_line(at, bytes, dc_cvac);
+  }
+}
+
+// Only a dsb waits for the write-backs; a dmb would only order them.
+void store_fence() { asm volatile("dsb sy" ::: "memory"); }
+
+#endif
+
+LineInstruction best_line_instruction() {
+  for (const LineInstruction instruction : kLineInstructions) {
+    if (cpu_has(instruction)) return instruction;
+  }
+  return kLineInstructions[std::size(kLineInstructions) - 1];
+}
+
 void write_back_lines(const void* at, size_t bytes) {
   if (const LineSeam seam = g_seam.load(std::memory_order_relaxed)) {
     for_each_line(at, bytes, seam);
@@ -125,13 +164,11 @@ void write_back_lines(const void* at, size_t bytes) {
   write_back_lines_by(g_best, at, bytes);
 }
 
-void store_fence() { _mm_sfence(); }
-
 void stream_lines(std::byte* to, const std::byte* from, size_t lines) {
-#ifdef PETPS_MEDIA_SANITIZED
-  std::memcpy(to, from, lines * kLineBytes);
-#else
+#if defined(__x86_64__) && !defined(PETPS_MEDIA_SANITIZED)
   g_stream(to, from, lines);
+#else
+  std::memcpy(to, from, lines * kLineBytes);
 #endif
 }
 
@@ -139,7 +176,7 @@ void stream_16(void* to, const void* from) {
 #ifdef PETPS_MEDIA_SANITIZED
   std::memcpy(to, from, 16);
 #else
-  _mm_stream_si128(static_cast<__m128i*>(to), _mm_loadu_si128(static_cast<const __m128i*>(from)));
+  copy_16_past_cache(to, from);
 #endif
 }
 

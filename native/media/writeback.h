@@ -1,8 +1,9 @@
 // The instructions behind flush, drain and copy: write a line back, fence, store past the cache.
 //
 // Private to room media. The write-back instruction is chosen once, at start, by what the CPU
-// has: clwb (keeps the line cached) before clflushopt (evicts, unordered) before clflush (evicts,
-// ordered).
+// has. x86-64: clwb (keeps the line cached) before clflushopt (evicts, unordered) before clflush
+// (evicts, ordered). aarch64: dc cvap (to the point of persistence) before dc cvac (to the point of
+// coherency, as Linux does on a processor without the first).
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,15 @@
 
 namespace petps::media {
 
+#ifdef __x86_64__
 enum class LineInstruction : uint8_t { kClwb, kClflushopt, kClflush };
+inline constexpr LineInstruction kLineInstructions[] = {
+    LineInstruction::kClwb, LineInstruction::kClflushopt, LineInstruction::kClflush};
+#else
+enum class LineInstruction : uint8_t { kDcCvap, kDcCvac };
+inline constexpr LineInstruction kLineInstructions[] = {LineInstruction::kDcCvap,
+                                                        LineInstruction::kDcCvac};
+#endif
 
 const char* line_instruction_name(LineInstruction instruction);
 bool cpu_has(LineInstruction instruction);

@@ -7,8 +7,6 @@
 // parallel.
 #pragma once
 
-#include <immintrin.h>
-
 #include <atomic>
 #include <bit>
 #include <condition_variable>
@@ -16,6 +14,8 @@
 #include <cstdint>
 #include <mutex>
 #include <shared_mutex>
+
+#include "base/pause.h"
 
 namespace petps::table {
 
@@ -65,7 +65,7 @@ class RangeLocks {
   template <typename Free>
   static void spin(Free is_free) {
     constexpr int kSpins = 2000;
-    for (int i = 0; i < kSpins && !is_free(); ++i) _mm_pause();
+    for (int i = 0; i < kSpins && !is_free(); ++i) base::pause();
   }
 
   std::mutex mutex_;  // orders what successive holders of a range do

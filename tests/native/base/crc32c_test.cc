@@ -58,6 +58,8 @@ TEST(Crc32c, ChosenPathEqualsModel) { expect_equals_model(crc32c_extend); }
 
 TEST(Crc32c, InstructionEqualsModel) { expect_equals_model(crc32c_paths::instruction); }
 
+#ifdef __x86_64__
+
 TEST(Crc32c, PclmulEqualsModel) {
   if (!cpu_features().pclmul) GTEST_SKIP() << "this processor has no pclmul";
   expect_equals_model(crc32c_paths::pclmul);
@@ -67,6 +69,8 @@ TEST(Crc32c, VpclmulqdqEqualsModel) {
   if (!cpu_features().vpclmulqdq) GTEST_SKIP() << "this processor has no vpclmulqdq";
   expect_equals_model(crc32c_paths::vpclmulqdq);
 }
+
+#endif
 
 TEST(Crc32c, ExtendIsConcatenation) {
   const std::vector<uint8_t> bytes = random_bytes(700, 3);
