@@ -91,11 +91,12 @@ class Session {
         base::Status(base::Code::kFailedPrecondition, "the client is closed: connect again"));
   }
 
-  // Run `request` without the GIL. The client stays alive until it returns.
+  // Run `request` without the GIL. The client stays alive until it returns. If the client was
+  // closed meanwhile, this call ends it, also without the GIL (see close).
   template <typename Request>
   auto call(const Request& request) {
-    const std::shared_ptr<Client> shared = client();
     const py::gil_scoped_release released;
+    const std::shared_ptr<Client> shared = client();
     return request(*shared);
   }
 
