@@ -2,8 +2,8 @@
 //
 // Three code paths, one chosen at run time: 512-bit carry-less multiply, 128-bit carry-less
 // multiply, and the crc32 instruction, which the baselines (x86-64-v2, armv8-a+crc) always have. On
-// aarch64 there is only the last. bench/micro/crc32c.cc has the costs per 512-byte row. Debian 12 packages no C++ library for
-// CRC-32C.
+// aarch64 there is only the last. bench/micro/crc32c.cc has the costs per 512-byte row. Debian 12
+// packages no C++ library for CRC-32C.
 #pragma once
 
 #include <cstddef>
