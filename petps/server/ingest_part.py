@@ -66,15 +66,15 @@ def start_ingest(
     """
     model = config.ingest_model()
     threads = config.ingest.apply_threads or _automatic_apply_threads()
-    store = NativeInstanceTables(tables, model, threads=threads)
-    if not store.tables():
+    instance = NativeInstanceTables(tables, model, threads=threads)
+    if not instance.tables():
         raise FailedPrecondition(
             f"[ingest] follows {location}, but model '{model}' has no table with feed 'delta': "
             'create one (--feed delta, or feed = "delta" in [tables.<name>])'
         )
     log = open_log(
         location,
-        partitions=store.partitions,
+        partitions=instance.partitions,
         create=not is_kafka(location),
         options=config.kafka,
     )
@@ -82,9 +82,9 @@ def start_ingest(
         dead_letters = _dead_letters(config, log.name)
         ingest = Ingest(
             log,
-            store,
+            instance,
             dead_letters=dead_letters,
-            bases=_bases(config, store, location),
+            bases=_bases(config, instance, location),
             partitions=partitions,
             instances=NativeInstances(
                 tables, model, switch=config.ingest.switch == "auto", threads=threads
@@ -99,14 +99,14 @@ def start_ingest(
 
 
 def _bases(
-    config: Config, store: NativeInstanceTables, location: str
+    config: Config, instance: NativeInstanceTables, location: str
 ) -> BaseFolder | ServedVersions:
     bases = BaseFolder(config.bases() or Path(location).parent)
     place = config.ingest.store
     if place is None:
         return bases
     return ServedVersions(
-        place, bases, lambda: {name: table.schema for name, table in store.tables().items()}
+        place, bases, lambda: {name: table.schema for name, table in instance.tables().items()}
     )
 
 

@@ -33,15 +33,17 @@ class CatchUp:
     """A running catch-up.
 
     targets: Its partitions, each with the progress to record at the end.
-    fresh: Whether the partitions were healthy before.
-    failed: The offset to continue at after a failure; None: the current reading position.
+    marker: The base record that named the base; None: a search for bases found it.
+    is_new_gap_if_failed: Whether a failure counts as a new gap, because a run begins with the base.
+    offset_if_failed: The offset to continue at after a failure; None: the current reading position.
+    steps: The generator of catch_up().
     """
 
     targets: list[tuple[PartitionState, Progress]]
     base: BaseReader
     marker: BaseMarker | None
-    fresh: bool
-    failed: int | None
+    is_new_gap_if_failed: bool
+    offset_if_failed: int | None
     steps: Generator[None, None, dict[int, Refusal]]
 
 

@@ -68,8 +68,8 @@ class CatchUps:
         state: PartitionState,
         marker: BaseMarker,
         *,
-        fresh: bool = False,
-        failed: int | None = None,
+        is_new_gap_if_failed: bool = False,
+        offset_if_failed: int | None = None,
     ) -> bool:
         """Queue a catch-up to the base of a marker. Return False if there is no such base."""
         header = marker.header
@@ -89,14 +89,20 @@ class CatchUps:
                 )
             base = self._bases.open(marker.location)
             if not header.begins_run and not self._is_ours(base):
-                raise PetpsError(f"it holds {base.instance}, not {self._instance.instance}")
+                raise PetpsError(f"it holds {base.instance}, not {self._instance.name}")
             if not header.begins_run and harms(state, base, self._tables()):
                 raise PetpsError("it has more rows than the tables can hold")
         except PetpsError as error:
             state.explain(f"base {marker.location}: {error}")
             _log.error("[ingest] partition %d: %s", state.partition, state.reason)
             return False
-        self._add(base, [(state, after)], marker, fresh=fresh, failed=failed)
+        self._add(
+            base,
+            [(state, after)],
+            marker,
+            is_new_gap_if_failed=is_new_gap_if_failed,
+            offset_if_failed=offset_if_failed,
+        )
         return True
 
     def search(self, stopped: Sequence[PartitionState]) -> None:
@@ -137,8 +143,8 @@ class CatchUps:
             for start in range(0, len(targets), at_once):
                 self._add(base, targets[start : start + at_once], None)
 
-    def step(self) -> dict[int, int | None]:
-        """Run a step of the first catch-up; see Follower.step.
+    def advance(self) -> dict[int, int | None]:
+        """Run a step of the first catch-up; see Follower.advance_catch_up.
 
         There must be one, and nothing may be in flight to the tables.
         """
@@ -152,20 +158,20 @@ class CatchUps:
             for state, after in current.targets:
                 if state.partition in refused:
                     self._stop_full(current, state, refused[state.partition])
-                    offsets[state.partition] = current.failed
+                    offsets[state.partition] = current.offset_if_failed
                     continue
                 self._finish(current, state, after)
                 offsets[state.partition] = state.offset
         except ResourceExhausted as error:
             for state, _ in current.targets:
                 self._stop_full(current, state, Refusal(str(error), "", 0))
-                offsets[state.partition] = current.failed
+                offsets[state.partition] = current.offset_if_failed
         except PetpsError as error:
             for state, _ in current.targets:
                 state.tried.add(current.base.name)
                 reason = f"catch-up to {current.base.name}: {error}"
-                self.fail(state, reason, fresh=current.fresh)
-                offsets[state.partition] = current.failed
+                self.fail(state, reason, is_new_gap=current.is_new_gap_if_failed)
+                offsets[state.partition] = current.offset_if_failed
         self._queue.popleft()
         return offsets
 
@@ -175,9 +181,9 @@ class CatchUps:
             current.steps.close()
         self._queue.clear()
 
-    def fail(self, state: PartitionState, reason: str, *, fresh: bool) -> None:
-        """Stop a partition whose catch-up failed; fresh: it was healthy before."""
-        state.fail_catch_up(self._instance.progress(state.partition), reason, fresh=fresh)
+    def fail(self, state: PartitionState, reason: str, *, is_new_gap: bool) -> None:
+        """Stop a partition whose catch-up failed. See PartitionState.fail_catch_up."""
+        state.fail_catch_up(self._instance.progress(state.partition), reason, is_new_gap=is_new_gap)
         _log.error("[ingest] partition %d: %s", state.partition, reason)
 
     def _add(
@@ -186,8 +192,8 @@ class CatchUps:
         targets: list[tuple[PartitionState, Progress]],
         marker: BaseMarker | None,
         *,
-        fresh: bool = False,
-        failed: int | None = None,
+        is_new_gap_if_failed: bool = False,
+        offset_if_failed: int | None = None,
     ) -> None:
         """Queue a catch-up of partitions to the base; each then follows from its new progress."""
         self._settle()
@@ -200,7 +206,9 @@ class CatchUps:
             rows_max=self._rows_max,
             pace=self._pace,
         )
-        self._queue.append(CatchUp(targets, base, marker, fresh, failed, steps))
+        self._queue.append(
+            CatchUp(targets, base, marker, is_new_gap_if_failed, offset_if_failed, steps)
+        )
 
     def _finish(self, current: CatchUp, state: PartitionState, after: Progress) -> None:
         marker = current.marker
@@ -218,8 +226,8 @@ class CatchUps:
     def _stop_full(self, current: CatchUp, state: PartitionState, refusal: Refusal) -> None:
         """Mark a partition as full: the tables have no room for the base. It is tried again."""
         reason = f"catch-up to {current.base.name}: {refusal.reason}"
-        self.fail(state, reason, fresh=current.fresh)
+        self.fail(state, reason, is_new_gap=current.is_new_gap_if_failed)
         state.find_base_too_large(replace(refusal, reason=reason))
 
     def _is_ours(self, base: BaseReader) -> bool:
-        return base.instance in (self._instance.instance, self._instance.model)
+        return base.instance in (self._instance.name, self._instance.model)

@@ -52,13 +52,13 @@ class Follower:
     take() handles an event. If it returns an offset, the caller must read the partition again from
     that offset, and drop the other events that it has read of the partition. flush() starts to
     apply the records taken, and settle() waits until they are applied and their progress is
-    recorded. step() runs the catch-ups that take() and search_bases() queued, one after the other.
+    recorded. advance_catch_up() runs the catch-ups that take() and search_bases() queued, one after the other.
     ``until_done`` repeats an action until the pool accepts it, so no record taken is ever dropped.
     """
 
     def __init__(
         self,
-        store: InstanceTables,
+        instance: InstanceTables,
         bases: BaseSource | None,
         dead_letters: DeadLetters,
         states: dict[int, PartitionState],
@@ -77,17 +77,17 @@ class Follower:
         self._hand_over = hand_over
         self._applier = applier
         self._until_done = until_done
-        self._store = store
+        self._instance = instance
         self._dead_letters = dead_letters
         self._states = states
         self._rows_max = rows_max
         self._pace = pace
-        self._tables: dict[str, InstanceTable] = dict(store.tables())
+        self._tables: dict[str, InstanceTable] = dict(instance.tables())
         self._window = Window()
         self._merger = Merger(rows_max)
         self.dense: tuple[int, str | None] = (0, None)
         self._catch_ups = CatchUps(
-            store,
+            instance,
             bases,
             tables=lambda: self._tables,
             rows_max=rows_max,
@@ -112,9 +112,9 @@ class Follower:
             header = read_header(event.message)
             check_place(
                 header,
-                model=self._store.model,
+                model=self._instance.model,
                 partition=event.partition,
-                partitions=self._store.partitions,
+                partitions=self._instance.partitions,
             )
             if header.run <= state.passed_run:
                 self._skip_foreign(state, event, header)
@@ -133,9 +133,9 @@ class Follower:
         return None
 
     @property
-    def store(self) -> InstanceTables:
+    def instance(self) -> InstanceTables:
         """Return the instance that the partitions feed."""
-        return self._store
+        return self._instance
 
     @property
     def partitions(self) -> list[int]:
@@ -179,7 +179,7 @@ class Follower:
         """Return the partitions of running and queued catch-ups. take() drops their events."""
         return self._catch_ups.partitions
 
-    def step(self) -> dict[int, int | None]:
+    def advance_catch_up(self) -> dict[int, int | None]:
         """Run a step of the first catch-up. At its end, return {partition: offset to continue at}.
 
         An offset None means the current reading position.
@@ -187,7 +187,7 @@ class Follower:
         if not self._catch_ups.partitions:
             return {}
         self._applier.wait()  # a table takes one batch at a time
-        return self._catch_ups.step()
+        return self._catch_ups.advance()
 
     def close(self) -> None:
         """Abandon the catch-ups, because a running one may hold a scan, and so the pool, open."""
@@ -201,16 +201,16 @@ class Follower:
     def _decode(self, event: Delivery, header: RecordHeader) -> Record:
         return decode_record(
             event.message,
-            model=self._store.model,
+            model=self._instance.model,
             partition=event.partition,
-            partitions=self._store.partitions,
+            partitions=self._instance.partitions,
             schema_of=self._schema_of,
             header=header,
         )
 
     def _schema_of(self, name: str) -> TableSchema | None:
         if name not in self._tables:  # it may have been created since the tables were read
-            self._tables = dict(self._store.tables())
+            self._tables = dict(self._instance.tables())
         table = self._tables.get(name)
         return None if table is None else table.schema
 
@@ -221,7 +221,7 @@ class Follower:
         if decision.outcome is Outcome.NEW_RUN:
             if isinstance(body, BaseBody):
                 marker = BaseMarker(header, body.location, event.next_offset, body.instance)
-                if body.instance in (None, self._store.instance):
+                if body.instance in (None, self._instance.name):
                     self._load_base(state, event.offset, marker)
                 else:
                     self._leave(state, event.offset, marker)
@@ -335,11 +335,11 @@ class Follower:
         # A base that begins a new run was accepted above. After a power loss, the base that began
         # the current run ends the stop too.
         may_end_stop = not header.begins_run or state.standing is Standing.LOST_POWER
-        is_ours = isinstance(body, BaseBody) and body.instance in (None, self._store.instance)
+        is_ours = isinstance(body, BaseBody) and body.instance in (None, self._instance.name)
         if isinstance(body, BaseBody) and is_ours and may_end_stop:
             marker = BaseMarker(header, body.location, event.next_offset, body.instance)
             if state.is_repaired_by(header.run, header.seq):
-                self._catch_ups.add_of_marker(state, marker, failed=marker.next_offset)
+                self._catch_ups.add_of_marker(state, marker, offset_if_failed=marker.next_offset)
         return None
 
     def _load_base(self, state: PartitionState, offset: int, marker: BaseMarker) -> None:
@@ -348,8 +348,11 @@ class Follower:
         # If the catch-up fails, the partition stays stopped here, and the base is retried.
         state.stop(Mode.INCOMPLETE, state.reason, offset=offset, resume_offset=offset)
         state.wait_for(marker)
-        if not self._catch_ups.add_of_marker(state, marker, fresh=True, failed=marker.next_offset):
-            self._catch_ups.fail(state, state.reason, fresh=True)
+        is_queued = self._catch_ups.add_of_marker(
+            state, marker, is_new_gap_if_failed=True, offset_if_failed=marker.next_offset
+        )
+        if not is_queued:
+            self._catch_ups.fail(state, state.reason, is_new_gap=True)
 
     def stop_refused(self) -> None:
         """Stop the partitions whose rows could not be stored."""
@@ -390,7 +393,7 @@ class Follower:
             if state.mode is Mode.FULL and time.monotonic() < state.retry_at:
                 continue
             marker = state.marker
-            if marker is not None and marker.instance not in (None, self._store.instance):
+            if marker is not None and marker.instance not in (None, self._instance.name):
                 self._leave(state, state.offset, marker)
                 continue
             if marker is not None:
@@ -426,5 +429,5 @@ class Follower:
 
     def _apply_window(self, window: Window) -> None:
         """Apply and record a window. A retry is safe, because applying is idempotent."""
-        window.apply(self._tables, self._merger, self._store.partitions)
-        window.record(self._store)
+        window.apply(self._tables, self._merger, self._instance.partitions)
+        window.record(self._instance)

@@ -55,10 +55,10 @@ class Ingest:
 
     Args:
         log: The log to follow.
-        store: The tables and the progress of the model's current instance.
+        instance: The tables and the progress of the model's current instance.
         dead_letters: The destination of messages that could not be decoded.
         bases: Source of bases to catch up to after a gap; None: no bases.
-        instances: Choice of the instance that each partition feeds; None: all feed ``store``.
+        instances: Choice of the instance that each partition feeds; None: all feed ``instance``.
         dense: The locations of dense weights; None keeps them in memory.
         partitions: The partitions to follow; None follows all.
         rows_per_second: Limit of the rate, so that pulls keep their latency; None: no limit.
@@ -70,7 +70,7 @@ class Ingest:
     def __init__(
         self,
         log: DeltaLog,
-        store: InstanceTables,
+        instance: InstanceTables,
         *,
         dead_letters: DeadLetters,
         bases: BaseSource | None = None,
@@ -82,20 +82,20 @@ class Ingest:
         poll_bytes: int = POLL_BYTES,
         search_seconds: float = SEARCH_SECONDS,
     ) -> None:
-        if log.partitions != store.partitions:
+        if log.partitions != instance.partitions:
             raise InvalidArgument(
-                f"{log.name} has {log.partitions} partitions, model {store.model} "
-                f"{store.partitions}: the number can never change"
+                f"{log.name} has {log.partitions} partitions, model {instance.model} "
+                f"{instance.partitions}: the number can never change"
             )
         if rows_max < 1 or poll_bytes < 1:
             raise InvalidArgument(
                 f"rows_max and poll_bytes must be at least 1, got {rows_max} and {poll_bytes}"
             )
         self._log = log
-        self._store = store
+        self._instance = instance
         self._dead_letters = dead_letters
         self._bases = bases
-        self._instances = instances or SingleInstance(store)
+        self._instances = instances or SingleInstance(instance)
         self._dense = dense or DenseNames()
         self._partitions = sorted(set(range(log.partitions) if partitions is None else partitions))
         self.set_rate(rows_per_second)
@@ -212,8 +212,8 @@ class Ingest:
 
     def _health(self, state: PartitionState) -> PartitionHealth:
         owner = self._owners.get(state.partition)
-        instance = (owner.store if owner else self._instances.owner(state.partition)).instance
-        health = state.health(instance, self._lag.of(state.partition, state.recorded.offset))
+        instance = owner.instance if owner else self._instances.owner(state.partition)
+        health = state.health(instance.name, self._lag.of(state.partition, state.recorded.offset))
         if health.state not in (Mode.FOLLOWING.value, "passing"):
             return health
         errors = self._errors
@@ -270,7 +270,7 @@ class Ingest:
         return IngestStatus(
             running=thread is not None and thread.is_alive(),
             paused=not self._run.is_set(),
-            model=self._store.model,
+            model=self._instance.model,
             log=self._log.name,
             error="; ".join(dict.fromkeys(self._errors.values())),
             errors=self._error_count,
@@ -348,15 +348,15 @@ class Ingest:
         """Create states and followers from the recorded progress; counters and samples continue."""
         starts = self._log.start_offsets(self._partitions)
         states: dict[int, PartitionState] = {}
-        stores: dict[str, InstanceTables] = {}
+        instances: dict[str, InstanceTables] = {}
         by_instance: dict[str, dict[int, PartitionState]] = {}
         for partition in self._partitions:
-            store = self._instances.owner(partition)
-            store = stores.setdefault(store.instance, store)
-            state = self._load_state(partition, store, starts[partition])
-            states[partition] = by_instance.setdefault(store.instance, {})[partition] = state
+            instance = self._instances.owner(partition)
+            instance = instances.setdefault(instance.name, instance)
+            state = self._load_state(partition, instance, starts[partition])
+            states[partition] = by_instance.setdefault(instance.name, {})[partition] = state
         self._followers = {
-            name: self._create_follower(stores[name], of) for name, of in by_instance.items()
+            name: self._create_follower(instances[name], of) for name, of in by_instance.items()
         }
         self._owners = {
             partition: follower
@@ -366,8 +366,8 @@ class Ingest:
         self._states = states
         self._is_complete = False
 
-    def _load_state(self, partition: int, store: InstanceTables, start: int) -> PartitionState:
-        state = PartitionState.of(partition, store.progress(partition), start)
+    def _load_state(self, partition: int, instance: InstanceTables, start: int) -> PartitionState:
+        state = PartitionState.of(partition, instance.progress(partition), start)
         earlier = self._states.get(partition)
         if state.recorded.standing.needs_base:
             self._lag.forget(partition)
@@ -376,10 +376,10 @@ class Ingest:
         return state
 
     def _create_follower(
-        self, store: InstanceTables, states: dict[int, PartitionState]
+        self, instance: InstanceTables, states: dict[int, PartitionState]
     ) -> Follower:
         follower = Follower(
-            store,
+            instance,
             self._bases,
             self._dead_letters,
             states,
@@ -389,7 +389,7 @@ class Ingest:
             applier=self._applier,
             hand_over=self._hand_over,
         )
-        follower.dense = self._dense.of(store.instance)
+        follower.dense = self._dense.of(instance.name)
         return follower
 
     def _hand_over(self, state: PartitionState, marker: BaseMarker, offset: int) -> bool:
@@ -401,12 +401,12 @@ class Ingest:
             raise PetpsError("no checkpoint folder is configured to read the base from")
         partition = state.partition
         base = self._bases.open(marker.location)
-        store = self._instances.begin(marker.instance, base, marker.header.run)
-        if store is None:
+        instance = self._instances.begin(marker.instance, base, marker.header.run)
+        if instance is None:
             return False
-        follower = self._followers.get(store.instance) or self._create_follower(store, {})
-        new_state = self._load_state(partition, store, offset)
-        self._followers[store.instance] = self._owners[partition] = follower
+        follower = self._followers.get(instance.name) or self._create_follower(instance, {})
+        new_state = self._load_state(partition, instance, offset)
+        self._followers[instance.name] = self._owners[partition] = follower
         self._states[partition] = new_state
         self._is_complete = False
         follower.adopt(new_state, marker, offset)
@@ -417,7 +417,7 @@ class Ingest:
         for name, follower in list(self._followers.items()):
             if not follower.partitions:
                 del self._followers[name]
-            elif not follower.store.live():
+            elif not follower.instance.live():
                 raise _Left
         if not self._is_complete and len(self._followers) == 1:
             states = self._states.values()
@@ -426,7 +426,7 @@ class Ingest:
                 for state in states
             ):
                 self._is_complete = True
-                self._instances.complete(next(iter(self._followers.values())).store)
+                self._instances.complete(next(iter(self._followers.values())).instance)
 
     def _poll(self, subscription: Subscription) -> None:
         is_catching_up = any(follower.catching_up for follower in self._followers.values())
@@ -449,7 +449,7 @@ class Ingest:
             else:
                 follower.settle()
                 self._yield_to_pulls()
-            self._dense.set(follower.store.instance, follower.dense)
+            self._dense.set(follower.instance.name, follower.dense)
         subscription.observe({p: state.recorded.offset for p, state in self._states.items()})
 
     def _yield_to_pulls(self) -> None:
@@ -470,12 +470,12 @@ class Ingest:
             for partition in set(follower.catching_up) - self._paused:
                 subscription.pause(partition)
                 self._paused.add(partition)
-            for partition, offset in follower.step().items():
+            for partition, offset in follower.advance_catch_up().items():
                 if offset is not None:
                     subscription.seek(partition, offset)
                 subscription.resume(partition)
                 self._paused.discard(partition)
-            self._dense.set(follower.store.instance, follower.dense)
+            self._dense.set(follower.instance.name, follower.dense)
 
     def _until_done(self, action: Callable[[], None]) -> None:
         """Repeat an action of the pool until it succeeds. Raises _Stopped if stop() comes first."""
@@ -486,7 +486,7 @@ class Ingest:
                 self._clear_error("apply")
                 return
             except PetpsError as error:
-                if not all(follower.store.live() for follower in list(self._followers.values())):
+                if not all(follower.instance.live() for follower in list(self._followers.values())):
                     raise _Left from error
                 self._report("apply", f"apply: {error}")
                 _log.error("[ingest] apply failed, retrying in %.1f s: %s", wait, error)

@@ -73,12 +73,12 @@ class NativeInstanceTables:
     ``threads``: the number of threads that apply a large batch together.
     """
 
-    def __init__(self, tables: _native.Tables, instance: str, *, threads: int = 1) -> None:
-        record = tables.resolve(instance)
+    def __init__(self, tables: _native.Tables, name: str, *, threads: int = 1) -> None:
+        record = tables.resolve(name)
         self._threads = threads
         self._tables = tables
         self._name: str = record.name
-        self._instance: int = record.id
+        self._id: int = record.id
         self._model: str = record.model
         self._partitions: int = record.partitions
 
@@ -93,14 +93,14 @@ class NativeInstanceTables:
         return self._partitions
 
     @property
-    def instance(self) -> str:
+    def name(self) -> str:
         """See InstanceTables."""
         return self._name
 
     def live(self) -> bool:
         """See InstanceTables."""
         return any(
-            record.id == self._instance and not record.frozen for record in self._tables.instances()
+            record.id == self._id and not record.frozen for record in self._tables.instances()
         )
 
     def tables(self) -> dict[str, InstanceTable]:
@@ -108,12 +108,12 @@ class NativeInstanceTables:
         return {
             table.name: _NativeTable(table, self._threads)
             for table in self._tables.tables()
-            if table.record.instance == self._instance and table.record.feed == "delta"
+            if table.record.instance == self._id and table.record.feed == "delta"
         }
 
     def progress(self, partition: int) -> Progress | None:
         """See InstanceTables."""
-        record = self._tables.progress(self._instance, partition)
+        record = self._tables.progress(self._id, partition)
         if record is None:
             return None
         values = record.as_dict()
@@ -125,7 +125,7 @@ class NativeInstanceTables:
         self._tables.record_all_progress(
             [
                 _native.Progress(
-                    instance=self._instance,
+                    instance=self._id,
                     partition=entry.partition,
                     run=entry.run,
                     seq=entry.seq,
@@ -216,16 +216,16 @@ class NativeInstances:
             if progress.instance in ids
         )
 
-    def complete(self, store: InstanceTables) -> None:
+    def complete(self, instance: InstanceTables) -> None:
         """See Instances."""
         current = self._tables.resolve(self._model)
-        if not self._switch or current.name == store.instance:
+        if not self._switch or current.name == instance.name:
             return
-        instance = self._tables.resolve(store.instance).id
+        instance_id = self._tables.resolve(instance.name).id
         try:
-            self._tables.set_alias(self._model, instance, unless_frozen=True)
+            self._tables.set_alias(self._model, instance_id, unless_frozen=True)
         except FailedPrecondition:
-            if store.live():
+            if instance.live():
                 raise
             return  # another switch froze it at the same time: that switch wins
-        _log.info("[ingest] %s names %s now, before %s", self._model, store.instance, current.name)
+        _log.info("[ingest] %s names %s now, before %s", self._model, instance.name, current.name)

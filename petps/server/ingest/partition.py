@@ -297,9 +297,9 @@ class PartitionState:
         self.tried.clear()
         self.follow()
 
-    def fail_catch_up(self, recorded: Progress | None, reason: str, *, fresh: bool) -> None:
-        """Stop with the recorded progress. fresh: the partition was healthy, so count a gap."""
-        if fresh:
+    def fail_catch_up(self, recorded: Progress | None, reason: str, *, is_new_gap: bool) -> None:
+        """Stop with the recorded progress. If ``is_new_gap``, count a gap."""
+        if is_new_gap:
             self.count("gaps")
         self.recorded = recorded or self.recorded
         self.standing, self.target = self.recorded.standing, self.recorded.target

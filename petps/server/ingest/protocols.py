@@ -108,7 +108,7 @@ class InstanceTables(Protocol):
         """Return the model's name."""
 
     @property
-    def instance(self) -> str:
+    def name(self) -> str:
         """Return the instance's name."""
 
     @property
@@ -183,7 +183,7 @@ class Instances(Protocol):
         dropped after the run had begun. Raises PetpsError if it cannot be created.
         """
 
-    def complete(self, store: InstanceTables) -> None:
+    def complete(self, instance: InstanceTables) -> None:
         """Handle that all partitions follow the instance: the model's name may switch to it now."""
 
 

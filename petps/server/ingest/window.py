@@ -91,12 +91,12 @@ class Window:
             until = (progress.run, progress.seq)
             self._touched[partition].refuse(Refusal(reason, table, count, until))
 
-    def record(self, store: InstanceTables) -> None:
+    def record(self, instance: InstanceTables) -> None:
         """Record the progress of the touched partitions, except the refused ones."""
         accepted = [state for state in self._touched.values() if state.refused is None]
         progress = [self._progress[state.partition] for state in accepted]
         if progress:
-            store.record_progress(progress)
+            instance.record_progress(progress)
         for state, recorded in zip(accepted, progress, strict=True):
             state.record(recorded)
         now = time.time_ns()

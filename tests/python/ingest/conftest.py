@@ -35,11 +35,11 @@ class Bench:
 
     def __init__(self, tmp_path: Path, **options: Any) -> None:
         self.log = DirectoryLog(tmp_path / "log", partitions=P)
-        self.store = MemoryTables(SCHEMAS, P)
+        self.instance = MemoryTables(SCHEMAS, P)
         self.publisher = Publisher(self.log, "m", tables=SCHEMAS)
         self.publisher.begin_continue(None)
         self.letters = Letters()
-        self.ingest = Ingest(self.log, self.store, dead_letters=self.letters, **options)
+        self.ingest = Ingest(self.log, self.instance, dead_letters=self.letters, **options)
 
     def publish(self, keys: int = 50, value: float = 1) -> int:
         self.publisher.publish("user", np.arange(keys), np.full((keys, 4), value, np.float32))

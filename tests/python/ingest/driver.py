@@ -30,7 +30,7 @@ class Driver:
     """An ingest in the caller's thread, which follows a log until nothing changes any more."""
 
     log: DeltaLog
-    store: MemoryTables
+    instance: MemoryTables
     letters: Letters
     bases: BaseSource | None = None
     rows_max: int = ROWS_MAX
@@ -42,12 +42,12 @@ class Driver:
         starts = self.log.start_offsets(range(P))
         self.states = {
             partition: PartitionState.of(
-                partition, self.store.progress(partition), starts[partition]
+                partition, self.instance.progress(partition), starts[partition]
             )
             for partition in range(P)
         }
         self.follower = Follower(
-            self.store,
+            self.instance,
             self.bases,
             self.letters,
             self.states,
@@ -78,12 +78,12 @@ class Driver:
                     self.subscription.seek(partition, retry_offset)
                 if not retries:
                     return
-            self.step()
+            self.advance_catch_up()
 
-    def step(self) -> None:
+    def advance_catch_up(self) -> None:
         for partition in self.follower.catching_up:
             self.subscription.pause(partition)
-        for partition, offset in self.follower.step().items():
+        for partition, offset in self.follower.advance_catch_up().items():
             if offset is not None:
                 self.subscription.seek(partition, offset)
             self.subscription.resume(partition)
@@ -94,7 +94,7 @@ class Driver:
         while True:
             before = self.positions()
             self.follower.search_bases()
-            self.step()
+            self.advance_catch_up()
             self.read()
             if self.positions() == before:
                 return self
@@ -163,10 +163,10 @@ def stream_of(log: DirectoryLog, position: Position) -> Stream:
     return stream
 
 
-def rows_by_partition(store: MemoryTables) -> dict[int, Rows]:
-    """Return the store's rows by partition."""
+def rows_by_partition(instance: MemoryTables) -> dict[int, Rows]:
+    """Return the instance's rows by partition."""
     rows: dict[int, Rows] = {p: {} for p in range(P)}
-    for name, table in store.by_name.items():
+    for name, table in instance.by_name.items():
         keys = np.array(list(table.rows), dtype=np.uint64)
         for key, p in zip(keys.tolist(), partition_of(keys, P).tolist(), strict=True):
             rows[p][(name, key)] = table.rows[key]

@@ -94,10 +94,10 @@ class MemoryTables:
         schemas: list[TableSchema],
         partitions: int,
         model: str = "m",
-        instance: str = "m@1",
+        name: str = "m@1",
     ) -> None:
         self._model = model
-        self.instance = instance
+        self.name = name
         self.frozen = False
         self._partitions = partitions
         self.by_name = {schema.name: MemoryTable(schema) for schema in schemas}

@@ -42,7 +42,7 @@ class Killed(Exception):
 
 
 class MortalTables(MemoryTables):
-    """A store that dies at the n-th change. Earlier changes stay, as in a pool."""
+    """Tables that fail at the n-th change. Earlier changes stay, as in a pool."""
 
     def __init__(self, schemas: list[TableSchema], partitions: int) -> None:
         super().__init__(schemas, partitions)
@@ -118,16 +118,16 @@ def test_a_new_run_with_a_base_replaces_everything(tmp_path: Path) -> None:
     write_base(tmp_path / "bases" / "b2", trained, {}, version=9)
     second = Publisher(log, "m", tables=SCHEMAS, run=2)
     second.begin_base("b2", version=9)
-    store = MemoryTables(SCHEMAS, P)
-    driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
-    assert rows_by_partition(store) == trained
+    instance = MemoryTables(SCHEMAS, P)
+    driver = Driver(log, instance, Letters(), BaseFolder(tmp_path / "bases")).run()
+    assert rows_by_partition(instance) == trained
     for p in range(P):
-        progress = store.progress(p)
+        progress = instance.progress(p)
         assert progress is not None
         assert (progress.run, progress.seq, progress.version) == (2, 1, 9)
         assert progress.standing is Standing.FOLLOWING
         catching = [
-            h for h in store.history if h.partition == p and h.standing is Standing.CATCHING_UP
+            h for h in instance.history if h.partition == p and h.standing is Standing.CATCHING_UP
         ]
         assert [(h.run, h.seq, h.target) for h in catching] == [(1, first.position().seqs[p], 9)]
         assert driver.states[p].catch_ups == 1
@@ -145,77 +145,77 @@ def test_a_catch_up_killed_at_every_change_completes_after_a_restart(
     """Kill at every apply and every progress record of the whole stream, catch-up included."""
     log, stream = two_runs(tmp_path / "log", tmp_path, base_seed=seed)
     bases = BaseFolder(tmp_path / "bases")
-    store = MortalTables(SCHEMAS, P)
-    Driver(log, store, Letters(), bases, poll_bytes=2000).run().close()
+    instance = MortalTables(SCHEMAS, P)
+    Driver(log, instance, Letters(), bases, poll_bytes=2000).run().close()
     expected = stream.final()
-    assert rows_by_partition(store) == expected
-    changes = (1 << 60) - store.left
+    assert rows_by_partition(instance) == expected
+    changes = (1 << 60) - instance.left
     assert changes > 30
     for last in range(seed, changes, 3):
-        store = MortalTables(SCHEMAS, P)
-        store.left = last
-        driver = Driver(log, store, Letters(), bases, poll_bytes=2000)
+        instance = MortalTables(SCHEMAS, P)
+        instance.left = last
+        driver = Driver(log, instance, Letters(), bases, poll_bytes=2000)
         with pytest.raises(Killed):
             driver.run()
         driver.close()
-        store.left = 1 << 60
-        again = Driver(log, store, Letters(), bases, poll_bytes=2000).run()
+        instance.left = 1 << 60
+        again = Driver(log, instance, Letters(), bases, poll_bytes=2000).run()
         again.close()
-        assert rows_by_partition(store) == expected, last
+        assert rows_by_partition(instance) == expected, last
         assert all(state.following for state in again.states.values())
 
 
 def test_an_interrupted_catch_up_never_follows_the_old_stream(tmp_path: Path) -> None:
     """Kill a catch-up, restart without its base: stale, and nothing of run 1 is applied."""
     log, _ = two_runs(tmp_path / "log", tmp_path)
-    store = MemoryTables(SCHEMAS, P)
-    store.record_progress(
+    instance = MemoryTables(SCHEMAS, P)
+    instance.record_progress(
         [Progress(0, run=1, seq=2, offset=2, version=0, standing=Standing.CATCHING_UP, target=9)]
     )
     shutil.rmtree(tmp_path / "bases")
-    driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
+    driver = Driver(log, instance, Letters(), BaseFolder(tmp_path / "bases")).run()
     state = driver.states[0]
     assert state.mode is Mode.INCOMPLETE
     assert state.recorded.standing is Standing.CATCHING_UP
-    assert rows_by_partition(store)[0] == {}
+    assert rows_by_partition(instance)[0] == {}
     driver.close()
 
 
 def test_an_interrupted_catch_up_stays_so_while_the_log_feeds_another_instance(
     tmp_path: Path,
 ) -> None:
-    """Pass over a run of an instance that no store takes, but only where rows are consistent."""
+    """Pass over a run that feeds no instance here, but only where rows are consistent."""
     log = open_log(tmp_path / "log")
     first = Publisher(log, "m", tables=SCHEMAS, run=1)
     first.begin_continue(None)
     publish_versions(first, np.random.default_rng(1), 2)
     stream = stream_of(log, first.position())
-    store = MemoryTables(SCHEMAS, P)
-    Driver(log, store, Letters()).run().close()
+    instance = MemoryTables(SCHEMAS, P)
+    Driver(log, instance, Letters()).run().close()
     second = Publisher(log, "m", tables=SCHEMAS, run=2)
     second.begin_base("other", version=9, instance="m@2")
     publish_versions(second, np.random.default_rng(2), 2)
-    recorded = store.progress(0)
+    recorded = instance.progress(0)
     assert recorded is not None
     mixed = replace(recorded, standing=Standing.CATCHING_UP, target=7)
-    store.record_progress([mixed])
+    instance.record_progress([mixed])
     bases = tmp_path / "bases"
     for _ in range(2):
-        driver = Driver(log, store, Letters(), BaseFolder(bases)).run()
+        driver = Driver(log, instance, Letters(), BaseFolder(bases)).run()
         state = driver.states[0]
         assert (state.mode, state.reason) == (
             Mode.INCOMPLETE,
             "the catch-up to version 7 was interrupted",
         )
-        assert store.progress(0) == mixed
+        assert instance.progress(0) == mixed
         assert driver.states[1].passed_run == 2
         driver.close()
     positions = {p: (1, first.position().seqs[p]) for p in range(P)}
     write_base(bases / "b", stream.final(), positions, version=7)
-    store.by_name["user"].rows.clear()
-    driver = Driver(log, store, Letters(), BaseFolder(bases)).run()
+    instance.by_name["user"].rows.clear()
+    driver = Driver(log, instance, Letters(), BaseFolder(bases)).run()
     assert driver.states[0].passed_run == 2
-    assert rows_by_partition(store)[0] == stream.final()[0]
+    assert rows_by_partition(instance)[0] == stream.final()[0]
     driver.close()
 
 
@@ -239,7 +239,7 @@ def test_a_base_of_another_instance_within_a_run_ends_no_gap(
     driver = Driver(log, MemoryTables(SCHEMAS, P), Letters(), BaseFolder(tmp_path / "bases"))
     driver.run().close()
     assert {state.mode for state in driver.states.values()} == {Mode.INCOMPLETE}
-    assert rows_by_partition(driver.store) == stream.final()
+    assert rows_by_partition(driver.instance) == stream.final()
 
 
 def test_other_partitions_follow_during_a_catch_up(tmp_path: Path) -> None:
@@ -247,9 +247,9 @@ def test_other_partitions_follow_during_a_catch_up(tmp_path: Path) -> None:
     publisher = Publisher(log, "m", tables=SCHEMAS, run=1)
     publisher.begin_continue(None)
     publish_versions(publisher, np.random.default_rng(1), 3)
-    store = MemoryTables(SCHEMAS, P)
+    instance = MemoryTables(SCHEMAS, P)
     bases = BaseFolder(tmp_path / "bases")
-    driver = Driver(log, store, Letters(), bases, rows_max=1).run()
+    driver = Driver(log, instance, Letters(), bases, rows_max=1).run()
     publisher._seqs[0] += 1  # skip a seq in partition 0
     publish_versions(publisher, np.random.default_rng(2), 1)
     driver.read()
@@ -267,7 +267,7 @@ def test_other_partitions_follow_during_a_catch_up(tmp_path: Path) -> None:
         driver.follower.flush()
         assert driver.states[1].recorded.version == publisher.version
         assert driver.states[2].recorded.version == publisher.version
-        driver.step()
+        driver.advance_catch_up()
         steps += 1
     assert steps > 20  # one row per step
     driver.read()
@@ -280,8 +280,8 @@ def test_other_partitions_follow_during_a_catch_up(tmp_path: Path) -> None:
 def test_a_missing_base_stops_its_partitions_until_it_exists(tmp_path: Path) -> None:
     log, stream = two_runs(tmp_path / "log", tmp_path)
     (tmp_path / "bases").rename(tmp_path / "away")
-    store = MemoryTables(SCHEMAS, P)
-    driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
+    instance = MemoryTables(SCHEMAS, P)
+    driver = Driver(log, instance, Letters(), BaseFolder(tmp_path / "bases")).run()
     for state in driver.states.values():
         assert state.mode is Mode.INCOMPLETE
         assert "base b2" in state.reason
@@ -289,7 +289,7 @@ def test_a_missing_base_stops_its_partitions_until_it_exists(tmp_path: Path) -> 
         assert state.recorded.run == 1
     (tmp_path / "away").rename(tmp_path / "bases")
     driver.run()
-    assert rows_by_partition(store) == stream.final()
+    assert rows_by_partition(instance) == stream.final()
     assert all(state.following for state in driver.states.values())
     driver.close()
 
@@ -307,9 +307,9 @@ def test_a_base_of_the_same_run_ends_a_gap(tmp_path: Path, lost: str) -> None:
     publisher = Publisher(log, "m", tables=SCHEMAS, run=1)
     publisher.begin_continue(None)
     publish_versions(publisher, np.random.default_rng(1), 3)
-    store = MemoryTables(SCHEMAS, P)
+    instance = MemoryTables(SCHEMAS, P)
     bases = BaseFolder(tmp_path / "bases")
-    Driver(log, store, Letters(), bases).run().close()
+    Driver(log, instance, Letters(), bases).run().close()
     if lost == "seqs":  # the publisher skipped some seqs
         publisher._seqs = [seq + 4 for seq in publisher._seqs]
     elif lost == "mismatch":  # the trainer was restored to an earlier state
@@ -322,7 +322,7 @@ def test_a_base_of_the_same_run_ends_a_gap(tmp_path: Path, lost: str) -> None:
     if lost == "retention":
         for p, end in log.end_offsets(range(P)).items():
             log.trim(p, end)
-    driver = Driver(log, store, Letters(), bases).run()
+    driver = Driver(log, instance, Letters(), bases).run()
     for state in driver.states.values():
         assert (state.mode, state.gaps) == (Mode.INCOMPLETE, 1)
         expected = {
@@ -345,7 +345,7 @@ def test_a_base_of_the_same_run_ends_a_gap(tmp_path: Path, lost: str) -> None:
     for state in driver.states.values():
         assert state.following
         assert state.recorded.version == position.version
-    found = {k: r for rows in rows_by_partition(store).values() for k, r in rows.items()}
+    found = {k: r for rows in rows_by_partition(instance).values() for k, r in rows.items()}
     assert found == merged
     publisher.publish("user", [1], np.full((1, 4), 7, np.float32))
     publisher.commit()
@@ -395,7 +395,7 @@ def test_a_base_behind_the_served_rows_is_not_used(tmp_path: Path) -> None:
     publish_versions(publisher, np.random.default_rng(1), 3)
     behind = publisher.position()
     publish_versions(publisher, np.random.default_rng(1), 3)
-    store = MemoryTables(SCHEMAS, P)
+    instance = MemoryTables(SCHEMAS, P)
     stream = stream_of(log, publisher.position())
     publisher._seqs = [seq + 1 for seq in publisher._seqs]
     publisher.commit()
@@ -405,9 +405,9 @@ def test_a_base_behind_the_served_rows_is_not_used(tmp_path: Path) -> None:
         {p: (1, behind.seqs[p]) for p in range(P)},
         99,
     )
-    driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
+    driver = Driver(log, instance, Letters(), BaseFolder(tmp_path / "bases")).run()
     assert all(state.mode is Mode.INCOMPLETE for state in driver.states.values())
-    assert rows_by_partition(store) == stream.final()
+    assert rows_by_partition(instance) == stream.final()
     driver.close()
 
 
@@ -427,8 +427,8 @@ def test_a_base_marker_after_a_gap_ends_it(tmp_path: Path, mid_version: bool) ->
     write_base(tmp_path / "elsewhere" / "b", trained, {}, version=4)
     publisher.base(str(tmp_path / "elsewhere" / "b"))
     publish_versions(publisher, np.random.default_rng(3), 2)
-    store = MemoryTables(SCHEMAS, P)
-    driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
+    instance = MemoryTables(SCHEMAS, P)
+    driver = Driver(log, instance, Letters(), BaseFolder(tmp_path / "bases")).run()
     assert all(state.following for state in driver.states.values())
     assert all(state.recorded.version == 6 for state in driver.states.values())
     fresh = MemoryTables(SCHEMAS, P)
@@ -439,7 +439,7 @@ def test_a_base_marker_after_a_gap_ends_it(tmp_path: Path, mid_version: bool) ->
         again.publish("user", np.arange(100, 200), row)
     publish_versions(again, np.random.default_rng(3), 2)
     Driver(clean, fresh, Letters()).run().close()
-    assert rows_by_partition(store) == rows_by_partition(fresh)
+    assert rows_by_partition(instance) == rows_by_partition(fresh)
     driver.close()
 
 
@@ -458,10 +458,10 @@ def test_a_base_that_does_not_fit_is_refused_before_anything_changes(
     from petps.server.ingest.catch_up import catch_up
 
     write_base(tmp_path / "b", {p: {("user", p): b"y" * 16} for p in range(P)}, {}, version=3)
-    store = MemoryTables(schemas, partitions, model)
+    instance = MemoryTables(schemas, partitions, model)
     base = BaseFolder(tmp_path).open("b")
     steps = catch_up(
-        store,
+        instance,
         base,
         [(Progress(0), Progress(0, 2, 1, 5, 3))],
         rows_max=10,
@@ -469,8 +469,8 @@ def test_a_base_that_does_not_fit_is_refused_before_anything_changes(
     )
     with pytest.raises(PetpsError, match=message):
         next(steps)
-    assert store.history == []
-    assert all(table.rows == {} for table in store.by_name.values())
+    assert instance.history == []
+    assert all(table.rows == {} for table in instance.by_name.values())
 
 
 def test_catching_up_one_of_8_partitions_reads_only_its_chunks(
@@ -501,37 +501,37 @@ def test_catching_up_one_of_8_partitions_reads_only_its_chunks(
 
 def test_a_full_table_takes_the_base_once_the_old_rows_are_gone(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log")
-    store = MemoryTables(SCHEMAS, P)
+    instance = MemoryTables(SCHEMAS, P)
     old = dict.fromkeys(range(100), b"o" * 16)
-    store.by_name["user"].rows.update(old)
-    store.by_name["user"].capacity = 100
+    instance.by_name["user"].rows.update(old)
+    instance.by_name["user"].capacity = 100
     new: dict[int, Rows] = {0: {("user", 1000 + key): b"n" * 16 for key in range(100)}}
     write_base(tmp_path / "bases" / "b", new, {}, version=3)
     Publisher(log, "m", tables=SCHEMAS, run=2).begin_base("b", version=3)
-    driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases"))
+    driver = Driver(log, instance, Letters(), BaseFolder(tmp_path / "bases"))
     # Each partition makes room when its old rows are deleted; partitions without room try again.
     wait_until(lambda: all(state.following for state in driver.run().states.values()))
-    assert store.by_name["user"].rows == {key: row for (_, key), row in new[0].items()}
+    assert instance.by_name["user"].rows == {key: row for (_, key), row in new[0].items()}
     driver.close()
 
 
 def test_a_base_without_room_stops_its_partitions_until_there_is_some(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log")
-    store = MemoryTables(SCHEMAS, P)
-    store.by_name["user"].capacity = 60
+    instance = MemoryTables(SCHEMAS, P)
+    instance.by_name["user"].capacity = 60
     new: dict[int, Rows] = {0: {("user", 1000 + key): b"n" * 16 for key in range(100)}}
     write_base(tmp_path / "bases" / "b", new, {}, version=3)
     Publisher(log, "m", tables=SCHEMAS, run=2).begin_base("b", version=3)
-    driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
+    driver = Driver(log, instance, Letters(), BaseFolder(tmp_path / "bases")).run()
     full = [state for state in driver.states.values() if state.mode is Mode.FULL]
     assert full
     for state in full:
         assert (state.recorded.standing, state.recorded.version) == (Standing.CATCHING_UP, 0)
         assert "catch-up to" in state.health("m@1", None).reason
         assert "table 'user' is full (capacity 60)" in state.health("m@1", None).reason
-    store.by_name["user"].capacity = 100
+    instance.by_name["user"].capacity = 100
     wait_until(lambda: all(state.following for state in driver.run().states.values()))
-    assert store.by_name["user"].rows == {key: row for (_, key), row in new[0].items()}
+    assert instance.by_name["user"].rows == {key: row for (_, key), row in new[0].items()}
     assert {state.recorded.version for state in driver.states.values()} == {3}
     driver.close()
 
@@ -539,13 +539,13 @@ def test_a_base_without_room_stops_its_partitions_until_there_is_some(tmp_path: 
 def test_a_damaged_base_stops_its_partition_and_the_reason_names_the_file(tmp_path: Path) -> None:
     log, stream = two_runs(tmp_path / "log", tmp_path)
     path, whole, offset = damage_chunk(tmp_path / "bases" / "b2", "user", 1, P)
-    store = MemoryTables(SCHEMAS, P)
-    driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
+    instance = MemoryTables(SCHEMAS, P)
+    driver = Driver(log, instance, Letters(), BaseFolder(tmp_path / "bases")).run()
     assert driver.states[0].following
     assert driver.states[1].mode is Mode.INCOMPLETE
     assert f"{path} at {offset} does not fit its checksum" in driver.states[1].reason
     assert driver.states[1].recorded.standing is Standing.CATCHING_UP
     path.write_bytes(whole)
     driver.run()
-    assert rows_by_partition(store) == stream.final()
+    assert rows_by_partition(instance) == stream.final()
     driver.close()

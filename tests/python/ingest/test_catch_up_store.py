@@ -410,14 +410,14 @@ def test_a_version_of_another_instance_ends_no_gap(tmp_path: Path) -> None:
     publisher.begin_base("nowhere", instance="m@7")
     trainer.feed.publisher = publisher
     trainer.checkpoint()
-    server = MemoryTables(SCHEMAS, P, instance="m@1")
+    server = MemoryTables(SCHEMAS, P, name="m@1")
     server.record_progress(
         [Progress(0, run=1, seq=1, offset=2, standing=Standing.CATCHING_UP, target=9)]
     )
     driver = driver_of(trainer, server)
     driver.follower.search_bases()
     assert driver.follower.catching_up == []
-    theirs = MemoryTables(SCHEMAS, P, instance="m@7")
+    theirs = MemoryTables(SCHEMAS, P, name="m@7")
     theirs.recorded.update(server.recorded)
     driver.close()
     driver = driver_of(trainer, theirs)

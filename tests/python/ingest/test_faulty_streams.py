@@ -34,12 +34,12 @@ from tests.python.ingest.model import Letters, MemoryTables
 def follow(
     tmp_path: Path,
     messages: dict[int, list[Message]],
-    store: MemoryTables | None = None,
+    instance: MemoryTables | None = None,
 ) -> Driver:
-    """Write the messages to a log, and apply them to ``store``."""
+    """Write the messages to a log, and apply them to ``instance``."""
     driver = Driver(
         write_log(tmp_path / "log", messages),
-        store or MemoryTables(SCHEMAS, P),
+        instance or MemoryTables(SCHEMAS, P),
         Letters(),
         poll_bytes=3000,
     )
@@ -57,16 +57,16 @@ def write_log(folder: Path, messages: dict[int, list[Message]]) -> DirectoryLog:
 
 
 def check_rows(driver: Driver, stream: Stream) -> None:
-    rows = rows_by_partition(driver.store)
+    rows = rows_by_partition(driver.instance)
     for partition in range(P):
-        progress = driver.store.progress(partition)
+        progress = driver.instance.progress(partition)
         run, seq = (progress.run, progress.seq) if progress else (0, 0)
         assert rows[partition] == stream.rows_at(partition, run, seq)
 
 
 def test_a_clean_stream_is_applied(tmp_path: Path, stream: Stream) -> None:
     driver = follow(tmp_path, stream.messages)
-    assert rows_by_partition(driver.store) == stream.final()
+    assert rows_by_partition(driver.instance) == stream.final()
     for partition, state in driver.states.items():
         assert state.following
         assert state.recorded.version == 12
@@ -104,12 +104,12 @@ class WatchedTables(MemoryTables):
 
 def test_progress_is_never_ahead_of_the_rows(tmp_path: Path, stream: Stream) -> None:
     log = write_log(tmp_path / "log", stream.messages)
-    store = WatchedTables(SCHEMAS, P)
-    store.stream = stream
-    driver = Driver(log, store, Letters(), poll_bytes=2000, applier=LateApplier())
+    instance = WatchedTables(SCHEMAS, P)
+    instance.stream = stream
+    driver = Driver(log, instance, Letters(), poll_bytes=2000, applier=LateApplier())
     driver.run().close()
-    assert rows_by_partition(store) == stream.final()
-    assert len(store.history) > 3 * P
+    assert rows_by_partition(instance) == stream.final()
+    assert len(instance.history) > 3 * P
 
 
 def with_partition_0(stream: Stream, messages: list[Message]) -> dict[int, list[Message]]:
@@ -119,7 +119,7 @@ def with_partition_0(stream: Stream, messages: list[Message]) -> dict[int, list[
 def test_duplicates_are_counted_and_skipped(tmp_path: Path, stream: Stream) -> None:
     clean = stream.messages[0]
     driver = follow(tmp_path, with_partition_0(stream, [*clean[:9], *clean[2:7], *clean[8:]]))
-    assert rows_by_partition(driver.store) == stream.final()
+    assert rows_by_partition(driver.instance) == stream.final()
     assert driver.states[0].duplicates == 6
     assert driver.states[0].gaps == 0
 
@@ -141,7 +141,7 @@ def test_reordered_messages_are_applied_in_order(tmp_path: Path, stream: Stream)
     messages = list(stream.messages[0])
     messages[4], messages[6] = messages[6], messages[4]
     driver = follow(tmp_path, with_partition_0(stream, messages))
-    assert rows_by_partition(driver.store) == stream.final()
+    assert rows_by_partition(driver.instance) == stream.final()
     assert driver.states[0].gaps >= 1
     assert driver.states[0].following
 
@@ -151,7 +151,7 @@ def test_a_stopped_partition_continues_when_a_late_message_arrives(
 ) -> None:
     clean = stream.messages[0]
     driver = follow(tmp_path, with_partition_0(stream, [*clean[:5], *clean[6:], clean[5]]))
-    assert rows_by_partition(driver.store) == stream.final()
+    assert rows_by_partition(driver.instance) == stream.final()
     assert driver.states[0].recorded.version == 12
 
 
@@ -167,7 +167,7 @@ def test_a_corrupt_message_is_a_dead_letter_and_a_gap(tmp_path: Path, stream: St
     assert (partition, offset) == (0, 7)
     assert "truncated or altered" in reason
     # A restart reads it again, and stops again.
-    restarted = Driver(driver.log, driver.store, driver.letters).run()
+    restarted = Driver(driver.log, driver.instance, driver.letters).run()
     assert restarted.states[0].mode is Mode.INCOMPLETE
     restarted.close()
 
@@ -178,7 +178,7 @@ def test_garbage_between_messages_stops_until_the_next_seq_arrives(
     messages = list(stream.messages[0])
     garbage = Message([("content-type", b"text/plain")], b"hello")
     driver = follow(tmp_path, with_partition_0(stream, [*messages[:7], garbage, *messages[7:]]))
-    assert rows_by_partition(driver.store) == stream.final()
+    assert rows_by_partition(driver.instance) == stream.final()
     state = driver.states[0]
     assert (state.gaps, state.dead_letters, state.mode) == (1, 1, Mode.FOLLOWING)
     at_end = follow(tmp_path / "end", with_partition_0(stream, [*messages, garbage]))
@@ -195,7 +195,7 @@ def test_an_older_run_is_rejected(tmp_path: Path, stream: Stream) -> None:
     clean = stream.messages
     messages = {p: [*clean[p][:6], *old[p], *clean[p][6:], *old[p]] for p in range(P)}
     driver = follow(tmp_path, messages)
-    assert rows_by_partition(driver.store) == stream.final()
+    assert rows_by_partition(driver.instance) == stream.final()
     for partition, state in driver.states.items():
         assert state.zombies == 2 * len(old[partition])
         assert state.following
@@ -229,12 +229,12 @@ def check_that_a_new_run_ends_the_stop(driver: Driver, bases: Path) -> None:
     A run that continues from the applied state does not end it, because that state may be wrong.
     """
     log = driver.log
-    progress = {p: driver.store.progress(p) or Progress(p) for p in range(P)}
+    progress = {p: driver.instance.progress(p) or Progress(p) for p in range(P)}
     seqs = tuple(progress[p].seq for p in range(P))
     continuing = Publisher(log, "m", tables=SCHEMAS, run=20)
     continuing.begin_continue(Position(progress[0].run, seqs, 12))
     assert not driver.run().states[0].following
-    assert driver.store.progress(0) == progress[0]
+    assert driver.instance.progress(0) == progress[0]
     rows: dict[int, Rows] = {p: {("user", p + 1000): b"n" * 16} for p in range(P)}
     write_base(bases / "new", rows, {}, version=50)
     Publisher(log, "m", tables=SCHEMAS, run=21).begin_base("new", version=50)
@@ -242,7 +242,7 @@ def check_that_a_new_run_ends_the_stop(driver: Driver, bases: Path) -> None:
     for state in driver.states.values():
         assert state.following
         assert state.recorded.run == 21
-    keys = {key for table in driver.store.rows().values() for key in table}
+    keys = {key for table in driver.instance.rows().values() for key in table}
     assert keys == {p + 1000 for p in range(P)}
 
 
@@ -253,7 +253,7 @@ def test_a_conflict_survives_restarts(tmp_path: Path, stream: Stream) -> None:
     driver = follow(tmp_path, messages)
     for _ in range(2):
         bases = BaseFolder(tmp_path / "bases")
-        driver = Driver(driver.log, driver.store, Letters(), bases).run()
+        driver = Driver(driver.log, driver.instance, Letters(), bases).run()
         state = driver.states[0]
         assert (state.mode, state.recorded.seq) == (Mode.CONFLICT, 6)
         assert "two publishers wrote run 5" in state.health("m@1", None).reason
@@ -263,7 +263,7 @@ def test_a_conflict_survives_restarts(tmp_path: Path, stream: Stream) -> None:
     position = stream.position
     positions = {p: (position.run, position.seqs[p]) for p in range(P)}
     write_base(tmp_path / "bases" / "12", stream.final(), positions, version=12)
-    driver = Driver(driver.log, driver.store, Letters(), BaseFolder(tmp_path / "bases")).run()
+    driver = Driver(driver.log, driver.instance, Letters(), BaseFolder(tmp_path / "bases")).run()
     assert driver.states[0].mode is Mode.CONFLICT
     check_that_a_new_run_ends_the_stop(driver, tmp_path / "bases")
     driver.close()
@@ -275,7 +275,7 @@ def test_a_conflict_is_detected_in_the_first_message_after_a_restart(
     other = messages_of_publisher_b(tmp_path / "other")
     driver = follow(tmp_path, with_partition_0(stream, stream.messages[0][:6]))
     driver.log.publish(0, other[6])
-    driver = Driver(driver.log, driver.store, Letters()).run()
+    driver = Driver(driver.log, driver.instance, Letters()).run()
     state = driver.states[0]
     assert (state.mode, state.conflicts, state.recorded.seq) == (Mode.CONFLICT, 1, 6)
     check_rows(driver, stream)
@@ -284,12 +284,12 @@ def test_a_conflict_is_detected_in_the_first_message_after_a_restart(
 
 def lose_power(driver: Driver) -> None:
     """Do what a power loss and `petps verify --accept` do: rows of any age, and no progress."""
-    for table in driver.store.by_name.values():
+    for table in driver.instance.by_name.values():
         for key in list(table.rows)[::3]:
             table.rows[key] = bytes(len(table.rows[key]))
         table.rows[987_654_321] = bytes(table.schema.row_bytes)
-    for p, progress in list(driver.store.recorded.items()):
-        driver.store.recorded[p] = Progress(p, run=progress.run, standing=Standing.LOST_POWER)
+    for p, progress in list(driver.instance.recorded.items()):
+        driver.instance.recorded[p] = Progress(p, run=progress.run, standing=Standing.LOST_POWER)
 
 
 @pytest.mark.parametrize("run", [5, 4])
@@ -298,28 +298,28 @@ def test_after_a_power_loss_only_a_base_ends_the_stop(
 ) -> None:
     driver = follow(tmp_path, stream.messages)
     lose_power(driver)
-    before = rows_by_partition(driver.store)
+    before = rows_by_partition(driver.instance)
     (tmp_path / "bases").mkdir()
     for _ in range(2):  # the stop survives a restart
         bases = BaseFolder(tmp_path / "bases")
-        driver = Driver(driver.log, driver.store, Letters(), bases).run()
+        driver = Driver(driver.log, driver.instance, Letters(), bases).run()
         for state in driver.states.values():
             status = state.status(0, state.health("m@1", None))
             assert (status.state, status.version) == ("stale", 0)
             assert "lost power" in status.reason
-        assert rows_by_partition(driver.store) == before
+        assert rows_by_partition(driver.instance) == before
         driver.close()
     # A base older than what was applied before; with run 4, from before the current run began.
     seq = 6 if run == 5 else 1
     positions = dict.fromkeys(range(P), (run, seq))
     rows = {p: stream.rows_at(p, 5, 6) for p in range(P)}
     write_base(tmp_path / "bases" / "old", rows, positions, version=3)
-    driver = Driver(driver.log, driver.store, Letters(), BaseFolder(tmp_path / "bases")).run()
+    driver = Driver(driver.log, driver.instance, Letters(), BaseFolder(tmp_path / "bases")).run()
     if run == 5:
         assert all(state.following for state in driver.states.values())
-        assert rows_by_partition(driver.store) == stream.final()
+        assert rows_by_partition(driver.instance) == stream.final()
     else:  # the log does not continue after that base: wait for the next one, with consistent rows
-        assert rows_by_partition(driver.store) == rows
+        assert rows_by_partition(driver.instance) == rows
     driver.close()
 
 
@@ -341,12 +341,12 @@ def test_rows_for_other_tables_are_dead_letters(
 
 
 def test_a_table_that_is_created_later_is_filled(tmp_path: Path, stream: Stream) -> None:
-    store = MemoryTables([SCHEMAS[0]], P)
-    first = follow(tmp_path, stream.messages, store)
+    instance = MemoryTables([SCHEMAS[0]], P)
+    first = follow(tmp_path, stream.messages, instance)
     assert first.states[0].mode is Mode.INCOMPLETE
-    store.by_name.update(MemoryTables([SCHEMAS[1]], P).by_name)
-    again = Driver(first.log, store, Letters()).run()
-    assert rows_by_partition(store) == stream.final()
+    instance.by_name.update(MemoryTables([SCHEMAS[1]], P).by_name)
+    again = Driver(first.log, instance, Letters()).run()
+    assert rows_by_partition(instance) == stream.final()
     again.close()
 
 
@@ -376,30 +376,30 @@ def test_the_stop_for_missing_rows_survives_restarts(tmp_path: Path) -> None:
     publisher._counts = {"user": [7] * P}
     publisher.commit()
     publish_versions(publisher, np.random.default_rng(4), 2)
-    store = MemoryTables(SCHEMAS, P)
-    driver = Driver(log, store, Letters()).run()
+    instance = MemoryTables(SCHEMAS, P)
+    driver = Driver(log, instance, Letters()).run()
     commits = stream_of(log, publisher.position()).messages
     for partition, messages in commits.items():
         log.publish(partition, messages[lost.seqs[partition]])
     driver.run().close()
     for _ in range(2):
-        driver = Driver(log, store, Letters()).run()
+        driver = Driver(log, instance, Letters()).run()
         for p, state in driver.states.items():
             assert (state.mode, state.recorded.version) == (Mode.INCOMPLETE, 1)
             assert state.recorded.seq == lost.seqs[p]
             assert "rows that the commit of version 2 counts are missing" in state.reason
-        assert all(not rows for rows in store.rows().values())
+        assert all(not rows for rows in instance.rows().values())
         driver.close()
     # A base of the trainer's rows at that commit ends the stop; later records are then applied.
     bases = tmp_path / "bases"
     rows: dict[int, Rows] = {p: {("user", p + 1000): b"l" * 16} for p in range(P)}
     positions = {p: (lost.run, lost.seqs[p]) for p in range(P)}
     write_base(bases / "repair", rows, positions, version=2)
-    driver = Driver(log, store, Letters(), BaseFolder(bases)).run()
+    driver = Driver(log, instance, Letters(), BaseFolder(bases)).run()
     for state in driver.states.values():
         assert state.following
         assert state.recorded.version == 4
-    assert {p + 1000 for p in range(P)} <= set(store.by_name["user"].rows)
+    assert {p + 1000 for p in range(P)} <= set(instance.by_name["user"].rows)
     driver.close()
 
 
@@ -460,19 +460,19 @@ def test_random_faults_and_then_a_base_give_the_trainers_rows(
             assert state.gaps > 0
             assert state.reason
     # A restart changes nothing.
-    store = driver.store
-    before = {p: store.progress(p) for p in range(P)}
-    restarted = Driver(driver.log, store, Letters()).run()
+    instance = driver.instance
+    before = {p: instance.progress(p) for p in range(P)}
+    restarted = Driver(driver.log, instance, Letters()).run()
     restarted.close()
     check_rows(restarted, stream)
     for partition in range(P):
-        progress, earlier = store.progress(partition), before[partition]
+        progress, earlier = instance.progress(partition), before[partition]
         assert progress is None or earlier is None or progress.seq >= earlier.seq
     # The newest base gives the trainer's rows, wherever a partition stopped.
     position = stream.position
     positions = {p: (position.run, position.seqs[p]) for p in range(P)}
     write_base(tmp_path / "bases" / "12", stream.final(), positions, version=12)
-    repaired = Driver(driver.log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
+    repaired = Driver(driver.log, instance, Letters(), BaseFolder(tmp_path / "bases")).run()
     repaired.close()
     check_rows(repaired, stream)
     # Only garbage after all messages can keep a partition stopped: the base has no newer rows.

@@ -40,8 +40,8 @@ def pause(ingest: Ingest, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ingest_applies_every_version(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     log = DirectoryLog(tmp_path / "log", partitions=P)
-    store = MemoryTables(SCHEMAS, P)
-    ingest = Ingest(log, store, dead_letters=Letters())
+    instance = MemoryTables(SCHEMAS, P)
+    ingest = Ingest(log, instance, dead_letters=Letters())
     publisher = Publisher(log, "m", P, tables=SCHEMAS)
     publisher.begin_continue(None)
     model: dict[str, dict[int, bytes]] = {"user": {}, "item": {}}
@@ -61,7 +61,7 @@ def test_ingest_applies_every_version(tmp_path: Path) -> None:
                         model[schema.name][key] = row.tobytes()
             assert publisher.commit(step=version, dense=f"dense/{version}") == version
         assert ingest.wait_for(20, 20)
-        assert store.rows() == model
+        assert instance.rows() == model
         status = ingest.status()
         assert status.version == 20
         assert status.dense == "dense/20"
@@ -83,10 +83,10 @@ def test_merged_records_are_applied_in_order(tmp_path: Path, rows_max: int) -> N
         rows = np.full((20, 4), value, dtype=np.float32)
         publisher.publish("item", np.arange(value, value + 20), rows)
     publisher.commit()
-    store = MemoryTables(SCHEMAS, 1)
-    ingest = Ingest(log, store, dead_letters=Letters(), rows_max=rows_max)
+    instance = MemoryTables(SCHEMAS, 1)
+    ingest = Ingest(log, instance, dead_letters=Letters(), rows_max=rows_max)
     ingest.start()
     assert ingest.wait_for(1, 10)
     assert ingest.stop(10)
     expected = {key: np.full(4, min(key, 49), dtype=np.float32).tobytes() for key in range(50 + 19)}
-    assert store.by_name["item"].rows == expected
+    assert instance.by_name["item"].rows == expected

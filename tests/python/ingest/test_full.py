@@ -44,7 +44,7 @@ def states(ingest: Ingest) -> set[str]:
 
 
 def test_a_full_table_stops_its_partitions_and_loses_nothing(bench: Bench) -> None:
-    table = bench.store.by_name["user"]
+    table = bench.instance.by_name["user"]
     table.capacity = 5
     version = bench.publish(keys=10)
     wait_until(lambda: "full" in states(bench.ingest))
@@ -65,16 +65,16 @@ def test_a_full_table_stops_its_partitions_and_loses_nothing(bench: Bench) -> No
 
 
 def test_a_full_disk_stops_the_partitions_until_there_is_space(bench: Bench) -> None:
-    bench.store.by_name["user"].failure = ResourceExhausted
-    bench.store.by_name["user"].fail_next = ALWAYS
+    bench.instance.by_name["user"].failure = ResourceExhausted
+    bench.instance.by_name["user"].fail_next = ALWAYS
     version = bench.publish()
     wait_until(lambda: states(bench.ingest) == {"full"})
     for partition in bench.ingest.status().partitions:
         assert "no space left on device" in partition.reason
         assert partition.version < version
-    bench.store.by_name["user"].fail_next = 0
+    bench.instance.by_name["user"].fail_next = 0
     assert bench.ingest.wait_for(version, 30)
-    assert len(bench.store.by_name["user"].rows) == 50
+    assert len(bench.instance.by_name["user"].rows) == 50
     wait_until(lambda: states(bench.ingest) == {"following"})
 
 
@@ -85,8 +85,8 @@ class StoppedLog:
         self.log = DirectoryLog(folder / "log", partitions=P)
         self.publisher = Publisher(self.log, "m", tables=SCHEMAS, run=3)
         self.publisher.begin_continue(None)
-        self.store = MemoryTables(SCHEMAS, P)
-        self.table = self.store.by_name["user"]
+        self.instance = MemoryTables(SCHEMAS, P)
+        self.table = self.instance.by_name["user"]
         self.table.capacity = 4
         self.publish(np.concatenate([keys_of(p, 1) for p in range(P)]))
         self.follow().close()
@@ -98,12 +98,12 @@ class StoppedLog:
         self.publisher.commit()
 
     def follow(self) -> Driver:
-        return Driver(self.log, self.store, Letters()).run()
+        return Driver(self.log, self.instance, Letters()).run()
 
     def check_rows(self) -> None:
         """Check that the tables have every row of the log."""
         stream = stream_of(self.log, self.publisher.position())
-        assert rows_by_partition(self.store) == stream.final()
+        assert rows_by_partition(self.instance) == stream.final()
 
 
 def test_only_the_partition_without_room_stops(tmp_path: Path) -> None:
@@ -152,15 +152,15 @@ def test_a_version_that_replaces_keys_fits_in_a_full_table(tmp_path: Path) -> No
     old, new = np.arange(50), np.arange(100, 150)
     publisher.publish("user", old, rows_of(old))
     publisher.commit()
-    store = MemoryTables(SCHEMAS, P)
-    store.by_name["user"].capacity = 50
-    driver = Driver(log, store, Letters()).run()
+    instance = MemoryTables(SCHEMAS, P)
+    instance.by_name["user"].capacity = 50
+    driver = Driver(log, instance, Letters()).run()
     publisher.publish("user", new, rows_of(new))
     publisher.publish("user", old, rows_of(old), np.ones(50, np.bool_))
     publisher.commit()
     driver.run()
     assert {state.recorded.version for state in driver.states.values()} == {2}
-    assert set(store.by_name["user"].rows) == set(new.tolist())
+    assert set(instance.by_name["user"].rows) == set(new.tolist())
     assert sum(state.refusals for state in driver.states.values()) == 0
     driver.close()
 
@@ -172,11 +172,11 @@ def test_every_row_is_stored_in_the_end(tmp_path: Path, seed: int) -> None:
     log = DirectoryLog(tmp_path / "log", partitions=P)
     publisher = Publisher(log, "m", tables=SCHEMAS, run=5)
     publisher.begin_continue(None)
-    store = MemoryTables(SCHEMAS, P)
-    for table in store.by_name.values():
+    instance = MemoryTables(SCHEMAS, P)
+    for table in instance.by_name.values():
         table.capacity = int(rng.integers(1, 30))
     rows_max = int(rng.integers(1, 100))
-    driver = Driver(log, store, Letters(), rows_max=rows_max)
+    driver = Driver(log, instance, Letters(), rows_max=rows_max)
     before = [0] * P
     for _ in range(8):
         publish_versions(publisher, rng, 2)
@@ -186,21 +186,21 @@ def test_every_row_is_stored_in_the_end(tmp_path: Path, seed: int) -> None:
         before = versions
         if rng.random() < 0.3:
             driver.close()
-            driver = Driver(log, store, Letters(), rows_max=rows_max)
+            driver = Driver(log, instance, Letters(), rows_max=rows_max)
         if rng.random() < 0.5:
             name = SCHEMAS[int(rng.integers(0, 2))].name
-            store.by_name[name].capacity += int(rng.integers(1, 20))
-        assert all(len(table.rows) <= table.capacity for table in store.by_name.values())
+            instance.by_name[name].capacity += int(rng.integers(1, 20))
+        assert all(len(table.rows) <= table.capacity for table in instance.by_name.values())
     driver.run()
     stream = stream_of(log, publisher.position())
-    rows = rows_by_partition(store)
+    rows = rows_by_partition(instance)
     for p, state in driver.states.items():
         if state.following:
             assert rows[p] == stream.rows_at(p, state.recorded.run, state.recorded.seq)
-    for table in store.by_name.values():
+    for table in instance.by_name.values():
         table.capacity = 1 << 30
     wait_until(lambda: {s.recorded.version for s in driver.run().states.values()} == {16})
-    assert rows_by_partition(store) == stream.final()
+    assert rows_by_partition(instance) == stream.final()
     driver.close()
 
 

@@ -24,14 +24,14 @@ from tests.python.waiting import wait_until
 
 
 def test_a_temporary_error_of_the_pool_is_shown_and_cleared(bench: Bench) -> None:
-    bench.store.by_name["user"].fail_next = ALWAYS
+    bench.instance.by_name["user"].fail_next = ALWAYS
     version = bench.publish()
     wait_until(lambda: "no space left on device" in bench.ingest.status().error)
-    bench.store.by_name["user"].fail_next = 0
+    bench.instance.by_name["user"].fail_next = 0
     assert bench.ingest.wait_for(version, 10)
     wait_until(lambda: bench.ingest.status().error == "")
     assert bench.ingest.status().errors >= 1
-    assert len(bench.store.by_name["user"].rows) == 50
+    assert len(bench.instance.by_name["user"].rows) == 50
 
 
 def test_wait_for_end_waits_until_the_log_is_applied(idle_bench: Bench) -> None:
@@ -83,7 +83,7 @@ def test_one_thread_requests_the_end_after_a_restart(
 
 
 def test_an_error_ends_the_wait_for_the_end(idle_bench: Bench) -> None:
-    idle_bench.store.by_name["user"].fail_next = ALWAYS
+    idle_bench.instance.by_name["user"].fail_next = ALWAYS
     idle_bench.publish()
     idle_bench.ingest.start()
     assert not idle_bench.ingest.wait_for_end(3600)  # the pool's error ends the wait
@@ -91,12 +91,12 @@ def test_an_error_ends_the_wait_for_the_end(idle_bench: Bench) -> None:
 
 
 def test_stop_does_not_wait_for_the_end_of_an_error(bench: Bench) -> None:
-    bench.store.by_name["user"].fail_next = ALWAYS
+    bench.instance.by_name["user"].fail_next = ALWAYS
     bench.publish()
     wait_until(lambda: bench.ingest.status().errors > 0)
     assert bench.ingest.stop(10)
-    assert all(progress.seq <= 1 for progress in bench.store.recorded.values())
-    bench.store.by_name["user"].fail_next = 0
+    assert all(progress.seq <= 1 for progress in bench.instance.recorded.values())
+    bench.instance.by_name["user"].fail_next = 0
     bench.ingest.start()
     assert bench.ingest.wait_for(1, 10)
 
@@ -179,12 +179,12 @@ def test_ingest_shows_an_error_of_the_log_and_continues(
 
 def test_a_restart_at_any_time_loses_nothing(tmp_path: Path) -> None:
     log = DirectoryLog(tmp_path / "log", partitions=P)
-    store = MemoryTables(SCHEMAS, P)
+    instance = MemoryTables(SCHEMAS, P)
     publisher = Publisher(log, "m", tables=SCHEMAS)
     publisher.begin_continue(None)
     rng = np.random.default_rng(1)
     for version in range(1, 9):
-        ingest = Ingest(log, store, dead_letters=Letters(), poll_bytes=1000)
+        ingest = Ingest(log, instance, dead_letters=Letters(), poll_bytes=1000)
         ingest.start()
         for value in range(5):
             keys = rng.integers(0, 100, 30, dtype=np.uint64)
@@ -192,7 +192,7 @@ def test_a_restart_at_any_time_loses_nothing(tmp_path: Path) -> None:
         publisher.commit()
         time.sleep(float(rng.uniform(0, 0.02)))
         assert ingest.stop(10)
-    ingest = Ingest(log, store, dead_letters=Letters())
+    ingest = Ingest(log, instance, dead_letters=Letters())
     ingest.start()
     assert ingest.wait_for(8, 10)
     assert ingest.stop(10)
@@ -201,9 +201,9 @@ def test_a_restart_at_any_time_loses_nothing(tmp_path: Path) -> None:
     ingest.start()
     assert ingest.wait_for(8, 10)
     assert ingest.stop(10)
-    assert store.rows() == expected.rows()
-    assert store.recorded == expected.recorded
-    for earlier, later in zip(store.history, store.history[1:], strict=False):
+    assert instance.rows() == expected.rows()
+    assert instance.recorded == expected.recorded
+    for earlier, later in zip(instance.history, instance.history[1:], strict=False):
         if earlier.partition == later.partition:
             places = [
                 (progress.run, progress.seq, progress.offset) for progress in (earlier, later)
@@ -213,18 +213,18 @@ def test_a_restart_at_any_time_loses_nothing(tmp_path: Path) -> None:
 
 def test_only_the_given_partitions_are_followed(tmp_path: Path) -> None:
     log = DirectoryLog(tmp_path / "log", partitions=P)
-    store = MemoryTables(SCHEMAS, P)
+    instance = MemoryTables(SCHEMAS, P)
     publisher = Publisher(log, "m", tables=SCHEMAS)
     publisher.begin_continue(None)
     publisher.publish("user", np.arange(90), np.zeros((90, 4), np.float32))
     publisher.commit()
-    ingest = Ingest(log, store, dead_letters=Letters(), partitions=[2, 0])
+    ingest = Ingest(log, instance, dead_letters=Letters(), partitions=[2, 0])
     ingest.start()
     assert ingest.wait_for(1, 10)
     assert ingest.stop(10)
-    assert set(store.recorded) == {0, 2}
+    assert set(instance.recorded) == {0, 2}
     assert [p.partition for p in ingest.status().partitions] == [0, 2]
-    assert 0 < len(store.by_name["user"].rows) < 90
+    assert 0 < len(instance.by_name["user"].rows) < 90
 
 
 def test_status_can_be_written_as_json(bench: Bench) -> None:

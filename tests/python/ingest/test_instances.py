@@ -348,13 +348,13 @@ def test_an_abandoned_catch_up_releases_the_pool(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path)
     trainer.base("one")
     trainer.close()
-    store = NativeInstanceTables(world.tables, "m")
+    instance = NativeInstanceTables(world.tables, "m")
     event = world.log.subscribe({0: 0}).poll(max_bytes=1 << 20, timeout=5)[0]
     held = 0
     for steps in range(12):
         state = PartitionState.of(0, None, 0)
         follower = Follower(
-            store,
+            instance,
             BaseFolder(tmp_path / "bases"),
             DirectoryDeadLetters(tmp_path / "dead"),
             {0: state},
@@ -366,7 +366,7 @@ def test_an_abandoned_catch_up_releases_the_pool(tmp_path: Path) -> None:
         follower.take(event)
         assert follower.catching_up == [0]
         for _ in range(steps):
-            follower.step()
+            follower.advance_catch_up()
         try:
             world.tables.close()
         except FailedPrecondition:
@@ -374,7 +374,7 @@ def test_an_abandoned_catch_up_releases_the_pool(tmp_path: Path) -> None:
             follower.close()
             world.tables.close()
         world.tables = _native.Tables.open(str(tmp_path / "pool"))
-        store = NativeInstanceTables(world.tables, "m")
+        instance = NativeInstanceTables(world.tables, "m")
     assert held > 0, "no catch-up was abandoned during a scan, so this tests nothing"
     world.tables.close()
     world.log.close()

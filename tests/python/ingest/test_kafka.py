@@ -38,7 +38,7 @@ class Site:
         self.topic = topic
         self.place = f"kafka://{broker.address}/{topic}"
         self.bases = folder / "bases"
-        self.store = MemoryTables(SCHEMAS, P)
+        self.instance = MemoryTables(SCHEMAS, P)
         self.producer = Producer({"bootstrap.servers": broker.address, "log_level": 0})
         self.admin = AdminClient({"bootstrap.servers": broker.address, "log_level": 0})
         with KafkaLog(self.place, partitions=P) as log:
@@ -52,7 +52,7 @@ class Site:
         )
         self.ingest = Ingest(
             self.log,
-            self.store,
+            self.instance,
             dead_letters=self.letters,
             bases=BaseFolder(self.bases),
             search_seconds=0.05,
@@ -100,7 +100,7 @@ class Site:
             )
 
         partitions = self.until(is_settled)
-        rows = rows_by_partition(self.store)
+        rows = rows_by_partition(self.instance)
         for p in partitions:
             assert rows[p.partition] == stream.rows_at(p.partition, p.run, p.seq)
         return partitions
@@ -216,7 +216,7 @@ def test_faulty_messages_of_a_plain_producer(site: Site, stream: Stream, name: s
         assert (partition, offset) == (b"0", b"7")
         assert letter_reason.startswith(reason)
     if state != "stale":
-        assert state == "conflict" or rows_by_partition(site.store) == stream.final()
+        assert state == "conflict" or rows_by_partition(site.instance) == stream.final()
         return
     # A restart keeps the state; a base ends the stop.
     site.stop()
@@ -227,7 +227,7 @@ def test_faulty_messages_of_a_plain_producer(site: Site, stream: Stream, name: s
     positions = {p: (position.run, position.seqs[p]) for p in range(P)}
     write_base(site.bases / "b", stream.final(), positions, position.version)
     assert site.settled(stream)[0].catch_ups == 1
-    assert rows_by_partition(site.store) == stream.final()
+    assert rows_by_partition(site.instance) == stream.final()
 
 
 def test_a_new_run_continues_and_the_old_one_is_rejected(site: Site, stream: Stream) -> None:
@@ -245,7 +245,7 @@ def test_a_new_run_continues_and_the_old_one_is_rejected(site: Site, stream: Str
     site.inject(0, late)
     partitions = site.until(lambda status: status.partitions[0].zombies == 3)
     assert {(p.state, p.run) for p in partitions} == {("following", publisher.run)}
-    stored = site.store.by_name["user"].rows
+    stored = site.instance.by_name["user"].rows
     assert all(stored[key] == np.full(4, 7, np.float32).tobytes() for key in range(60))
 
 
@@ -273,7 +273,7 @@ def test_messages_removed_by_retention_are_a_gap_until_a_base(site: Site, stream
     rows = {p: stream.rows_at(p, position.run, seqs[p]) for p in range(P)}
     write_base(site.bases / "b", rows, {p: (position.run, seqs[p]) for p in range(P)}, 11)
     assert site.settled(stream)[0].catch_ups == 1
-    assert rows_by_partition(site.store) == stream.final()
+    assert rows_by_partition(site.instance) == stream.final()
 
 
 def test_pause_resume_and_rate_limit(
@@ -291,7 +291,7 @@ def test_pause_resume_and_rate_limit(
     start = time.monotonic()
     rows = sum(partition.rows for partition in site.settled(stream))
     assert rows > 300
-    assert rows_by_partition(site.store) == stream.final()
+    assert rows_by_partition(site.instance) == stream.final()
     with KafkaLog(site.place) as log:
         publisher = Publisher(log, "m", tables=SCHEMAS)
         publisher.begin_continue(stream.position)

@@ -34,10 +34,14 @@ def test_killed_trainers_leave_no_row_behind(tmp_path: Path) -> None:
     rng = np.random.default_rng(SEED)
     print(f"seed {SEED}")
     log = DirectoryLog(tmp_path / "log", partitions=PARTITIONS)
-    store = MemoryTables([SCHEMA], PARTITIONS, "default", "default@1")
+    instance = MemoryTables([SCHEMA], PARTITIONS, "default", "default@1")
     letters = Letters()
     ingest = Ingest(
-        log, store, dead_letters=letters, bases=BaseFolder(tmp_path / "bases"), search_seconds=0.05
+        log,
+        instance,
+        dead_letters=letters,
+        bases=BaseFolder(tmp_path / "bases"),
+        search_seconds=0.05,
     )
     ingest.start()
     version = 0
@@ -55,7 +59,7 @@ def test_killed_trainers_leave_no_row_behind(tmp_path: Path) -> None:
     state = load(tmp_path)
     keys = np.flatnonzero(state).astype(np.uint64)
     expected = zip(keys.tolist(), rows_of(keys, state[state > 0]), strict=True)
-    assert store.by_name["items"].rows == {key: row.tobytes() for key, row in expected}
+    assert instance.by_name["items"].rows == {key: row.tobytes() for key, row in expected}
     status = ingest.status()
     assert ingest.stop(10)
     assert status.error == ""
