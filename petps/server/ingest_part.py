@@ -15,7 +15,7 @@ from petps.config.schema import MAX_APPLY_THREADS
 from petps.delta import DeltaLog, is_kafka, open_log
 from petps.errors import FailedPrecondition
 from petps.server.ingest import DirectoryDeadLetters, Ingest, LogDeadLetters
-from petps.server.ingest.dense import DenseNames
+from petps.server.ingest.dense import DenseLocations
 from petps.server.ingest.native_tables import NativeInstances, NativeInstanceTables
 from petps.server.ingest.status import PartitionHealth
 
@@ -89,7 +89,7 @@ def start_ingest(
             instances=NativeInstances(
                 tables, model, switch=config.ingest.switch == "auto", threads=threads
             ),
-            dense=DenseNames(config.folder() / f"{config.pool.path.name}.dense.json"),
+            dense=DenseLocations(config.folder() / f"{config.pool.path.name}.dense.json"),
             rows_per_second=config.ingest.rows_per_second or None,
         )
         return IngestPart(ingest, log, dead_letters)

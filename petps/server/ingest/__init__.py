@@ -1,13 +1,14 @@
 """Room ingest: applies the records of a delta log to tables, each once and in order.
 
 Owns:        the order rule (order.py), merging (window.py), catch-ups (catch_ups.py), dead letters,
-             the choice of the instance that a run feeds, the following thread (ingest.py), its
-             status.
+             the choice of the instance that a run feeds, the threads that follow the log
+             (ingest.py), their status.
 Never does:  depend on a kind of log or of table, since it uses Protocols (protocols.py,
              petps/delta/log.py); skip a record without reporting it.
 Called by:   server.
 Invariants:  Progress is recorded only after the rows it covers are durable. A version is reported
-             once every record of it is applied. A stopped partition never applies a later record.
+             only after all its records are applied. A stopped partition applies no record until
+             the reason for its stop has ended.
 Threads:     Ingest has three threads: one reads and decodes, one applies the decoded records, and
              one requests the log's end. Any thread may call Ingest's methods.
 """

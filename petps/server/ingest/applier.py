@@ -1,4 +1,4 @@
-"""Execution of applies, one at a time, beside the thread that reads and decodes."""
+"""Appliers: run one apply at a time, in a thread of their own or in the caller's."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["Applier", "InlineApplier", "ThreadApplier"]
 
 
 class Applier(Protocol):
-    """Executor of actions, one after the other. The next call raises the error of a failed one."""
+    """Executor of actions, one after the other. An error of an action reaches the caller."""
 
     def submit(self, action: Callable[[], None]) -> None:
-        """Wait until the previous action has ended, then begin this one."""
+        """Wait for the previous action. If it raised, raise its error; otherwise begin this one."""
 
     def wait(self) -> None:
-        """Return when no action is running."""
+        """Wait until no action runs. Raise the error of the last one, once."""
 
 
 class InlineApplier:
@@ -37,13 +37,13 @@ class ThreadApplier:
     """
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="petps-apply")
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="petps-apply")
         self._last: Future[None] | None = None
 
     def submit(self, action: Callable[[], None]) -> None:
         """See Applier."""
         self.wait()
-        self._last = self._thread.submit(action)
+        self._last = self._executor.submit(action)
 
     def wait(self) -> None:
         """See Applier."""
@@ -53,4 +53,4 @@ class ThreadApplier:
 
     def close(self) -> None:
         """Wait for the running action, whether it succeeds or fails, and end the thread."""
-        self._thread.shutdown(wait=True)
+        self._executor.shutdown(wait=True)

@@ -24,7 +24,8 @@ from petps.server.ingest.protocols import (
 
 __all__ = ["CatchUp", "catch_up", "check_base", "count_partitions_at_once"]
 
-# Keys that a catch-up holds, to find the others and delete them: 8 bytes each, in a few copies.
+# A catch-up keeps the base's keys of one table in memory, to delete all other keys of the table. A
+# key takes 8 bytes, and exists in a few copies.
 KEPT_KEYS_MAX: Final = 1 << 25
 
 
@@ -48,7 +49,7 @@ class CatchUp:
 
 
 def count_partitions_at_once(base: BaseReader) -> int:
-    """Return the number of partitions that one reading of a base can catch up."""
+    """Return how many partitions one catch-up to the base may have, so that its keys fit."""
     largest = max((base.rows(name) for name in base.schemas()), default=0)
     return max(1, KEPT_KEYS_MAX * base.partitions // max(1, largest))
 
@@ -91,12 +92,12 @@ def catch_up(
 ) -> Generator[None, None, dict[int, Refusal]]:
     """Make partitions equal to the base, one step per iteration.
 
-    A step is at most one apply of ``rows_max`` rows, so that other partitions need not wait for a
-    large base. Between two steps the caller handles their records, and none of these partitions.
+    A step applies at most ``rows_max`` rows, so that other partitions need not wait for a large
+    base. Between two steps, the caller may apply records of other partitions, but none of these.
 
-    The catch-up first records its partitions as catching up, so that a restart resumes it, and
-    never the old stream. It then applies the rows of the base, and then deletes the partitions'
-    keys that the base lacks. During this, pulls see old or new rows.
+    The catch-up first records its partitions as catching up, so that after a restart the catch-up
+    begins again, and the old stream does not continue. It then applies the rows of the base, and
+    then deletes the partitions' keys that the base lacks. Meanwhile pulls see old or new rows.
 
     Args:
         instance: The instance to change.
@@ -106,10 +107,14 @@ def catch_up(
         pace: Called with the number of rows after each apply; may block.
 
     Returns:
-        The partitions with rows that have no room. They stay recorded as catching up.
+        {partition: refusal} of the partitions for whose rows the tables have no room. These
+        partitions stay recorded as catching up.
 
     Raises:
-        PetpsError: While progress says "catching up", rows are mixed.
+        FailedPrecondition: The base is behind the applied rows.
+        InvalidArgument: The base does not fit the instance. Nothing has changed.
+        PetpsError: The base cannot be read, or an apply failed. If the partitions are recorded as
+            catching up, they hold a mixture of old and new rows.
     """
     for before, after in targets:
         # After a power loss the age of the served rows is unknown: any base is better.
@@ -135,14 +140,14 @@ def catch_up(
     partitions = {after.partition for _, after in targets}
     refused: dict[int, Refusal] = {}
     for table in tables.values():
-        step = _TableCatchUp(instance, table, base, partitions, rows_max, pace)
-        yield from step.apply()
-        yield from step.delete_absent()
-        if len(step.refused):  # the deletions may have made room
-            yield from step.apply()
-        name, reason = table.schema.name, full_reason(table, len(step.refused))
+        table_catch_up = _TableCatchUp(instance, table, base, partitions, rows_max, pace)
+        yield from table_catch_up.apply()
+        yield from table_catch_up.delete_absent()
+        if len(table_catch_up.refused):  # the deletions may have made room
+            yield from table_catch_up.apply()
+        name, reason = table.schema.name, full_reason(table, len(table_catch_up.refused))
         for partition, rows in Counter(
-            partition_of(step.refused, instance.partitions).tolist()
+            partition_of(table_catch_up.refused, instance.partitions).tolist()
         ).items():
             refused[partition] = Refusal(reason, name, rows)
     instance.record_progress([after for _, after in targets if after.partition not in refused])
@@ -161,7 +166,7 @@ class _TableCatchUp:
         rows_max: int,
         pace: Callable[[int], None],
     ) -> None:
-        self._all = instance.partitions
+        self._partition_count = instance.partitions
         self._table = table
         self._base = base
         self._partitions = partitions
@@ -190,10 +195,11 @@ class _TableCatchUp:
 
     def delete_absent(self) -> Iterator[None]:
         """Delete the partitions' keys that the base lacks."""
-        # Collect all keys first: deleting during the scan works, but delays migration for longer.
+        # Deletions during the scan would work, but make it longer, and the table moves no entries
+        # during a scan. So collect all keys first.
         absent = []
         for page in self._table.all_keys():
-            is_own = np.isin(partition_of(page, self._all), list(self._partitions))
+            is_own = np.isin(partition_of(page, self._partition_count), list(self._partitions))
             absent.append(_find_absent(page[is_own], self._kept))
             yield
         for keys in absent:

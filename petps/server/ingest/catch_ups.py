@@ -26,11 +26,11 @@ _log = logging.getLogger("petps.server.ingest")
 
 
 class CatchUps:
-    """Catch-ups run one after the other, a step at a time.
+    """Queue of catch-ups, which run one after the other, a step at a time.
 
-    ``tables`` returns the instance's tables by name. ``settle`` returns once everything that was
-    read is applied: a table takes one batch at a time. ``note_dense`` receives the version and the
-    dense weights of each base that partitions caught up to.
+    ``tables`` returns the instance's tables by name. ``settle`` waits until everything that was
+    read is applied, because a table takes one batch at a time. ``note_dense`` receives the version
+    of each base that partitions caught up to, and the location of its dense weights.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class CatchUps:
         """Return the partitions of running and waiting catch-ups."""
         return [state.partition for current in self._queue for state, _ in current.targets]
 
-    def add_of_marker(
+    def add_for_marker(
         self,
         state: PartitionState,
         marker: BaseMarker,
@@ -89,7 +89,7 @@ class CatchUps:
                 )
             base = self._bases.open(marker.location)
             if not header.begins_run and not self._is_ours(base):
-                raise PetpsError(f"it holds {base.instance}, not {self._instance.name}")
+                raise PetpsError(f"it holds rows of {base.instance}, not of {self._instance.name}")
             if not header.begins_run and harms(state, base, self._tables()):
                 raise PetpsError("it has more rows than the tables can hold")
         except PetpsError as error:
@@ -106,7 +106,10 @@ class CatchUps:
         return True
 
     def search(self, stopped: Sequence[PartitionState]) -> None:
-        """Queue catch-ups to the newest base that ends each stop, one for all that share a base."""
+        """Queue a catch-up of each stopped partition to the newest base that ends its stop.
+
+        Partitions with the same base share a catch-up.
+        """
         if not stopped or self._bases is None:
             return
         try:
@@ -117,7 +120,7 @@ class CatchUps:
             for state in stopped:
                 state.explain_search(f"the bases cannot be listed: {error}")
             return
-        together: dict[str, tuple[BaseReader, list[tuple[PartitionState, Progress]]]] = {}
+        targets_by_base: dict[str, tuple[BaseReader, list[tuple[PartitionState, Progress]]]] = {}
         for state in stopped:
             state.explain_search("")
             for base in candidates:
@@ -134,11 +137,11 @@ class CatchUps:
                     base.version,
                     publisher=publisher,
                 )
-                together.setdefault(base.name, (base, []))[1].append((state, after))
+                targets_by_base.setdefault(base.name, (base, []))[1].append((state, after))
                 break
             else:
-                state.tried.clear()  # next time, start with the newest again
-        for base, targets in together.values():
+                state.tried.clear()  # no base is left: the next search tries all again
+        for base, targets in targets_by_base.values():
             at_once = count_partitions_at_once(base)
             for start in range(0, len(targets), at_once):
                 self._add(base, targets[start : start + at_once], None)
@@ -146,7 +149,7 @@ class CatchUps:
     def advance(self) -> dict[int, int | None]:
         """Run a step of the first catch-up; see Follower.advance_catch_up.
 
-        There must be one, and nothing may be in flight to the tables.
+        The queue must not be empty, and no apply may be in flight.
         """
         current = self._queue[0]
         offsets: dict[int, int | None] = {}
@@ -176,7 +179,7 @@ class CatchUps:
         return offsets
 
     def close(self) -> None:
-        """Abandon the catch-ups: a running one may hold a scan, and so the pool, open."""
+        """End all catch-ups unfinished: an open scan of one would keep the pool from closing."""
         for current in self._queue:
             current.steps.close()
         self._queue.clear()
@@ -195,7 +198,7 @@ class CatchUps:
         is_new_gap_if_failed: bool = False,
         offset_if_failed: int | None = None,
     ) -> None:
-        """Queue a catch-up of partitions to the base; each then follows from its new progress."""
+        """Queue a catch-up of partitions to the base; targets: as in CatchUp."""
         self._settle()
         for state, _ in targets:
             state.begin_catch_up()
@@ -224,10 +227,10 @@ class CatchUps:
         )
 
     def _stop_full(self, current: CatchUp, state: PartitionState, refusal: Refusal) -> None:
-        """Mark a partition as full: the tables have no room for the base. It is tried again."""
+        """Mark a partition as full: the tables have no room for the base. Ingest retries."""
         reason = f"catch-up to {current.base.name}: {refusal.reason}"
         self.fail(state, reason, is_new_gap=current.is_new_gap_if_failed)
-        state.find_base_too_large(replace(refusal, reason=reason))
+        state.wait_for_room(replace(refusal, reason=reason))
 
     def _is_ours(self, base: BaseReader) -> bool:
         return base.instance in (self._instance.name, self._instance.model)

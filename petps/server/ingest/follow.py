@@ -1,4 +1,4 @@
-"""Follower: handles each event of the log: order rule, window, stops, catch-ups."""
+"""Follower: applies the order rule to each event of the log, and stops partitions at gaps."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ class Follower:
     take() handles an event. If it returns an offset, the caller must read the partition again from
     that offset, and drop the other events that it has read of the partition. flush() starts to
     apply the records taken, and settle() waits until they are applied and their progress is
-    recorded. advance_catch_up() runs the catch-ups that take() and search_bases() queued, one after the other.
-    ``until_done`` repeats an action until the pool accepts it, so no record taken is ever dropped.
+    recorded. take() and search_bases() queue catch-ups, and advance_catch_up() runs a step of the
+    first. ``retry_until_done`` repeats an action until the pool accepts it, so that no record taken
+    is ever dropped.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Follower:
         *,
         rows_max: int,
         pace: Callable[[int], None],
-        until_done: Callable[[Callable[[], None]], None],
+        retry_until_done: Callable[[Callable[[], None]], None],
         applier: Applier,
         hand_over: Callable[[PartitionState, BaseMarker, int], bool] = lambda *_: False,
     ) -> None:
@@ -76,7 +77,7 @@ class Follower:
         """
         self._hand_over = hand_over
         self._applier = applier
-        self._until_done = until_done
+        self._retry_until_done = retry_until_done
         self._instance = instance
         self._dead_letters = dead_letters
         self._states = states
@@ -100,13 +101,13 @@ class Follower:
         """Handle one event. Return the offset to read its partition from again, or None."""
         state = self._states[event.partition]
         if state.mode is Mode.CATCHING_UP:
-            return None  # the caller reads it again after the catch-up
-        if state.refused is not None and state.following:
+            return None  # the caller reads the event again after the catch-up
+        if state.refused is not None and state.is_following:
             return None  # stop_refused() handles the refusal first; then the caller reads it again
         if isinstance(event, Lost):
-            return self._lost(state, event)
+            return self._handle_loss(state, event)
         if isinstance(event, Damage):
-            self._corrupt(state, event, f"log-damaged: {event.reason}", None)
+            self._handle_damage(state, event, f"log-damaged: {event.reason}", None)
             return None
         try:
             header = read_header(event.message)
@@ -122,14 +123,14 @@ class Follower:
             record = None if header.kind is Kind.ROWS else self._decode(event, header)
             marker = record.body if record and isinstance(record.body, ContinueBody) else None
             decision = decide(state.applied, header, marker)
-            if not state.following:
+            if not state.is_following:
                 return self._take_stopped(state, event, header, record, decision)
             if decision.outcome in (Outcome.APPLY, Outcome.NEW_RUN):
                 self._accept(state, event, record or self._decode(event, header), decision)
             else:
                 self._decline(state, event, decision)
         except DeltaError as error:
-            self._corrupt(state, event, str(error), event.message)
+            self._handle_damage(state, event, str(error), event.message)
         return None
 
     @property
@@ -146,7 +147,7 @@ class Follower:
         """Skip a record of the run that feeds another instance, or of an older run."""
         if header.run < state.passed_run:
             state.count("zombies")
-        if state.following:
+        if state.is_following:
             self._skip(state, event)
 
     def _leave(self, state: PartitionState, offset: int, marker: BaseMarker) -> None:
@@ -158,7 +159,7 @@ class Follower:
             reason = f"base {marker.location} of {marker.instance}: {error}"
             if reason != state.reason:
                 _log.error("[ingest] partition %d is incomplete: %s", state.partition, reason)
-            if state.following:
+            if state.is_following:
                 state.stop_at_gap(reason, offset=offset, resume_offset=offset)
             else:
                 resume_offset = state.resume_offset
@@ -186,11 +187,11 @@ class Follower:
         """
         if not self._catch_ups.partitions:
             return {}
-        self._applier.wait()  # a table takes one batch at a time
+        self._applier.wait()  # because a table takes one batch at a time
         return self._catch_ups.advance()
 
     def close(self) -> None:
-        """Abandon the catch-ups, because a running one may hold a scan, and so the pool, open."""
+        """End all catch-ups unfinished. See CatchUps.close."""
         self._catch_ups.close()
 
     def adopt(self, state: PartitionState, marker: BaseMarker, offset: int) -> None:
@@ -258,7 +259,9 @@ class Follower:
         elif decision.outcome is Outcome.CONFLICT:
             self._halt(state, event, Standing.CONFLICT, 0, decision.reason)
         else:
-            self._gap(state, decision.reason, offset=event.offset, resume_offset=event.offset)
+            self._stop_at_gap(
+                state, decision.reason, offset=event.offset, resume_offset=event.offset
+            )
 
     def _skip(self, state: PartitionState, event: Delivery) -> None:
         """Move past a record, and record that: it is no lag, and a restart does not read it."""
@@ -277,27 +280,29 @@ class Follower:
         self.settle()
         _log.error("[ingest] partition %d stopped: %s", state.partition, reason)
 
-    def _gap(self, state: PartitionState, reason: str, *, offset: int, resume_offset: int) -> None:
+    def _stop_at_gap(
+        self, state: PartitionState, reason: str, *, offset: int, resume_offset: int
+    ) -> None:
         self.settle()
         if state.refused is not None:
             return  # as in _halt()
         state.stop_at_gap(reason, offset=offset, resume_offset=resume_offset)
         _log.error("[ingest] partition %d is incomplete: %s", state.partition, reason)
 
-    def _corrupt(
+    def _handle_damage(
         self, state: PartitionState, event: Delivery | Damage, reason: str, message: Message | None
     ) -> None:
         """Write a dead letter and report a gap. Later messages may show that no seq is missing."""
         state.count("dead_letters")
         self._dead_letters.add(event.partition, event.offset, reason, message)
-        if state.following:
+        if state.is_following:
             where = f"message at offset {event.offset} refused: {reason}"
-            self._gap(state, where, offset=event.offset, resume_offset=event.next_offset)
+            self._stop_at_gap(state, where, offset=event.offset, resume_offset=event.next_offset)
 
-    def _lost(self, state: PartitionState, event: Lost) -> int:
+    def _handle_loss(self, state: PartitionState, event: Lost) -> int:
         start = min(event.start, event.end)
-        if state.following:
-            self._gap(state, event.reason, offset=event.offset, resume_offset=start)
+        if state.is_following:
+            self._stop_at_gap(state, event.reason, offset=event.offset, resume_offset=start)
         state.resume_at(start)
         return start
 
@@ -327,7 +332,7 @@ class Follower:
             resume_offset = state.resume_offset
             record = record or self._decode(event, header)
             self._accept(state, event, record, decision)
-            if not state.following or resume_offset >= event.offset:
+            if not state.is_following or resume_offset >= event.offset:
                 return None
             # The missing record arrived late: read again the records that were skipped before it.
             state.skip_to(resume_offset)
@@ -339,7 +344,7 @@ class Follower:
         if isinstance(body, BaseBody) and is_ours and may_end_stop:
             marker = BaseMarker(header, body.location, event.next_offset, body.instance)
             if state.is_repaired_by(header.run, header.seq):
-                self._catch_ups.add_of_marker(state, marker, offset_if_failed=marker.next_offset)
+                self._catch_ups.add_for_marker(state, marker, offset_if_failed=marker.next_offset)
         return None
 
     def _load_base(self, state: PartitionState, offset: int, marker: BaseMarker) -> None:
@@ -348,7 +353,7 @@ class Follower:
         # If the catch-up fails, the partition stays stopped here, and the base is retried.
         state.stop(Mode.INCOMPLETE, state.reason, offset=offset, resume_offset=offset)
         state.wait_for(marker)
-        is_queued = self._catch_ups.add_of_marker(
+        is_queued = self._catch_ups.add_for_marker(
             state, marker, is_new_gap_if_failed=True, offset_if_failed=marker.next_offset
         )
         if not is_queued:
@@ -358,7 +363,7 @@ class Follower:
         """Stop the partitions whose rows could not be stored."""
         for state in self._states.values():
             refusal = state.refused
-            if refusal is None or not state.following:
+            if refusal is None or not state.is_following:
                 continue
             self._applier.wait()  # the apply in flight skips the rows of this partition
             self._window.forget(state)
@@ -384,7 +389,7 @@ class Follower:
         stopped = [
             state
             for state in self._states.values()
-            if not state.following and state.mode is not Mode.CATCHING_UP
+            if not state.is_following and state.mode is not Mode.CATCHING_UP
         ]
         if not stopped or not self._catch_ups.has_bases:
             return
@@ -397,7 +402,7 @@ class Follower:
                 self._leave(state, state.offset, marker)
                 continue
             if marker is not None:
-                self._catch_ups.add_of_marker(state, marker)
+                self._catch_ups.add_for_marker(state, marker)
                 continue
             searching.append(state)
         self._catch_ups.search(searching)
@@ -424,7 +429,7 @@ class Follower:
         self.stop_refused()
 
     def _apply(self, window: Window) -> None:
-        self._until_done(lambda: self._apply_window(window))
+        self._retry_until_done(lambda: self._apply_window(window))
         self._pace(window.rows)
 
     def _apply_window(self, window: Window) -> None:

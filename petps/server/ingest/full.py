@@ -29,7 +29,7 @@ def full_reason(table: InstanceTable, rows: int) -> str:
 def is_over(state: PartitionState) -> bool:
     """Return whether progress has passed the rows that had no room."""
     recorded, full = state.recorded, state.full
-    return full is not None and state.following and (recorded.run, recorded.seq) >= full.until
+    return full is not None and state.is_following and (recorded.run, recorded.seq) >= full.until
 
 
 def is_due(state: PartitionState, tables: Mapping[str, InstanceTable]) -> bool:
@@ -40,7 +40,7 @@ def is_due(state: PartitionState, tables: Mapping[str, InstanceTable]) -> bool:
     if time.monotonic() < state.retry_at:
         return False
     table = tables.get(full.table)
-    # Either the table refused the rows, or the disk did.
+    # The table refused the rows, or the disk did. has_room() only tells about the table.
     table_is_full = table is not None and full.reason == full_reason(table, full.rows)
     if state.retry_wait and table is not None and table_is_full and not table.has_room():
         state.wait_longer()
@@ -49,9 +49,9 @@ def is_due(state: PartitionState, tables: Mapping[str, InstanceTable]) -> bool:
 
 
 def harms(state: PartitionState, base: BaseReader, tables: Mapping[str, InstanceTable]) -> bool:
-    """Return whether the base would replace rows that are consistent by rows that are not.
+    """Return whether a catch-up to the base would make consistent rows inconsistent.
 
-    This is so if the tables cannot hold all rows of the base: only a part would be stored.
+    It would if the tables cannot hold all rows of the base, because it would store only a part.
     """
     is_consistent = state.mode is Mode.FULL and not state.standing.needs_base
     return is_consistent and any(

@@ -14,7 +14,7 @@ from typing import Final
 from petps.delta import DeltaLog, Subscription
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
 from petps.server.ingest.applier import Applier, InlineApplier, ThreadApplier
-from petps.server.ingest.dense import DenseNames
+from petps.server.ingest.dense import DenseLocations
 from petps.server.ingest.follow import Follower
 from petps.server.ingest.instances import SingleInstance
 from petps.server.ingest.lag import Lag
@@ -27,7 +27,7 @@ __all__ = ["Ingest"]
 _log = logging.getLogger("petps.server.ingest")
 
 POLL_SECONDS: Final = 0.1  # longest wait for the log, and so for stop() and pause()
-PACE_CREDIT_SECONDS: Final = 0.1  # the unused rate of this time may be made up for
+PACE_CREDIT_SECONDS: Final = 0.1  # rate that was unused for at most this long may be used later
 POLL_BYTES: Final = 8 << 20  # bytes read by one poll, and so held in memory
 # Rows of one apply: enough to amortise its drains, and few enough for the latency of pulls.
 ROWS_MAX: Final = 16384
@@ -44,7 +44,7 @@ class _Stopped(Exception):
 
 
 class _Left(Exception):
-    """Signal that a followed instance was frozen or dropped: find the owners again."""
+    """Signal that a followed instance was frozen or dropped, so partitions need new owners."""
 
 
 class Ingest:
@@ -61,7 +61,7 @@ class Ingest:
         instances: Choice of the instance that each partition feeds; None: all feed ``instance``.
         dense: The locations of dense weights; None keeps them in memory.
         partitions: The partitions to follow; None follows all.
-        rows_per_second: Limit of the rate, so that pulls keep their latency; None: no limit.
+        rows_per_second: Limit of the rows applied, to protect the latency of pulls; None: no limit.
         rows_max: Rows of one apply.
         poll_bytes: Bytes read by one poll.
         search_seconds: Seconds between two searches for bases.
@@ -75,7 +75,7 @@ class Ingest:
         dead_letters: DeadLetters,
         bases: BaseSource | None = None,
         instances: Instances | None = None,
-        dense: DenseNames | None = None,
+        dense: DenseLocations | None = None,
         partitions: Sequence[int] | None = None,
         rows_per_second: float | None = None,
         rows_max: int = ROWS_MAX,
@@ -96,7 +96,7 @@ class Ingest:
         self._dead_letters = dead_letters
         self._bases = bases
         self._instances = instances or SingleInstance(instance)
-        self._dense = dense or DenseNames()
+        self._dense = dense or DenseLocations()
         self._partitions = sorted(set(range(log.partitions) if partitions is None else partitions))
         self.set_rate(rows_per_second)
         self._rows_max = rows_max
@@ -108,20 +108,20 @@ class Ingest:
         # Whether all partitions feed one instance that was reported as complete.
         self._is_complete = False
         self._lag = Lag()
-        self._has_reached_end = False  # then at niceness 10, see _yield_to_pulls()
+        self._has_reached_end = False  # once True, at niceness 10: see _yield_to_pulls()
         self._end_reached = threading.Event()  # see wait_for_end()
         self._is_reading = False  # the last poll had events, and the end was not reached yet
         self._end_thread_stop = threading.Event()
         self._end_thread: threading.Thread | None = None  # requests the log's end
         self._applier: Applier = InlineApplier()
-        self._paused: set[int] = set()  # partitions that are not read, because they catch up
+        self._paused_partitions: set[int] = set()  # not read, because they catch up
         self._errors_lock = threading.Lock()  # over the next two, which several threads write
         self._errors: dict[str, str] = {}  # current errors, by operation
         self._error_count = 0
         self._not_before = 0.0  # when the rate limit allows the next apply
         self._stop = threading.Event()
-        self._run = threading.Event()
-        self._run.set()
+        self._may_read = threading.Event()
+        self._may_read.set()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -163,11 +163,11 @@ class Ingest:
 
     def pause(self) -> None:
         """Stop reading, after handling the events read. Pulls continue. See resume()."""
-        self._run.clear()
+        self._may_read.clear()
 
     def resume(self) -> None:
         """Undo pause()."""
-        self._run.set()
+        self._may_read.set()
 
     def set_rate(self, rows_per_second: float | None) -> None:
         """Change the rate limit; None removes it."""
@@ -269,7 +269,7 @@ class Ingest:
         applied = min((state.recorded.version for state in states), default=0)
         return IngestStatus(
             running=thread is not None and thread.is_alive(),
-            paused=not self._run.is_set(),
+            paused=not self._may_read.is_set(),
             model=self._instance.model,
             log=self._log.name,
             error="; ".join(dict.fromkeys(self._errors.values())),
@@ -318,13 +318,13 @@ class Ingest:
             stack.callback(applier.close)
             stack.callback(self._close_followers)
             self._load_states()
-            self._paused.clear()
+            self._paused_partitions.clear()
             positions = {p: state.offset for p, state in self._states.items()}
             subscription = self._log.subscribe(positions)
             stack.callback(subscription.close)
             next_search = time.monotonic()
             while not self._stop.is_set():
-                if not self._run.wait(POLL_SECONDS):
+                if not self._may_read.wait(POLL_SECONDS):
                     continue
                 self._check_live()
                 self._poll(subscription)
@@ -356,7 +356,7 @@ class Ingest:
             state = self._load_state(partition, instance, starts[partition])
             states[partition] = by_instance.setdefault(instance.name, {})[partition] = state
         self._followers = {
-            name: self._create_follower(instances[name], of) for name, of in by_instance.items()
+            name: self._create_follower(instances[name], own) for name, own in by_instance.items()
         }
         self._owners = {
             partition: follower
@@ -385,7 +385,7 @@ class Ingest:
             states,
             rows_max=self._rows_max,
             pace=self._pace,
-            until_done=self._until_done,
+            retry_until_done=self._retry_until_done,
             applier=self._applier,
             hand_over=self._hand_over,
         )
@@ -417,12 +417,12 @@ class Ingest:
         for name, follower in list(self._followers.items()):
             if not follower.partitions:
                 del self._followers[name]
-            elif not follower.instance.live():
+            elif not follower.instance.is_live():
                 raise _Left
         if not self._is_complete and len(self._followers) == 1:
             states = self._states.values()
             if all(
-                state.following and state.full is None and not state.recorded.standing.needs_base
+                state.is_following and state.full is None and not state.recorded.standing.needs_base
                 for state in states
             ):
                 self._is_complete = True
@@ -467,17 +467,17 @@ class Ingest:
     def _catch_up(self, subscription: Subscription) -> None:
         """Run one catch-up step of each follower, between two polls."""
         for follower in list(self._followers.values()):
-            for partition in set(follower.catching_up) - self._paused:
+            for partition in set(follower.catching_up) - self._paused_partitions:
                 subscription.pause(partition)
-                self._paused.add(partition)
+                self._paused_partitions.add(partition)
             for partition, offset in follower.advance_catch_up().items():
                 if offset is not None:
                     subscription.seek(partition, offset)
                 subscription.resume(partition)
-                self._paused.discard(partition)
+                self._paused_partitions.discard(partition)
             self._dense.set(follower.instance.name, follower.dense)
 
-    def _until_done(self, action: Callable[[], None]) -> None:
+    def _retry_until_done(self, action: Callable[[], None]) -> None:
         """Repeat an action of the pool until it succeeds. Raises _Stopped if stop() comes first."""
         wait = RETRY_FIRST_SECONDS
         while True:
@@ -486,7 +486,9 @@ class Ingest:
                 self._clear_error("apply")
                 return
             except PetpsError as error:
-                if not all(follower.instance.live() for follower in list(self._followers.values())):
+                if not all(
+                    follower.instance.is_live() for follower in list(self._followers.values())
+                ):
                     raise _Left from error
                 self._report("apply", f"apply: {error}")
                 _log.error("[ingest] apply failed, retrying in %.1f s: %s", wait, error)

@@ -1,4 +1,4 @@
-"""Instances of an ingest that follows a single instance."""
+"""SingleInstance: the Instances of an ingest that follows one instance."""
 
 from __future__ import annotations
 

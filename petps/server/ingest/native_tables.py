@@ -28,7 +28,7 @@ __all__ = ["NativeInstanceTables", "NativeInstances"]
 
 _log = logging.getLogger("petps.server.ingest")
 
-LOOKUP_KEYS: Final = 4096  # keys of a lookup, which needs memory for their rows
+LOOKUP_KEYS: Final = 4096  # keys of one lookup, which needs memory for all their rows
 
 
 class _NativeTable:
@@ -97,7 +97,7 @@ class NativeInstanceTables:
         """See InstanceTables."""
         return self._name
 
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         """See InstanceTables."""
         return any(
             record.id == self._id and not record.frozen for record in self._tables.instances()
@@ -188,19 +188,16 @@ class NativeInstances:
         for table, schema in base.schemas().items():
             if (instance.id, table) in tables:  # created before a crash
                 continue
-            like = tables.get((current.id, table))
-            has_same_rows = like is not None and (like.dtype, like.dim) == (
-                schema.dtype,
-                schema.dim,
-            )
+            old = tables.get((current.id, table))
+            has_same_rows = old is not None and (old.dtype, old.dim) == (schema.dtype, schema.dim)
             self._tables.create_table(
                 table,
                 instance=instance.id,
                 dim=schema.dim,
                 dtype=schema.dtype,
-                capacity=max(base.rows(table), like.record.capacity if like else 1),
+                capacity=max(base.rows(table), old.record.capacity if old else 1),
                 feed="delta",
-                default_row=like.default_row() if like and has_same_rows else None,
+                default_row=old.default_row() if old and has_same_rows else None,
             )
         return NativeInstanceTables(self._tables, name, threads=self._threads)
 
@@ -225,7 +222,12 @@ class NativeInstances:
         try:
             self._tables.set_alias(self._model, instance_id, unless_frozen=True)
         except FailedPrecondition:
-            if instance.live():
+            if instance.is_live():
                 raise
-            return  # another switch froze it at the same time: that switch wins
-        _log.info("[ingest] %s names %s now, before %s", self._model, instance.name, current.name)
+            return  # another switch froze this instance at the same time: that switch wins
+        _log.info(
+            "[ingest] alias %s names %s now; it named %s before",
+            self._model,
+            instance.name,
+            current.name,
+        )

@@ -13,7 +13,7 @@ __all__ = ["Applied", "Decision", "Outcome", "count_problem", "decide", "mark_of
 
 
 class Outcome(enum.Enum):
-    """Decision about a message."""
+    """The possible decisions about a message."""
 
     APPLY = "apply"
     DUPLICATE = "duplicate"  # applied before: count and skip it
@@ -41,12 +41,12 @@ class Decision:
 
 
 def mark_of(publisher: str) -> int:
-    """Return a mark that distinguishes publisher ids within progress: 24 bits, never 0."""
+    """Return the publisher's mark, by which progress tells publishers apart: 24 bits, never 0."""
     return (xxhash.xxh3_64_intdigest(publisher.encode()) & 0xFFFFFF) or 1
 
 
 def decide(applied: Applied, header: RecordHeader, marker: ContinueBody | None = None) -> Decision:
-    """Return the decision for a message with ``header``; ``marker`` is the body of a continue."""
+    """Return the decision for a message. ``marker``: the body, if it is a continue marker."""
     if header.run < applied.run:
         return Decision(
             Outcome.ZOMBIE,
@@ -81,8 +81,8 @@ def _begin(applied: Applied, header: RecordHeader, marker: ContinueBody | None) 
         return Decision(Outcome.NEW_RUN)
     if marker is None:
         raise ValueError("a continue marker needs its body")
-    # Equal, not "at least": if less was applied, rows are missing here; if more was applied, the
-    # tables hold rows that the trainer's restored state lacks.
+    # Not >=: if less was applied, rows are missing here; if more was applied, the tables hold rows
+    # that the trainer's restored state lacks.
     if (marker.previous_run, marker.last_seq) == (applied.run, applied.seq):
         return Decision(Outcome.NEW_RUN)
     return Decision(

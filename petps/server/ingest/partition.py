@@ -88,11 +88,12 @@ class PartitionState:
     publisher: int = 0  # see order.mark_of
     mode: Mode = Mode.FOLLOWING
     reason: str = ""
-    search: str = ""  # while stopped: why the search for a base fails
+    search_error: str = ""  # while stopped: why the search for a base fails
     standing: Standing = Standing.FOLLOWING
     target: int = 0  # see Standing
     # While stopped: the offset to read from again once the missing seq has arrived.
     resume_offset: int = 0
+    # While stopped: the marker whose base ends the stop; None: any base may.
     marker: BaseMarker | None = None
     # While stopped: the bases that failed since all bases were last tried.
     tried: set[str] = field(default_factory=set)
@@ -118,7 +119,7 @@ class PartitionState:
 
     @staticmethod
     def of(partition: int, recorded: Progress | None, start: int) -> PartitionState:
-        """Return a state from recorded progress, or without it at ``start``, the log's start."""
+        """Return a state that continues from ``recorded``; if None, from offset ``start``."""
         progress = recorded or Progress(partition, offset=start)
         state = PartitionState(partition, progress)
         state.go_back()
@@ -129,7 +130,7 @@ class PartitionState:
         return state
 
     @property
-    def following(self) -> bool:
+    def is_following(self) -> bool:
         """Return whether the partition applies records."""
         return self.mode is Mode.FOLLOWING
 
@@ -215,9 +216,9 @@ class PartitionState:
         """Set the reason for the stop."""
         self.reason = reason
 
-    def explain_search(self, search: str) -> None:
+    def explain_search(self, error: str) -> None:
         """Set why the search for a base fails; an empty text if it does not fail."""
-        self.search = search
+        self.search_error = error
 
     def stop(self, mode: Mode, reason: str, *, offset: int, resume_offset: int) -> None:
         """Stop applying. A restart continues at ``offset``."""
@@ -306,7 +307,7 @@ class PartitionState:
         self.mode = Mode.INCOMPLETE
         self.reason = reason
 
-    def find_base_too_large(self, refusal: Refusal) -> None:
+    def wait_for_room(self, refusal: Refusal) -> None:
         """Wait, after fail_catch_up(), to retry a base for which the tables have no room."""
         self.mode = Mode.FULL
         self.count("refusals")
@@ -323,14 +324,14 @@ class PartitionState:
         self.counts = None
 
     def take_counters(self, earlier: PartitionState) -> None:
-        """Continue the counters of the state before an error."""
+        """Copy the counters of ``earlier``, the state of this partition before an error."""
         for name in (*COUNTERS, "samples"):
             setattr(self, name, getattr(earlier, name))
 
     def follow(self) -> None:
         """Follow, and clear the reason for a stop."""
         self.mode = Mode.FOLLOWING
-        self.reason = self.search = ""
+        self.reason = self.search_error = ""
         self.refused = None
         self.standing = Standing.FOLLOWING
         self.target = 0
@@ -348,11 +349,11 @@ class PartitionState:
         full = self.full
         if full is not None and self.mode in (Mode.FOLLOWING, Mode.FULL):
             state, reason = Mode.FULL.value, full.reason
-        elif self.passed_run and self.following:
+        elif self.passed_run and self.is_following:
             state, reason = "passing", self.reason
         else:
             state, reason = self.mode.value, self.reason
-        reason = "; ".join(text for text in (reason, self.search) if text)
+        reason = "; ".join(text for text in (reason, self.search_error) if text)
         return PartitionHealth(self.partition, instance, state, reason, lag_seconds)
 
     def status(self, end: int, health: PartitionHealth) -> PartitionStatus:

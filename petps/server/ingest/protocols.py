@@ -69,8 +69,8 @@ class ApplyReport(Protocol):
     inserted: int
     updated: int
     deleted: int
-    absent: int
-    refused: int
+    absent: int  # deletions of keys that the table did not hold
+    refused: int  # new keys that had no room
 
 
 class InstanceTable(Protocol):
@@ -93,7 +93,7 @@ class InstanceTable(Protocol):
     def apply(self, keys: Keys, rows: Rows | None, deleted: Mask | None, stamp: int) -> ApplyReport:
         """Apply keys uint64[n], rows uint8[n, row_bytes] or None (all deleted), deleted bool[n].
 
-        Durable on return.
+        ``stamp``: the low 32 bits of the version, which the slots keep. Durable on return.
         """
 
     def all_keys(self) -> Iterator[Keys]:
@@ -115,7 +115,7 @@ class InstanceTables(Protocol):
     def partitions(self) -> int:
         """Return P of the model."""
 
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         """Return whether the instance may be written. Once it is frozen or dropped, it may not."""
 
     def tables(self) -> Mapping[str, InstanceTable]:
@@ -184,7 +184,7 @@ class Instances(Protocol):
         """
 
     def complete(self, instance: InstanceTables) -> None:
-        """Handle that all partitions follow the instance: the model's name may switch to it now."""
+        """Switch the model's name to the instance, if wanted: all partitions follow it now."""
 
 
 class BaseSource(Protocol):

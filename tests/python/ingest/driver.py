@@ -53,7 +53,7 @@ class Driver:
             self.states,
             rows_max=self.rows_max,
             pace=self.pace,
-            until_done=lambda action: action(),
+            retry_until_done=lambda action: action(),
             applier=self.applier,
         )
         self.subscription = self.log.subscribe({p: s.offset for p, s in self.states.items()})

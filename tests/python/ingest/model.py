@@ -112,7 +112,7 @@ class MemoryTables:
     def partitions(self) -> int:
         return self._partitions
 
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         return not self.frozen
 
     def tables(self) -> dict[str, InstanceTable]:

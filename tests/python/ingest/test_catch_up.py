@@ -162,7 +162,7 @@ def test_a_catch_up_killed_at_every_change_completes_after_a_restart(
         again = Driver(log, instance, Letters(), bases, poll_bytes=2000).run()
         again.close()
         assert rows_by_partition(instance) == expected, last
-        assert all(state.following for state in again.states.values())
+        assert all(state.is_following for state in again.states.values())
 
 
 def test_an_interrupted_catch_up_never_follows_the_old_stream(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_other_partitions_follow_during_a_catch_up(tmp_path: Path) -> None:
         steps += 1
     assert steps > 20  # one row per step
     driver.read()
-    assert all(state.following for state in driver.states.values())
+    assert all(state.is_following for state in driver.states.values())
     assert all(s.recorded.version == publisher.version for s in driver.states.values())
     assert driver.states[0].catch_ups == 1
     driver.close()
@@ -290,7 +290,7 @@ def test_a_missing_base_stops_its_partitions_until_it_exists(tmp_path: Path) -> 
     (tmp_path / "away").rename(tmp_path / "bases")
     driver.run()
     assert rows_by_partition(instance) == stream.final()
-    assert all(state.following for state in driver.states.values())
+    assert all(state.is_following for state in driver.states.values())
     driver.close()
 
 
@@ -343,7 +343,7 @@ def test_a_base_of_the_same_run_ends_a_gap(tmp_path: Path, lost: str) -> None:
     merged = {key: row for rows in placed.values() for key, row in rows.items()}
     driver.run()
     for state in driver.states.values():
-        assert state.following
+        assert state.is_following
         assert state.recorded.version == position.version
     found = {k: r for rows in rows_by_partition(instance).values() for k, r in rows.items()}
     assert found == merged
@@ -374,7 +374,7 @@ def test_a_run_that_continues_after_lost_messages_waits_for_a_base(tmp_path: Pat
     second.begin_continue(restored)
     publish_versions(second, np.random.default_rng(3), 2)
     driver = Driver(log, ahead, Letters(), bases).run()
-    assert all((state.following, state.gaps) == (True, 0) for state in driver.states.values())
+    assert all((state.is_following, state.gaps) == (True, 0) for state in driver.states.values())
     driver.close()
     driver = Driver(log, behind, Letters(), bases).run()
     assert {(state.mode, state.gaps) for state in driver.states.values()} == {(Mode.INCOMPLETE, 1)}
@@ -383,7 +383,7 @@ def test_a_run_that_continues_after_lost_messages_waits_for_a_base(tmp_path: Pat
     positions = {p: (restored.run, restored.seqs[p]) for p in range(P)}
     write_base(tmp_path / "bases" / "b", trained, positions, restored.version)
     driver.run()
-    assert all(state.following for state in driver.states.values())
+    assert all(state.is_following for state in driver.states.values())
     assert rows_by_partition(behind) == rows_by_partition(ahead)
     driver.close()
 
@@ -429,7 +429,7 @@ def test_a_base_marker_after_a_gap_ends_it(tmp_path: Path, mid_version: bool) ->
     publish_versions(publisher, np.random.default_rng(3), 2)
     instance = MemoryTables(SCHEMAS, P)
     driver = Driver(log, instance, Letters(), BaseFolder(tmp_path / "bases")).run()
-    assert all(state.following for state in driver.states.values())
+    assert all(state.is_following for state in driver.states.values())
     assert all(state.recorded.version == 6 for state in driver.states.values())
     fresh = MemoryTables(SCHEMAS, P)
     clean = open_log(tmp_path / "clean")
@@ -510,7 +510,7 @@ def test_a_full_table_takes_the_base_once_the_old_rows_are_gone(tmp_path: Path) 
     Publisher(log, "m", tables=SCHEMAS, run=2).begin_base("b", version=3)
     driver = Driver(log, instance, Letters(), BaseFolder(tmp_path / "bases"))
     # Each partition makes room when its old rows are deleted; partitions without room try again.
-    wait_until(lambda: all(state.following for state in driver.run().states.values()))
+    wait_until(lambda: all(state.is_following for state in driver.run().states.values()))
     assert instance.by_name["user"].rows == {key: row for (_, key), row in new[0].items()}
     driver.close()
 
@@ -530,7 +530,7 @@ def test_a_base_without_room_stops_its_partitions_until_there_is_some(tmp_path: 
         assert "catch-up to" in state.health("m@1", None).reason
         assert "table 'user' is full (capacity 60)" in state.health("m@1", None).reason
     instance.by_name["user"].capacity = 100
-    wait_until(lambda: all(state.following for state in driver.run().states.values()))
+    wait_until(lambda: all(state.is_following for state in driver.run().states.values()))
     assert instance.by_name["user"].rows == {key: row for (_, key), row in new[0].items()}
     assert {state.recorded.version for state in driver.states.values()} == {3}
     driver.close()
@@ -541,7 +541,7 @@ def test_a_damaged_base_stops_its_partition_and_the_reason_names_the_file(tmp_pa
     path, whole, offset = damage_chunk(tmp_path / "bases" / "b2", "user", 1, P)
     instance = MemoryTables(SCHEMAS, P)
     driver = Driver(log, instance, Letters(), BaseFolder(tmp_path / "bases")).run()
-    assert driver.states[0].following
+    assert driver.states[0].is_following
     assert driver.states[1].mode is Mode.INCOMPLETE
     assert f"{path} at {offset} does not fit its checksum" in driver.states[1].reason
     assert driver.states[1].recorded.standing is Standing.CATCHING_UP

@@ -158,7 +158,7 @@ def test_a_server_whose_log_is_gone_catches_up(tmp_path: Path, policy: str, fres
     trainer.checkpoint()
     trainer.publish()
     driver.run()
-    assert all(state.following for state in driver.states.values())
+    assert all(state.is_following for state in driver.states.values())
     assert server.rows() == trainer.rows()
     assert all(
         state.recorded.version == driver.states[0].version for state in driver.states.values()
@@ -211,7 +211,7 @@ def test_a_catch_up_killed_at_every_change_completes_after_a_restart(
         again = driver_of(trainer, server, rows_max=7).run()
         again.close()
         assert server.rows() == trainer.rows(), last
-        assert all(state.following for state in again.states.values())
+        assert all(state.is_following for state in again.states.values())
 
 
 def test_a_store_is_read_once_for_many_partitions(
@@ -510,5 +510,5 @@ def test_servers_follow_a_trainer_that_goes_back(tmp_path: Path) -> None:
     trainer.checkpoint()
     driver.run()
     assert server.rows() == trainer.rows()
-    assert all(state.run == 2 and state.following for state in driver.states.values())
+    assert all(state.run == 2 and state.is_following for state in driver.states.values())
     driver.close()

@@ -68,7 +68,7 @@ def test_a_clean_stream_is_applied(tmp_path: Path, stream: Stream) -> None:
     driver = follow(tmp_path, stream.messages)
     assert rows_by_partition(driver.instance) == stream.final()
     for partition, state in driver.states.items():
-        assert state.following
+        assert state.is_following
         assert state.recorded.version == 12
         assert state.recorded.offset == len(stream.messages[partition])
 
@@ -133,7 +133,7 @@ def test_a_lost_message_stops_only_its_partition(tmp_path: Path, stream: Stream)
     assert state.reason == "run 5: seqs 10 to 10 are missing"
     assert (state.recorded.seq, state.recorded.offset) == (9, 9)
     assert state.status(len(clean) - 1, state.health("m@1", None)).lag_records == len(clean) - 1 - 9
-    assert driver.states[1].following
+    assert driver.states[1].is_following
     assert driver.states[1].recorded.version == 12
 
 
@@ -143,7 +143,7 @@ def test_reordered_messages_are_applied_in_order(tmp_path: Path, stream: Stream)
     driver = follow(tmp_path, with_partition_0(stream, messages))
     assert rows_by_partition(driver.instance) == stream.final()
     assert driver.states[0].gaps >= 1
-    assert driver.states[0].following
+    assert driver.states[0].is_following
 
 
 def test_a_stopped_partition_continues_when_a_late_message_arrives(
@@ -198,7 +198,7 @@ def test_an_older_run_is_rejected(tmp_path: Path, stream: Stream) -> None:
     assert rows_by_partition(driver.instance) == stream.final()
     for partition, state in driver.states.items():
         assert state.zombies == 2 * len(old[partition])
-        assert state.following
+        assert state.is_following
 
 
 def messages_of_publisher_b(folder: Path) -> list[Message]:
@@ -233,14 +233,14 @@ def check_that_a_new_run_ends_the_stop(driver: Driver, bases: Path) -> None:
     seqs = tuple(progress[p].seq for p in range(P))
     continuing = Publisher(log, "m", tables=SCHEMAS, run=20)
     continuing.begin_continue(Position(progress[0].run, seqs, 12))
-    assert not driver.run().states[0].following
+    assert not driver.run().states[0].is_following
     assert driver.instance.progress(0) == progress[0]
     rows: dict[int, Rows] = {p: {("user", p + 1000): b"n" * 16} for p in range(P)}
     write_base(bases / "new", rows, {}, version=50)
     Publisher(log, "m", tables=SCHEMAS, run=21).begin_base("new", version=50)
     driver.run()
     for state in driver.states.values():
-        assert state.following
+        assert state.is_following
         assert state.recorded.run == 21
     keys = {key for table in driver.instance.rows().values() for key in table}
     assert keys == {p + 1000 for p in range(P)}
@@ -316,7 +316,7 @@ def test_after_a_power_loss_only_a_base_ends_the_stop(
     write_base(tmp_path / "bases" / "old", rows, positions, version=3)
     driver = Driver(driver.log, driver.instance, Letters(), BaseFolder(tmp_path / "bases")).run()
     if run == 5:
-        assert all(state.following for state in driver.states.values())
+        assert all(state.is_following for state in driver.states.values())
         assert rows_by_partition(driver.instance) == stream.final()
     else:  # the log does not continue after that base: wait for the next one, with consistent rows
         assert rows_by_partition(driver.instance) == rows
@@ -397,7 +397,7 @@ def test_the_stop_for_missing_rows_survives_restarts(tmp_path: Path) -> None:
     write_base(bases / "repair", rows, positions, version=2)
     driver = Driver(log, instance, Letters(), BaseFolder(bases)).run()
     for state in driver.states.values():
-        assert state.following
+        assert state.is_following
         assert state.recorded.version == 4
     assert {p + 1000 for p in range(P)} <= set(instance.by_name["user"].rows)
     driver.close()
@@ -454,7 +454,7 @@ def test_random_faults_and_then_a_base_give_the_trainers_rows(
     driver = follow(tmp_path, messages)
     check_rows(driver, stream)
     for state in driver.states.values():
-        if state.following:
+        if state.is_following:
             assert state.recorded.seq <= len(stream.messages[state.partition])
         else:
             assert state.gaps > 0
@@ -477,4 +477,4 @@ def test_random_faults_and_then_a_base_give_the_trainers_rows(
     check_rows(repaired, stream)
     # Only garbage after all messages can keep a partition stopped: the base has no newer rows.
     for state in repaired.states.values():
-        assert state.following or state.recorded.seq == position.seqs[state.partition]
+        assert state.is_following or state.recorded.seq == position.seqs[state.partition]

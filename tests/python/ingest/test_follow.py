@@ -24,15 +24,15 @@ def pause(ingest: Ingest, monkeypatch: pytest.MonkeyPatch) -> None:
     A poll that has begun before still handles the messages that it reads.
     """
     is_waiting = threading.Event()
-    run = ingest._run
-    original_wait = run.wait
+    may_read = ingest._may_read
+    original_wait = may_read.wait
 
     def wait(seconds: float) -> bool:
-        if not run.is_set():
+        if not may_read.is_set():
             is_waiting.set()
         return original_wait(seconds)
 
-    monkeypatch.setattr(run, "wait", wait)
+    monkeypatch.setattr(may_read, "wait", wait)
     ingest.pause()
     assert is_waiting.wait(60)
 

@@ -195,7 +195,7 @@ def test_every_row_is_stored_in_the_end(tmp_path: Path, seed: int) -> None:
     stream = stream_of(log, publisher.position())
     rows = rows_by_partition(instance)
     for p, state in driver.states.items():
-        if state.following:
+        if state.is_following:
             assert rows[p] == stream.rows_at(p, state.recorded.run, state.recorded.seq)
     for table in instance.by_name.values():
         table.capacity = 1 << 30

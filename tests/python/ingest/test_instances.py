@@ -21,7 +21,7 @@ from petps.errors import FailedPrecondition, InvalidArgument, NotFound
 from petps.publish import Publisher
 from petps.server.ingest import DirectoryDeadLetters
 from petps.server.ingest.applier import InlineApplier
-from petps.server.ingest.dense import DenseNames
+from petps.server.ingest.dense import DenseLocations
 from petps.server.ingest.follow import Follower
 from petps.server.ingest.native_tables import NativeInstances, NativeInstanceTables
 from petps.server.ingest.partition import PartitionState
@@ -360,7 +360,7 @@ def test_an_abandoned_catch_up_releases_the_pool(tmp_path: Path) -> None:
             {0: state},
             rows_max=30,
             pace=lambda rows: None,
-            until_done=lambda action: action(),
+            retry_until_done=lambda action: action(),
             applier=InlineApplier(),
         )
         follower.take(event)
@@ -408,10 +408,10 @@ def test_a_damaged_file_of_dense_weights_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "dense.json"
     for text in ("{", "[]", '{"m@1": 5}', '{"m@1": {"version": "x", "dense": 1}}'):
         path.write_text(text)
-        names = DenseNames(path)
+        names = DenseLocations(path)
         assert names.of("m@1") == (0, None)
         names.set("m@1", (3, "s3://three"))
-        assert DenseNames(path).of("m@1") == (3, "s3://three")
+        assert DenseLocations(path).of("m@1") == (3, "s3://three")
 
 
 def test_bad_names_of_instances_are_refused(tmp_path: Path, world: World) -> None:

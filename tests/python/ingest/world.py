@@ -20,7 +20,7 @@ from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.delta.schema import partition_of
 from petps.server.ingest import DirectoryDeadLetters, Ingest
-from petps.server.ingest.dense import DenseNames
+from petps.server.ingest.dense import DenseLocations
 from petps.server.ingest.native_tables import NativeInstances, NativeInstanceTables
 
 P = 4
@@ -57,7 +57,7 @@ class World:
             dead_letters=DirectoryDeadLetters(folder / "dead"),
             bases=BaseFolder(folder / "bases"),
             instances=NativeInstances(self.tables, "m", switch=self.switch),
-            dense=DenseNames(folder / "pool.dense.json"),
+            dense=DenseLocations(folder / "pool.dense.json"),
             partitions=partitions,
             search_seconds=0.02,
         )

@@ -108,7 +108,7 @@ class Site:
     def served(self) -> dict[int, bytes]:
         store = MemoryTables([SCHEMA], P, self.model)
         driver = Driver(DirectoryLog(self.folder / "log"), store, Letters()).run()
-        assert all(state.following for state in driver.states.values())
+        assert all(state.is_following for state in driver.states.values())
         driver.close()
         return store.by_name["user"].rows
 
