@@ -110,6 +110,9 @@ class LogDeadLetters:
             self._letters.publish(0, letter)
         except PetpsError as error:
             _log.error("[ingest] a dead letter was not stored: %s", error)
+            # Without this, the garbage collector would end the Kafka client in any thread, and wait
+            # there for the client's threads.
+            self.close()
             self._letters = None
 
     def close(self) -> None:

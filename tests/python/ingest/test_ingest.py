@@ -281,3 +281,24 @@ def test_a_long_reason_of_a_dead_letter_is_cut_between_characters(tmp_path: Path
     assert dict(event.message.headers)["dead-letter.reason"] == ("a" + 499 * "é").encode()
     subscription.close()
     letters.close()
+
+
+def test_a_log_that_refuses_a_dead_letter_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Close it before it is dropped, or the garbage collector ends its client in any thread."""
+    logs = [DirectoryLog(tmp_path / name, partitions=1) for name in ("first", "second")]
+    closed: list[int] = []
+    monkeypatch.setattr(logs[0], "close", lambda: closed.append(0))
+
+    def refuse(*_: object) -> None:
+        raise IoError("no space left on device")
+
+    monkeypatch.setattr(logs[0], "publish", refuse)
+    open_logs = iter(logs)
+    letters = LogDeadLetters(lambda: next(open_logs), "log")
+    letters.add(0, 1, "altered", None)
+    assert closed == [0]
+    letters.add(0, 2, "altered", None)
+    assert logs[1].end_offsets([0])[0] > 0
+    letters.close()
