@@ -53,8 +53,8 @@ class _Grown:
 
     def living(self) -> tuple[int, int]:
         """Return the number of deltas that the newest version needs, and their rows."""
-        newest = self.store.state.versions()[-1].version
-        chunks = [delta for delta in self.store.state.lineage.deltas() if delta.holds(newest)]
+        lineage, newest = self.store.state.lineage, self.store.state.newest_version
+        chunks = [chunk for chunk in lineage.open_delta_chunks() if chunk.holds(newest)]
         return len(chunks), sum(chunk.rows for chunk in chunks)
 
 

@@ -80,7 +80,7 @@ def next_version(store: Store, policy: Policy, sample: Sample) -> Next:
         if quantising is not None:
             _log.info("[checkpoint] %s", "; ".join(describe(stored)))
         return Next(kind, None, stored)
-    since = state.newest_version if kind == DELTA else state.lineage.began
+    since = state.newest_version if kind == DELTA else state.lineage.base_version
     return Next(kind, since, state.lineage.tables)
 
 

@@ -99,7 +99,7 @@ class InPlace:
 def plan_merges(store: Store, stride: int) -> list[MergePlan]:
     """Return the merges due in the newest lineage, oldest first; no two of them share a chunk."""
     lineage = store.state.lineage
-    deltas = _list_living(lineage)
+    deltas = _list_open_deltas(lineage)
     layers = [layer for layer, _ in deltas]
     plans = []
     for run in _runs(layers, stride):
@@ -118,7 +118,7 @@ def plan_merges(store: Store, stride: int) -> list[MergePlan]:
 
 def count_merges(lineage: Lineage, stride: int) -> int:
     """Return the number of merges until no merge is due."""
-    layers = [layer for layer, _ in _list_living(lineage)]
+    layers = [layer for layer, _ in _list_open_deltas(lineage)]
     count = 0
     while runs := list(_runs(layers, stride)):
         count += len(runs)
@@ -127,13 +127,13 @@ def count_merges(lineage: Lineage, stride: int) -> int:
     return count
 
 
-def _list_living(lineage: Lineage) -> list[tuple[int, list[Chunk]]]:
+def _list_open_deltas(lineage: Lineage) -> list[tuple[int, list[Chunk]]]:
     """Return the living deltas in order: the layer and the chunks of each.
 
     A delta whose chunks have several layers gets a layer that no other delta has.
     """
     chunks_by_first: dict[int, list[Chunk]] = {}
-    for chunk in lineage.deltas():
+    for chunk in lineage.open_delta_chunks():
         chunks_by_first.setdefault(chunk.first, []).append(chunk)
     return [
         (chunks[0].layer if len({chunk.layer for chunk in chunks}) == 1 else -first, chunks)

@@ -94,7 +94,7 @@ class Intermittent(Policy):
     def next_kind(self, store: Store, lineage: Lineage) -> str:
         """Return BASE if F_c <= I_c, with sizes as shares of the base; else DIFFERENCE."""
         base = lineage.base_bytes
-        sizes = [size / base for _, kind, size, _ in lineage.written if kind == DIFFERENCE and base]
+        sizes = [size / base for _, kind, size, _ in lineage.history if kind == DIFFERENCE and base]
         if not sizes:
             return DIFFERENCE
         return BASE if 1 + sum(sizes) <= (len(sizes) + 1) * sizes[-1] else DIFFERENCE
@@ -134,11 +134,11 @@ class TwoD(Policy):
 
     def _reset_pays(self, store: Store, lineage: Lineage) -> bool:
         """Return whether T_base = C_base + R_base < T_incre = C_incre + R_base + R_v."""
-        bases = [seconds for _, kind, _, seconds in lineage.written if kind == BASE]
-        deltas = [seconds for _, kind, _, seconds in lineage.written if kind == DELTA]
+        bases = [seconds for _, kind, _, seconds in lineage.history if kind == BASE]
+        deltas = [seconds for _, kind, _, seconds in lineage.history if kind == DELTA]
         if not bases or not deltas or store.reader.read_bytes == 0:
             return False
-        above = sum(chunk.length for chunk in lineage.deltas())
+        above = sum(chunk.length for chunk in lineage.open_delta_chunks())
         recovery = above * store.reader.read_seconds / store.reader.read_bytes
         return bases[-1] < deltas[-1] + recovery
 
@@ -148,8 +148,8 @@ class TwoD(Policy):
         version = lineage.versions[-1].version
         if lineage.versions[-1].kind != DELTA:
             return
-        new = [chunk for chunk in lineage.deltas() if chunk.first == version]
-        old = [chunk for chunk in lineage.deltas() if chunk.first < version]
+        new = [chunk for chunk in lineage.open_delta_chunks() if chunk.first == version]
+        old = [chunk for chunk in lineage.open_delta_chunks() if chunk.first < version]
         splits: list[tuple[Chunk, Edit, Edit | None]] = []
         for table in {chunk.table for chunk in new}:
             ours = [chunk for chunk in new if chunk.table == table]
@@ -225,7 +225,7 @@ class Merged(Policy):
 
     def next_kind(self, store: Store, lineage: Lineage) -> str:
         """Return BASE once ``every`` deltas of the lineage were written, else DELTA."""
-        written = sum(1 for _, kind, _, _ in lineage.written if kind == DELTA)
+        written = sum(1 for _, kind, _, _ in lineage.history if kind == DELTA)
         d = round(self.duplication, 2)
         every = self.every or find_every(self._choose_stride(), d, self.volume)
         return BASE if written >= every else DELTA
@@ -248,7 +248,7 @@ class Merged(Policy):
         """Measure d and v if they are needed. It reads two versions: call it behind the trainer."""
         if self.stride and self.every:
             return
-        deltas = [chunk for chunk in store.state.lineage.deltas() if chunk.layer == 1]
+        deltas = [chunk for chunk in store.state.lineage.open_delta_chunks() if chunk.layer == 1]
         versions = sorted({chunk.first for chunk in deltas})[-2:]
         if len(versions) < 2:
             return

@@ -53,7 +53,8 @@ class Reader:
         """Return the rows of chunks, stored as ``tables``. Raise DataLoss with file and offset."""
         order = sorted(range(len(chunks)), key=lambda n: (chunks[n].file, chunks[n].offset))
         runs = list(_runs(chunks, order))
-        bounds = [0, *accumulate(chunks[run[-1]].stop - chunks[run[0]].offset for run in runs)]
+        lengths = (chunks[run[-1]].stop_offset - chunks[run[0]].offset for run in runs)
+        bounds = [0, *accumulate(lengths)]
         # One allocation for all: it gets large pages; many small ones would each fault theirs in.
         memory = np.empty(bounds[-1], np.uint8).data
         reads = zip(runs, pairwise(bounds), strict=True)
@@ -67,10 +68,10 @@ class Reader:
         def read_file(path: str, reads: list[tuple[list[int], memoryview]]) -> None:
             self._fill(path, [(chunks[run[0]].offset, buffer) for run, buffer in reads])
             for run, buffer in reads:
-                start = chunks[run[0]].offset
+                run_offset = chunks[run[0]].offset
                 for number in run:
                     chunk = chunks[number]
-                    body = buffer[chunk.offset - start : chunk.stop - start]
+                    body = buffer[chunk.offset - run_offset : chunk.stop_offset - run_offset]
                     out[number] = self._rows(tables[chunk.table], chunk, body)
 
         tasks = [
@@ -192,8 +193,8 @@ def _runs(chunks: Sequence[Chunk], numbers: Iterable[int]) -> Iterator[list[int]
         chunk = chunks[number]
         if run and (
             chunks[run[-1]].file != chunk.file
-            or chunk.offset - chunks[run[-1]].stop > GAP_BYTES
-            or chunk.stop - chunks[run[0]].offset > PARALLEL_BYTES
+            or chunk.offset - chunks[run[-1]].stop_offset > GAP_BYTES
+            or chunk.stop_offset - chunks[run[0]].offset > PARALLEL_BYTES
         ):
             yield run
             run = []

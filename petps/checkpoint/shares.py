@@ -158,7 +158,7 @@ def commit_shares(store: Store, version: int) -> Version:
         file="",
         versions=(committed,),
         chunks=chunks,
-        written=((version, committed.kind, committed.bytes, committed.seconds),),
+        history=((version, committed.kind, committed.bytes, committed.seconds),),
     )
     store.add(lineage, before)
     for share in shares:  # no state names the files of a share any more

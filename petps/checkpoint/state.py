@@ -86,7 +86,7 @@ class Chunk:
         return self.first <= version and (self.end == OPEN or version < self.end)
 
     @property
-    def stop(self) -> int:
+    def stop_offset(self) -> int:
         """Return the offset in the bundle at which the chunk's Arrow stream ends."""
         return self.offset + self.length
 
@@ -138,12 +138,12 @@ class Lineage:
     """A base and what was written after it."""
 
     file: str
-    began: int  # the version of its base, which purge may have dropped since
+    base_version: int  # purge may have deleted this version since
     versions: tuple[Version, ...]
     chunks: tuple[Chunk, ...]
     tables: Mapping[str, Table]  # as stored in its chunks
-    # version, kind, bytes, seconds of every version written, also of those that were purged
-    written: tuple[tuple[int, str, int, float], ...]
+    # (version, kind, bytes, seconds) of every version ever written, purged ones included
+    history: tuple[tuple[int, str, int, float], ...]
     sealed: tuple[Sealed, ...] = ()  # chunks that the lineage's own file does not list
 
     @property
@@ -156,7 +156,7 @@ class Lineage:
         chunks = [chunk for chunk in self.chunks if chunk.holds(version)]
         return sorted(chunks, key=lambda chunk: chunk.first)
 
-    def deltas(self) -> list[Chunk]:
+    def open_delta_chunks(self) -> list[Chunk]:
         """Return the open chunks above the base, in order: IncrCP's Row_0, DECK's living deltas."""
         return sorted(
             (chunk for chunk in self.chunks if chunk.layer > 0 and chunk.open),
@@ -180,10 +180,10 @@ class Lineage:
             self,
             versions=(*self.versions, entry),
             chunks=(*older, *new.chunks),
-            written=(*self.written, *new.written),
+            history=(*self.history, *new.history),
         )
 
-    def keep_only(self, remaining: Collection[int], *, is_newest: bool) -> Lineage:
+    def drop_all_but(self, remaining: Collection[int], *, is_newest: bool) -> Lineage:
         """Return this lineage with only these versions, and the chunks that they need."""
         versions = tuple(entry for entry in self.versions if entry.version in remaining)
         if len(versions) == len(self.versions):
@@ -209,7 +209,7 @@ class Lineage:
                 for chunk in self.chunks
                 if chunk.first <= version
             ),
-            written=tuple(record for record in self.written if record[0] <= version),
+            history=tuple(record for record in self.history if record[0] <= version),
         )
 
 
@@ -282,10 +282,10 @@ class State:
             self, lineages=tuple(marked if other is lineage else other for other in self.lineages)
         )
 
-    def keep_only(self, remaining: Collection[int]) -> State:
+    def drop_all_but(self, remaining: Collection[int]) -> State:
         """Return a state with only these versions, and the chunks that they need."""
         lineages = (
-            lineage.keep_only(remaining, is_newest=lineage is self.lineages[-1])
+            lineage.drop_all_but(remaining, is_newest=lineage is self.lineages[-1])
             for lineage in self.lineages
         )
         return replace(self, lineages=tuple(lineage for lineage in lineages if lineage.versions))
@@ -410,10 +410,10 @@ def _encode_lineage(lineage: Lineage) -> bytes:
     return sign(
         {
             **_describe_chunks(chunk for chunk in lineage.chunks if id(chunk) not in sealed_ids),
-            "began": lineage.began,
+            "began": lineage.base_version,
             "sealed": [[sealed.file, sealed.checksum] for sealed in lineage.sealed],
             "tables": _describe_tables(lineage.tables),
-            "written": lineage.written,
+            "written": lineage.history,
             "versions": [
                 {
                     **asdict(entry),

@@ -170,9 +170,9 @@ class Store:
         not exist, and the store is as it was.
         """
         before = self._state
-        written = self.write_data(version, rows, **options)
-        self.add(written, before)
-        return written.versions[0]
+        lineage = self.write_data(version, rows, **options)
+        self.add(lineage, before)
+        return lineage.versions[0]
 
     def write_data(
         self,
@@ -213,8 +213,8 @@ class Store:
             sum(chunk.length + chunk.bloom_length for chunk in chunks),
             parts=stored,
         )
-        written = (version, kind, entry.bytes, entry.seconds)
-        return Lineage("", version, (entry,), tuple(chunks), tables, (written,))
+        record = (version, kind, entry.bytes, entry.seconds)
+        return Lineage("", version, (entry,), tuple(chunks), tables, (record,))
 
     def add(self, new: Lineage, before: State) -> None:
         """Commit a version that write_data() wrote above the newest version of ``before``."""
@@ -435,7 +435,7 @@ class Store:
         remaining |= {entry.version for entry in versions if entry.kept}
         deleted = [entry.version for entry in versions if entry.version not in remaining]
         if deleted:
-            self._commit(before, before.keep_only(remaining))
+            self._commit(before, before.drop_all_but(remaining))
         self._sweep()
         return deleted
 

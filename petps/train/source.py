@@ -76,13 +76,13 @@ class TrackedSource:
             self._since = version
             return
         # The next difference must contain the keys of this one.
-        for chunk in lineage.deltas():
+        for chunk in lineage.open_delta_chunks():
             if chunk.holds(version):
                 keys = store.read([chunk])[0].keys
                 if self._owns is not None:
                     keys = keys[self._owns(chunk.table, keys)]
                 self._tracker.track(chunk.table, self._table(chunk.table).ids_of(keys))
-        self._since = lineage.began
+        self._since = lineage.base_version
 
     def begin(self) -> None:
         """Begin a version: ids touched from here on belong to the next one."""

@@ -150,7 +150,7 @@ def test_merging_on_ray_gives_the_versions_of_merging_in_place(
         for store in (by_ray, in_place)
     ]
     assert spans[0] == spans[1]
-    assert {c.layer for c in by_ray.state.lineage.deltas()} == {4, 5}
+    assert {c.layer for c in by_ray.state.lineage.open_delta_chunks()} == {4, 5}
     check(by_ray, replay)
     check(Store.open(tmp_path / "LocalFiles"), replay)
 
@@ -167,7 +167,7 @@ def test_groups_merge_in_parallel_and_a_killed_worker_is_replaced(
     until(lambda: len(files.waiting()) == 3)  # another worker has begun the merge again
     files.gate.unlink()
     assert merging.wait() is None
-    assert {c.layer for c in store.state.lineage.deltas()} == {4, 5}
+    assert {c.layer for c in store.state.lineage.open_delta_chunks()} == {4, 5}
     check(store, replay)
 
 
@@ -218,7 +218,7 @@ def test_a_merge_of_chunks_that_are_purged_meanwhile_changes_nothing(
 
 def test_a_damaged_chunk_is_refused_by_the_worker(store_of: CopyStore, replay: Replay) -> None:
     store = store_of(LocalFiles)
-    chunk = next(c for c in store.state.lineage.deltas() if c.first == 8)
+    chunk = next(c for c in store.state.lineage.open_delta_chunks() if c.first == 8)
     path = Path(store.name) / chunk.file
     body = bytearray(path.read_bytes())
     body[chunk.offset + chunk.length // 2] ^= 0x10
@@ -230,7 +230,7 @@ def test_a_damaged_chunk_is_refused_by_the_worker(store_of: CopyStore, replay: R
     assert str(error) == str(in_place.error)
     assert "does not fit its checksum" in str(error)
     # The other groups were merged, and no merge covers the one that failed.
-    layers = {c.first: c.layer for c in store.state.lineage.deltas()}
+    layers = {c.first: c.layer for c in store.state.lineage.open_delta_chunks()}
     assert layers == {5: 3, 7: 2, 8: 1, 9: 1, 25: 5}
     body[chunk.offset + chunk.length // 2] ^= 0x10
     path.write_bytes(body)
@@ -250,7 +250,7 @@ def test_the_command_merges_on_a_cluster_of_its_own(store_of: CopyStore, replay:
     assert process.returncode == 0
     assert '"merges": 22' in output
     store.refresh()
-    assert {c.layer for c in store.state.lineage.deltas()} == {4, 5}
+    assert {c.layer for c in store.state.lineage.open_delta_chunks()} == {4, 5}
     check(store, replay)
     refused = subprocess.run(
         [*petps, "--on", "moon"], capture_output=True, text=True, env=environment, check=False

@@ -60,7 +60,7 @@ def list_(store: _STORE, json_: _JSON = False) -> None:
         {
             "version": record.version,
             "kind": record.kind,
-            "line": lineage.began,
+            "line": lineage.base_version,
             "created": _time_text(record.created_ns),
             "rows": record.rows,
             "bytes": record.bytes,
@@ -180,7 +180,7 @@ def _facts(store: Store, version: int | None) -> dict[str, Any]:
     delta_chunks = [chunk for chunk in chunks if chunk.layer > 0]
     return {
         "version": version,
-        "base": lineage.began,
+        "base": lineage.base_version,
         "chunks": len(chunks),
         "files": len({chunk.file for chunk in chunks}),
         "bytes": bytes_text(sum(chunk.length for chunk in chunks)),
@@ -193,7 +193,7 @@ def _facts(store: Store, version: int | None) -> dict[str, Any]:
 def _graph(lineage: Lineage, *, active: bool) -> list[str]:
     """Draw one row for each chunk: # under the versions of its span; kept versions have a k."""
     versions = [record.version for record in lineage.versions]
-    heading = f"lineage of base {lineage.began}, versions {versions[0]} to {versions[-1]}"
+    heading = f"lineage of base {lineage.base_version}, versions {versions[0]} to {versions[-1]}"
     drawing = [f"{heading}: active, the next version continues it" if active else heading]
     if any(record.kept for record in lineage.versions):
         marks = "".join("k" if record.kept else " " for record in lineage.versions)
@@ -425,11 +425,11 @@ def merge(
     if stride < 2:
         raise InvalidArgument(f"--stride must be at least 2, got {stride}")
     checkpoint_store = _open(store)
-    deltas_before = len(checkpoint_store.state.lineage.deltas())
+    deltas_before = len(checkpoint_store.state.lineage.open_delta_chunks())
     merge_count = count_merges(checkpoint_store.state.lineage, stride)
     with _executor(on) as executor, progress("merging", merge_count, quiet=json_) as advance:
         Merged(stride=stride, executor=executor).arrange_all(checkpoint_store, lambda: advance(1))
-    deltas_after = len(checkpoint_store.state.lineage.deltas())
+    deltas_after = len(checkpoint_store.state.lineage.open_delta_chunks())
     if json_:
         json_out(
             {"deltas_before": deltas_before, "deltas_after": deltas_after, "merges": merge_count}

@@ -76,7 +76,7 @@ def test_a_plan_is_executed_by_another_process(
     order.shuffle(outcomes)
     for outcome in outcomes:
         apply(relative, outcome)
-    assert sorted({c.layer for c in relative.state.lineage.deltas()}) == [1, 2]
+    assert sorted({c.layer for c in relative.state.lineage.open_delta_chunks()}) == [1, 2]
     check_versions(Store.open("store"), replay, ALL)
 
 
@@ -117,7 +117,7 @@ def test_a_failed_merge_does_not_block_others(store: Store, replay: Replay, firs
     """Do the other merges, then raise the error; no merge jumps over the chunks that stayed."""
     with pytest.raises(IoError, match=f"no luck with {first}"):
         Merged(stride=3, executor=Failing(first)).arrange_all(store)
-    layers = {c.first: c.layer for c in store.state.lineage.deltas()}
+    layers = {c.first: c.layer for c in store.state.lineage.open_delta_chunks()}
     assert layers[first] == layers[first + 1] == layers[first + 2] == 1
     assert max(layers.values()) > 1
     check_versions(store, replay, ALL)

@@ -69,7 +69,7 @@ def test_count_and_volume_follow_the_formula(tmp_path: Path, duplication: float)
         trainer.step()
         writer.write(count + 1)
         writer.arrange()
-        living = store.state.lineage.deltas()
+        living = store.state.lineage.open_delta_chunks()
         assert len(living) == count.bit_count(), f"after {count} deltas"
         assert sorted(2 ** (chunk.layer - 1) for chunk in living) == sorted(
             1 << bit for bit in range(7) if count >> bit & 1

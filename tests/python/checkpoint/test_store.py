@@ -89,9 +89,9 @@ def test_policies_split_merge_and_reset(tmp_path: Path) -> None:
     assert loaded < deltas / 2, "or nothing was gained"
     store = written(tmp_path / "merged", Merged(stride=2, every=1000), replay)
     # The base is version 1: 29 deltas are 16 + 8 + 4 + 1.
-    assert sorted({c.layer for c in store.state.lineage.deltas()}) == [1, 3, 4, 5]
+    assert sorted({c.layer for c in store.state.lineage.open_delta_chunks()}) == [1, 3, 4, 5]
     store = written(tmp_path / "every", Merged(stride=2, every=9), replay)
-    assert [lineage.began for lineage in store.state.lineages] == [1, 11, 21]
+    assert [lineage.base_version for lineage in store.state.lineages] == [1, 11, 21]
     store = written(tmp_path / "intermittent", POLICIES["intermittent"](), replay)
     assert len(store.state.lineages) > 1
     store = written(tmp_path / "oneshot", POLICIES["oneshot"](), replay)
@@ -148,9 +148,8 @@ def test_purge_keeps_the_remaining_versions_whole(tmp_path: Path, name: str) -> 
 @pytest.mark.parametrize("policy", [POLICIES["intermittent"](), Merged(stride=2, every=9)])
 def test_bases_come_when_they_are_due_whatever_was_purged(policy: Policy, tmp_path: Path) -> None:
     replay = Replay(TABLES, steps(12), deletes=0.1)
-    expected = [
-        lineage.began for lineage in written(tmp_path / "whole", policy, replay).state.lineages
-    ]
+    whole = written(tmp_path / "whole", policy, replay)
+    expected = [lineage.base_version for lineage in whole.state.lineages]
     assert len(expected) > 2
     store = Store.create(tmp_path / "store", "m", list(TABLES.values()))
     writer = Checkpointer(store, policy, replay, chunk_bytes=1 << 8)

@@ -111,7 +111,7 @@ def drive_merges(files: MemoryFiles, replay: Replay, committed: list[int]) -> No
         writer.write(version, {"dense": b"%d" % version})
         committed.append(version)
     Merged(stride=2, executor=AllFirst()).arrange_all(store)
-    assert {chunk.layer for chunk in store.state.lineage.deltas()} == {4}
+    assert {chunk.layer for chunk in store.state.lineage.open_delta_chunks()} == {4}
     committed[:] = committed[-3:]
     store.purge(3)
 

@@ -92,7 +92,7 @@ def test_an_error_names_the_newest_whole_version(replay: Replay) -> None:
 def test_swapped_files_are_detected(replay: Replay) -> None:
     files = MemoryFiles()
     store = filled(files, replay)
-    first, second = (c.file for c in store.state.lineage.deltas()[:2])
+    first, second = (c.file for c in store.state.lineage.open_delta_chunks()[:2])
     files.held[first], files.held[second] = files.held[second], files.held[first]
     with pytest.raises(DataLoss, match="does not fit its checksum"):
         store.restore()

@@ -80,7 +80,7 @@ def expected() -> tuple[np.ndarray, np.ndarray]:
 def test_a_restore_fills_the_trainers_arrays_in_bounded_memory(written: Path) -> None:
     trainer = Trainer(Store.open(written), None)
     output = trainer.output()
-    above = sum(chunk.length for chunk in trainer.store.state.lineage.deltas())
+    above = sum(chunk.length for chunk in trainer.store.state.lineage.open_delta_chunks())
     tracemalloc.start()
     output.restore(3)
     peak = tracemalloc.get_traced_memory()[1]
