@@ -1,9 +1,9 @@
 """Encoding of rows as chunks, and writing of bundles: files of several chunks. STORE.md.
 
-Owns:        Edit, Encoded, checked_edits(), write_bundle().
+Owns:        NewChunk, Encoded, prepare_chunks(), write_bundle().
 Never does:  decide which versions a chunk belongs to.
 Called by:   store.py, staging.py.
-Invariants:  a bundle's chunks have the order of its edits; at most one of them is in memory.
+Invariants:  a bundle's chunks have the given order; at most one of them is in memory.
 Threads:     any.
 """
 
@@ -20,7 +20,7 @@ from petps.checkpoint.state import OPEN, Chunk, new_name
 from petps.delta.schema import partition_of
 from petps.errors import InvalidArgument
 
-__all__ = ["Edit", "Encoded", "Given", "checked_edits", "write_bundle"]
+__all__ = ["Encoded", "NewChunk", "RowsByTable", "prepare_chunks", "write_bundle"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +62,21 @@ class Encoded:
 
 
 # The rows of a version, by table: either all rows at once, or pieces whose keys ascend.
-Given = Mapping[str, Rows | Iterable[Rows | Encoded]]
+RowsByTable = Mapping[str, Rows | Iterable[Rows | Encoded]]
 # A chunk to be written: its table, rows, first, end and layer.
-Edit = tuple[str, Rows | Encoded, int, int, int]
+NewChunk = tuple[str, Rows | Encoded, int, int, int]
 
 
-def checked_edits(
+def prepare_chunks(
     version: int,
-    given: Given,
+    given: RowsByTable,
     tables: Mapping[str, Table],
     raise_if_cancelled: Callable[[], None],
     *,
     base: bool,
     partitions: int = 1,
-) -> Iterator[Edit]:
-    """Yield the edits that write a version's rows.
+) -> Iterator[NewChunk]:
+    """Yield the chunks to write for a version's rows.
 
     Call raise_if_cancelled() before each piece. partitions: see Store.write. Raise InvalidArgument
     for rows that the version cannot hold.
@@ -122,17 +122,16 @@ def _check_shape(table: Table, rows: Rows) -> None:
             )
 
 
-def write_bundle(files: Files, tables: Mapping[str, Table], edits: Iterable[Edit]) -> list[Chunk]:
-    """Write one file with the chunks of all edits, in order; write none if there are no edits.
-
-    Return the chunks.
-    """
+def write_bundle(
+    files: Files, tables: Mapping[str, Table], new_chunks: Iterable[NewChunk]
+) -> list[Chunk]:
+    """Write the chunks to one file, in order, and return them; without chunks write no file."""
     path = f"data/{new_name()}.chunks"
     chunks: list[Chunk] = []
 
     def pieces() -> Iterator[bytes | memoryview]:
         offset = 0
-        for name, rows, first, end, layer in edits:
+        for name, rows, first, end, layer in new_chunks:
             encoded = Encoded.of(tables[name], rows) if isinstance(rows, Rows) else rows
             yield from encoded.body
             yield encoded.bloom

@@ -1,6 +1,6 @@
 """Writing of versions of a model in training, one at a time, with the rows its policy chooses.
 
-Owns:        Source (the rows of a trainer), Checkpointer, next_version().
+Owns:        Source (the rows of a trainer), Checkpointer, decide_next().
 Never does:  track changes (petps.train.tracker); restore.
 Called by:   trainers, publish, demo, bench.
 Threads:     write() from one thread at a time; cancel() from any.
@@ -30,7 +30,7 @@ from petps.checkpoint.state import Version
 from petps.checkpoint.store import BASE, DELTA, Store
 from petps.errors import FailedPrecondition
 
-__all__ = ["Checkpointer", "Next", "Source", "next_version"]
+__all__ = ["Checkpointer", "Decision", "Source", "decide_next"]
 
 _log = logging.getLogger("petps.checkpoint")
 
@@ -52,7 +52,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
+class Decision:
     """How the next version is written: rows changed after ``since``, stored as ``tables``."""
 
     kind: str
@@ -60,7 +60,7 @@ class Next:
     tables: Mapping[str, Table]
 
 
-def next_version(store: Store, policy: Policy, sample: Sample) -> Next:
+def decide_next(store: Store, policy: Policy, sample: Sample) -> Decision:
     """Return how to write the next version.
 
     The policy decides, except that a base is due when the lineage has too few bits for the number
@@ -79,9 +79,9 @@ def next_version(store: Store, policy: Policy, sample: Sample) -> Next:
         stored = choose_tables(state.tables, quantising, state.restores, sample)
         if quantising is not None:
             _log.info("[checkpoint] %s", "; ".join(describe(stored)))
-        return Next(kind, None, stored)
+        return Decision(kind, None, stored)
     since = state.newest_version if kind == DELTA else state.lineage.base_version
-    return Next(kind, since, state.lineage.tables)
+    return Decision(kind, since, state.lineage.tables)
 
 
 class Checkpointer:
@@ -104,25 +104,25 @@ class Checkpointer:
         errors of Store.write.
         """
         with self._writing():
-            next_ = next_version(self._store, self._policy, self._sample)
+            decision = decide_next(self._store, self._policy, self._sample)
             return self._store.write(
                 version,
-                self._rows(next_),
-                kind=next_.kind,
-                tables=next_.tables,
+                self._rows(decision),
+                kind=decision.kind,
+                tables=decision.tables,
                 parts=parts,
                 raise_if_cancelled=self._check,
             )
 
-    def next(self) -> Next:
+    def next(self) -> Decision:
         """Return how to write the next version; one rank calls this and sends it to the others."""
         self._store.refresh()  # another rank may be the one that commits
-        return next_version(self._store, self._policy, self._sample)
+        return decide_next(self._store, self._policy, self._sample)
 
     def share(
         self,
         version: int,
-        decision: Next,
+        decision: Decision,
         rank: int,
         ranks: int,
         parts: Mapping[str, bytes] | None = None,
@@ -177,12 +177,12 @@ class Checkpointer:
         if self._cancelled.is_set():
             raise FailedPrecondition("the checkpoint was cancelled")
 
-    def _rows(self, next_: Next) -> dict[str, Iterator[Rows]]:
-        return {table: self._pieces(table, next_) for table in next_.tables}
+    def _rows(self, decision: Decision) -> dict[str, Iterator[Rows]]:
+        return {table: self._pieces(table, decision) for table in decision.tables}
 
-    def _pieces(self, name: str, next_: Next) -> Iterator[Rows]:
-        own, stored = self._store.state.tables[name], next_.tables[name]
-        keys = self._source.keys(name, next_.since)
+    def _pieces(self, name: str, decision: Decision) -> Iterator[Rows]:
+        own, stored = self._store.state.tables[name], decision.tables[name]
+        keys = self._source.keys(name, decision.since)
         step = max(1, self._chunk_bytes // (8 + own.width))
         for start in range(0, len(keys), step):
             part = keys[start : start + step]

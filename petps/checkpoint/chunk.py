@@ -214,7 +214,7 @@ class Rows:
             None if self.deleted is None else self.deleted[part],
         )
 
-    def same(self, other: Rows) -> bool:
+    def equals(self, other: Rows) -> bool:
         """Return whether keys, columns and deletions are equal."""
         none = np.zeros(len(self), np.bool_)
         mine, theirs = (none if rows.deleted is None else rows.deleted for rows in (self, other))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from petps.checkpoint.bundle import Edit, write_bundle
+from petps.checkpoint.bundle import NewChunk, write_bundle
 from petps.checkpoint.chunk import Table, lay_over
 from petps.checkpoint.files import Files
 from petps.checkpoint.reader import Reader
@@ -110,7 +110,7 @@ def plan_merges(store: Store, stride: int) -> list[MergePlan]:
         newer = tuple(
             chunk
             for chunk in lineage.chunks
-            if not chunk.open and chunks[0].first < chunk.first <= first < chunk.end
+            if not chunk.is_open and chunks[0].first < chunk.first <= first < chunk.end
         )
         plans.append(MergePlan(store.files, lineage.tables, chunks, first, layer, newer))
     return plans
@@ -162,7 +162,7 @@ def execute(plan: MergePlan) -> list[Chunk]:
     """
     reader = Reader(plan.files)
 
-    def edits() -> Iterator[Edit]:
+    def new_chunks() -> Iterator[NewChunk]:
         for name in sorted({chunk.table for chunk in plan.chunks}):
             chunks = [chunk for chunk in plan.chunks if chunk.table == name]
             newer = [chunk for chunk in plan.newer if chunk.table == name]
@@ -177,7 +177,7 @@ def execute(plan: MergePlan) -> list[Chunk]:
             if len(rows):
                 yield name, rows, plan.first, OPEN, plan.layer
 
-    return write_bundle(plan.files, plan.tables, edits())
+    return write_bundle(plan.files, plan.tables, new_chunks())
 
 
 def run_plan(plan: MergePlan) -> Executed:
@@ -213,7 +213,7 @@ def apply(store: Store, done: Executed) -> None:
         try:
             store.rearrange(
                 [chunk for chunk in plan.chunks if chunk.first == plan.first],
-                written=done.merged,
+                added=done.merged,
                 ended=[chunk for chunk in plan.chunks if chunk.first < plan.first],
                 end=plan.first,
             )

@@ -21,7 +21,7 @@ import numpy as np
 from petps.checkpoint.chunk import Hashes, Keys, hash_keys
 from petps.checkpoint.merge import Executed, Executor, InPlace, apply, plan_merges
 from petps.checkpoint.state import OPEN, Chunk, Lineage
-from petps.checkpoint.store import BASE, DELTA, DIFFERENCE, Edit, Store
+from petps.checkpoint.store import BASE, DELTA, DIFFERENCE, NewChunk, Store
 from petps.errors import InvalidArgument, PetpsError
 
 __all__ = [
@@ -150,7 +150,7 @@ class TwoD(Policy):
             return
         new = [chunk for chunk in lineage.open_delta_chunks() if chunk.first == version]
         old = [chunk for chunk in lineage.open_delta_chunks() if chunk.first < version]
-        splits: list[tuple[Chunk, Edit, Edit | None]] = []
+        splits: list[tuple[Chunk, NewChunk, NewChunk | None]] = []
         for table in {chunk.table for chunk in new}:
             ours = [chunk for chunk in new if chunk.table == table]
             keys = np.sort(np.concatenate([rows.keys for rows in store.read(ours)]))
@@ -159,23 +159,23 @@ class TwoD(Policy):
         if not splits:
             return
         if self.bundles:
-            open_edits = [edit for _, _, edit in splits if edit is not None]
-            ended_edits = [edit for _, edit, _ in splits]
-            store.rearrange([chunk for chunk, _, _ in splits], [open_edits, ended_edits])
+            open_halves = [half for _, _, half in splits if half is not None]
+            ended_halves = [half for _, half, _ in splits]
+            store.rearrange([chunk for chunk, _, _ in splits], [open_halves, ended_halves])
             return
         for chunk, out, rest in splits:
             store.rearrange([chunk], [[out], [rest]] if rest is not None else [[out]])
 
     def _count_hits(self, store: Store, chunk: Chunk, keys: Keys, hashes: Hashes) -> int:
         """Return how many of the ascending ``keys`` the chunk may have."""
-        if chunk.keyed:
+        if chunk.has_keys:
             return store.reader.read_bloom(chunk).hits(hashes)
         first = np.searchsorted(keys, np.uint64(chunk.min_key))
         return int(np.searchsorted(keys, np.uint64(chunk.max_key), side="right") - first)
 
     def _find_splits(
         self, store: Store, keys: Keys, version: int, row0: Iterable[Chunk]
-    ) -> Iterable[tuple[Chunk, Edit, Edit | None]]:
+    ) -> Iterable[tuple[Chunk, NewChunk, NewChunk | None]]:
         least = self.ratio * len(keys)
         hashes = hash_keys(keys)
         chosen: list[Chunk] = []

@@ -155,7 +155,7 @@ class Reader:
 
     def read_keys(self, chunk: Chunk) -> Keys:
         """Return a chunk's keys alone, uint64[rows], without a check of the checksum."""
-        if not chunk.keyed:
+        if not chunk.has_keys:
             return np.arange(chunk.rows, dtype=np.uint64) + np.uint64(chunk.min_key)
         body = self.bytes(chunk.file, chunk.offset + chunk.layout[0], 8 * chunk.rows)
         return np.frombuffer(body, "<u8")

@@ -18,15 +18,15 @@ from typing import Final, Unpack
 
 import numpy as np
 
-from petps.checkpoint.bundle import Given
+from petps.checkpoint.bundle import RowsByTable
 from petps.checkpoint.state import (
     Chunk,
     Lineage,
     Part,
     Version,
+    encode_document,
+    read_document,
     read_lineage,
-    read_signed,
-    sign,
     write_lineage,
 )
 from petps.checkpoint.store import Store, WriteOptions
@@ -66,7 +66,7 @@ class _Share(_Header):
 def write_share(
     store: Store,
     version: int,
-    rows: Given,
+    rows: RowsByTable,
     *,
     rank: int,
     ranks: int,
@@ -87,7 +87,7 @@ def write_share(
         raise _written_error(store, version, rank)
     newest = store.state.versions()
     lineage = write_lineage(store.files, store.write_data(version, rows, **options))
-    body = sign(
+    body = encode_document(
         {
             "rank": rank,
             "ranks": ranks,
@@ -197,7 +197,7 @@ def _list_ranks_of(store: Store, version: int) -> set[int]:
 
 def _read_header(store: Store, version: int, rank: int) -> _Header:
     path = _path(version, rank)
-    values = read_signed(store.files, path)
+    values = read_document(store.files, path)
     header = _Header(*(values.get(name) for name in _Header.__slots__))  # type: ignore[arg-type]
     if header.rank != rank:
         raise DataLoss(f"{store.name}/{path} is the share of rank {header.rank}: write it again")

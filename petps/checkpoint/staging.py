@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from petps.checkpoint.bundle import Encoded, Given
-from petps.checkpoint.checkpointer import Next, Source, next_version
+from petps.checkpoint.bundle import Encoded, RowsByTable
+from petps.checkpoint.checkpointer import Decision, Source, decide_next
 from petps.checkpoint.chunk import Bytes, Column, Floats, Keys, Mask, Rows, Table, encode
 from petps.checkpoint.flight import Copied, Flight, Stopped
 from petps.checkpoint.policy import Policy
@@ -174,32 +174,32 @@ class StagedCheckpointer:
         """
         own_parts = dict(parts or {})
         with self._reserve() as spool, self._open_flight() as flight:
-            next_ = self._choose_next(flight)
+            decision = self._choose_next(flight)
 
-            def upload(rows: Given, raise_if_cancelled: Callable[[], None]) -> Version:
+            def upload(rows: RowsByTable, raise_if_cancelled: Callable[[], None]) -> Version:
                 return self._store.write(
                     version,
                     rows,
-                    kind=next_.kind,
-                    tables=next_.tables,
+                    kind=decision.kind,
+                    tables=decision.tables,
                     parts=own_parts,
                     raise_if_cancelled=raise_if_cancelled,
                 )
 
-            self._run_stages(flight, spool, next_, upload, self._arrange)
+            self._run_stages(flight, spool, decision, upload, self._arrange)
 
-    def next(self) -> Next:
+    def next(self) -> Decision:
         """Wait for the version in flight, then return as Checkpointer.next() does."""
         with self._reserve(), self._open_flight() as flight:
             self._store.refresh()  # another rank may be the one that commits
-            next_ = self._choose_next(flight)
+            decision = self._choose_next(flight)
             self._flight = None  # no version is in flight
-            return next_
+            return decision
 
     def share(
         self,
         version: int,
-        decision: Next,
+        decision: Decision,
         rank: int,
         ranks: int,
         parts: Mapping[str, bytes] | None = None,
@@ -211,7 +211,7 @@ class StagedCheckpointer:
         with self._reserve() as spool, self._open_flight() as flight:
             self._store.refresh()
 
-            def upload(rows: Given, raise_if_cancelled: Callable[[], None]) -> Version:
+            def upload(rows: RowsByTable, raise_if_cancelled: Callable[[], None]) -> Version:
                 return write_share(
                     self._store,
                     version,
@@ -263,35 +263,35 @@ class StagedCheckpointer:
                 raise flight.error from None
             raise
 
-    def _choose_next(self, flight: Flight) -> Next:
-        next_ = next_version(self._store, self._policy, self._sample)
+    def _choose_next(self, flight: Flight) -> Decision:
+        decision = decide_next(self._store, self._policy, self._sample)
         flight.check()
-        return next_
+        return decision
 
     def _run_stages(
         self,
         flight: Flight,
         spool: Spool,
-        next_: Next,
-        upload: Callable[[Given, Callable[[], None]], Version],
-        behind: Callable[[], None],
+        decision: Decision,
+        upload: Callable[[RowsByTable, Callable[[], None]], Version],
+        after_commit: Callable[[], None],
     ) -> None:
         """Start the stages and copy all rows out of the device; the stages do the rest."""
 
         def upload_rows() -> None:
-            rows = {name: flight.take_table(name) for name in next_.tables}
-            self._finish(flight, upload(rows, flight.check), behind)
+            rows = {name: flight.take_table(name) for name in decision.tables}
+            self._finish(flight, upload(rows, flight.check), after_commit)
 
         flight.start(lambda: self._spool_chunks(flight, spool))
-        flight.start(lambda: self._encode_chunks(flight, spool, next_.tables))
+        flight.start(lambda: self._encode_chunks(flight, spool, decision.tables))
         flight.start(upload_rows)
-        self._copy_rows(flight, next_.since)
+        self._copy_rows(flight, decision.since)
         flight.end(flight.copied)
 
-    def _finish(self, flight: Flight, entry: Version, behind: Callable[[], None]) -> None:
+    def _finish(self, flight: Flight, entry: Version, after_commit: Callable[[], None]) -> None:
         flight.succeed(entry)
         try:
-            behind()
+            after_commit()
         except Exception as error:
             _log.exception(
                 "[checkpoint] version %d is committed; splitting or merging behind it failed and "

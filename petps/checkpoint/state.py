@@ -43,12 +43,12 @@ __all__ = [
     "State",
     "Version",
     "commit",
+    "encode_document",
     "list_obsolete",
     "load",
     "new_name",
+    "read_document",
     "read_lineage",
-    "read_signed",
-    "sign",
     "write_lineage",
 ]
 
@@ -91,12 +91,12 @@ class Chunk:
         return self.offset + self.length
 
     @property
-    def keyed(self) -> bool:
+    def has_keys(self) -> bool:
         """Return whether the chunk stores its keys; else they are min_key and the keys after it."""
         return not self.layout or self.layout[0] >= 0
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Return whether the chunk belongs to future versions."""
         return self.end == OPEN
 
@@ -159,20 +159,20 @@ class Lineage:
     def open_delta_chunks(self) -> list[Chunk]:
         """Return the open chunks above the base, in order: IncrCP's Row_0, DECK's living deltas."""
         return sorted(
-            (chunk for chunk in self.chunks if chunk.layer > 0 and chunk.open),
+            (chunk for chunk in self.chunks if chunk.layer > 0 and chunk.is_open),
             key=lambda chunk: chunk.first,
         )
 
-    def add_version(self, new: Lineage, *, repeats: bool) -> Lineage:
+    def add_version(self, new: Lineage, *, is_difference: bool) -> Lineage:
         """Return this lineage with the one version of ``new`` added.
 
-        repeats: the version has all rows changed since the base, so the open chunks above the base
-        end with it.
+        is_difference: the version has all rows changed since the base, so the open chunks above
+        the base end at it.
         """
         (entry,) = new.versions
         older = tuple(
             replace(chunk, end=entry.version)
-            if repeats and chunk.layer > 0 and chunk.open
+            if is_difference and chunk.layer > 0 and chunk.is_open
             else chunk
             for chunk in self.chunks
         )
@@ -191,7 +191,8 @@ class Lineage:
         chunks = tuple(
             chunk
             for chunk in self.chunks
-            if (is_newest and chunk.open) or any(chunk.holds(entry.version) for entry in versions)
+            if (is_newest and chunk.is_open)
+            or any(chunk.holds(entry.version) for entry in versions)
         )
         return replace(self, versions=versions, chunks=chunks)
 
@@ -306,21 +307,21 @@ def new_name() -> str:
 _CHUNK_FIELDS: Final = tuple(Chunk.__slots__)
 
 
-def sign(values: dict[str, Any]) -> bytes:
+def encode_document(values: dict[str, Any]) -> bytes:
     """Return format and values as JSON, with the checksum of that JSON inserted at its end."""
     document = {"format": f"{FORMAT_NAME}-{FORMAT}", **values}
     text = json.dumps(document, separators=(",", ":")).encode()
     return text[:-1] + f',"checksum":"{xxhash.xxh3_64_hexdigest(text)}"}}'.encode()
 
 
-def _is_signed(text: bytes, checksum: object) -> bool:
-    """Return whether ``text`` is what sign() makes for this checksum."""
+def _has_checksum(text: bytes, checksum: object) -> bool:
+    """Return whether ``text`` is what encode_document() makes for this checksum."""
     end = f',"checksum":"{checksum}"}}'.encode()
     return text.endswith(end) and xxhash.xxh3_64_hexdigest(text[: -len(end)] + b"}") == checksum
 
 
-def read_signed(files: Files, path: str, checksum: str | None = None) -> dict[str, Any]:
-    """Return the values that sign() wrote; checksum: that of the whole file, if known.
+def read_document(files: Files, path: str, checksum: str | None = None) -> dict[str, Any]:
+    """Return the values that encode_document() wrote; checksum: that of the whole file, if known.
 
     Raise DataLoss, NotFound, and Unimplemented for a newer format.
     """
@@ -335,7 +336,7 @@ def read_signed(files: Files, path: str, checksum: str | None = None) -> dict[st
     if is_ours and int(number) > FORMAT:
         raise Unimplemented(f"{where} has format {number}, this release reads {FORMAT}: upgrade")
     is_whole = checksum is None or xxhash.xxh3_64_hexdigest(text) == checksum
-    is_intact = is_whole and _is_signed(text, values.get("checksum"))
+    is_intact = is_whole and _has_checksum(text, values.get("checksum"))
     if not is_ours or not is_intact:
         raise DataLoss(f"{where} does not fit its checksum: restore it from a copy of the store")
     return values
@@ -362,10 +363,10 @@ def _seal(files: Files, lineage: Lineage) -> Lineage:
     ]
     sealed_ids = {id(chunk) for sealed_file in sealed for chunk in sealed_file.chunks}
     ended = tuple(
-        chunk for chunk in lineage.chunks if not chunk.open and id(chunk) not in sealed_ids
+        chunk for chunk in lineage.chunks if not chunk.is_open and id(chunk) not in sealed_ids
     )
     if len(ended) >= SEALED_CHUNKS:
-        path, body = f"lines/{new_name()}.json", sign(_describe_chunks(ended))
+        path, body = f"lines/{new_name()}.json", encode_document(_describe_chunks(ended))
         files.write(path, [body])
         sealed.append(Sealed(path, xxhash.xxh3_64_hexdigest(body), ended))
     return replace(lineage, sealed=tuple(sealed))
@@ -407,7 +408,7 @@ def _read_tables(values: Mapping[str, Any]) -> dict[str, Table]:
 
 def _encode_lineage(lineage: Lineage) -> bytes:
     sealed_ids = {id(chunk) for sealed in lineage.sealed for chunk in sealed.chunks}
-    return sign(
+    return encode_document(
         {
             **_describe_chunks(chunk for chunk in lineage.chunks if id(chunk) not in sealed_ids),
             "began": lineage.base_version,
@@ -434,7 +435,7 @@ def write_lineage(files: Files, lineage: Lineage) -> Lineage:
 
 def read_lineage(files: Files, path: str) -> Lineage:
     """Read a lineage that write_lineage() wrote. Raise DataLoss, NotFound."""
-    values = read_signed(files, path)
+    values = read_document(files, path)
     try:
         versions = tuple(
             Version(
@@ -446,7 +447,7 @@ def read_lineage(files: Files, path: str) -> Lineage:
             for entry in values["versions"]
         )
         sealed = tuple(
-            Sealed(name, checksum, _read_chunks(read_signed(files, name, checksum)))
+            Sealed(name, checksum, _read_chunks(read_document(files, name, checksum)))
             for name, checksum in values["sealed"]
         )
         ended = (chunk for sealed_file in sealed for chunk in sealed_file.chunks)
@@ -497,7 +498,7 @@ def load(files: Files) -> State:
 
 
 def _read_state(files: Files, number: int) -> State:
-    values = read_signed(files, _state_path(number))
+    values = read_document(files, _state_path(number))
     try:
         lineages = tuple(read_lineage(files, path) for path in values["lines"])
         quantising = values["quantising"]
@@ -536,7 +537,7 @@ def commit(files: Files, before: State, after: State) -> State:
         lineages.append(lineage)
     after = replace(after, number=number, lineages=tuple(lineages))
     after = replace(after, trash=tuple(sorted(before.files() - after.files())))
-    body = sign(
+    body = encode_document(
         {
             "model": after.model,
             "tables": _describe_tables(after.tables),

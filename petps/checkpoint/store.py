@@ -20,7 +20,7 @@ from typing import Final, Required, TypedDict, Unpack
 
 import xxhash
 
-from petps.checkpoint.bundle import Edit, Given, checked_edits, write_bundle
+from petps.checkpoint.bundle import NewChunk, RowsByTable, prepare_chunks, write_bundle
 from petps.checkpoint.chunk import Rows, Table, lay_over
 from petps.checkpoint.files import Files, open_files
 from petps.checkpoint.quantise import Quantising
@@ -49,7 +49,7 @@ from petps.errors import (
     PetpsError,
 )
 
-__all__ = ["BASE", "DELTA", "DIFFERENCE", "Edit", "Store", "WriteOptions"]
+__all__ = ["BASE", "DELTA", "DIFFERENCE", "NewChunk", "Store", "WriteOptions"]
 
 BASE: Final = "base"
 DELTA: Final = "delta"
@@ -155,7 +155,7 @@ class Store:
     def write(
         self,
         version: int,
-        rows: Given,
+        rows: RowsByTable,
         **options: Unpack[WriteOptions],
     ) -> Version:
         """Write a version and commit it.
@@ -177,7 +177,7 @@ class Store:
     def write_data(
         self,
         version: int,
-        rows: Given,
+        rows: RowsByTable,
         *,
         kind: str,
         tables: Mapping[str, Table] | None = None,
@@ -193,7 +193,7 @@ class Store:
         elif tables is None:
             tables = self._state.tables
         chunks = self._write_bundle(
-            checked_edits(
+            prepare_chunks(
                 version, rows, tables, raise_if_cancelled, base=kind == BASE, partitions=partitions
             )
         )
@@ -222,10 +222,10 @@ class Store:
         if entry.kind == BASE:
             self._commit(before, replace(before, lineages=(*before.lineages, new)))
         else:
-            lineage = before.lineage.add_version(new, repeats=entry.kind == DIFFERENCE)
+            lineage = before.lineage.add_version(new, is_difference=entry.kind == DIFFERENCE)
             self._commit(before, before.with_lineage(lineage))
 
-    def _check_new(self, version: int, rows: Given, kind: str) -> None:
+    def _check_new(self, version: int, rows: RowsByTable, kind: str) -> None:
         if kind not in KINDS:
             raise InvalidArgument(f"kind {kind!r} is none of {', '.join(KINDS)}")
         if not 0 < version <= MAX_VERSION:
@@ -247,8 +247,8 @@ class Store:
             missing = min(set(self._state.tables) - set(rows))
             raise InvalidArgument(f"a base has every table: {missing!r} is missing")
 
-    def _write_bundle(self, edits: Iterable[Edit]) -> list[Chunk]:
-        chunks = write_bundle(self._files, self._state.tables, edits)
+    def _write_bundle(self, new_chunks: Iterable[NewChunk]) -> list[Chunk]:
+        chunks = write_bundle(self._files, self._state.tables, new_chunks)
         if chunks:
             self._sizes[chunks[-1].file] = chunks[-1].bloom_offset + chunks[-1].bloom_length
         return chunks
@@ -274,29 +274,29 @@ class Store:
 
     def rearrange(
         self,
-        gone: Sequence[Chunk],
-        bundles: Sequence[Iterable[Edit]] = (),
+        removed: Sequence[Chunk],
+        bundles: Sequence[Iterable[NewChunk]] = (),
         *,
-        written: Sequence[Chunk] = (),
+        added: Sequence[Chunk] = (),
         ended: Sequence[Chunk] = (),
         end: int = OPEN,
     ) -> None:
         """Replace chunks of the newest lineage by other chunks, in one state.
 
-        Remove the chunks ``gone``. Write ``bundles`` and add their chunks. Add ``written``: chunks
+        Remove the chunks ``removed``. Write ``bundles`` and add their chunks. Add ``added``: chunks
         of bundles that are in the store already. End the chunks ``ended`` at version ``end``.
         Rewrite bundles of which less than half is still named. The caller must not change the
         rows of any version.
         """
         before = self._state
         new = [chunk for bundle in bundles for chunk in self._write_bundle(bundle)]
-        gone_chunks, ended_chunks = set(gone), set(ended)
+        removed_chunks, ended_chunks = set(removed), set(ended)
         chunks = [
             replace(chunk, end=end) if chunk in ended_chunks else chunk
             for chunk in before.lineage.chunks
-            if chunk not in gone_chunks
+            if chunk not in removed_chunks
         ]
-        chunks += [*new, *written]
+        chunks += [*new, *added]
         lineage = replace(before.lineage, chunks=tuple(self._compact(chunks)))
         self._commit(before, before.with_lineage(lineage))
 
@@ -311,11 +311,13 @@ class Store:
         sparse_chunks = [chunk for chunk in chunks if chunk.file in sparse]
         if sum(chunk.length + chunk.bloom_length for chunk in sparse_chunks) < COMPACT_BYTES:
             return chunks
-        edits = (
+        new_chunks = (
             (chunk.table, rows, chunk.first, chunk.end, chunk.layer)
             for chunk, rows in zip(sparse_chunks, self.read(sparse_chunks), strict=True)
         )
-        return [chunk for chunk in chunks if chunk.file not in sparse] + self._write_bundle(edits)
+        return [chunk for chunk in chunks if chunk.file not in sparse] + self._write_bundle(
+            new_chunks
+        )
 
     def _size(self, path: str) -> int:
         if path not in self._sizes:

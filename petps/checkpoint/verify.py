@@ -47,12 +47,12 @@ def _check_chunk(store: Store, lineage: Lineage, chunk: Chunk) -> list[str]:
     try:
         rows = store.read([chunk], lineage.tables)[0]
         body = store.reader.bytes(chunk.file, chunk.offset, chunk.length)
-        first_key = None if chunk.keyed else chunk.min_key
+        first_key = None if chunk.has_keys else chunk.min_key
         stream = decode(lineage.tables[chunk.table], body, chunk.file, first_key)
     except DataLoss as error:
         return [str(error)]
     problems = []
-    if not rows.same(stream):
+    if not rows.equals(stream):
         problems.append(f"{where}: the lineage has wrong offsets of the columns")
     if (
         len(rows) == 0

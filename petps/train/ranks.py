@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from petps.checkpoint import Checkpointer, Column, Policy, Store, Table
-from petps.checkpoint.checkpointer import Next
+from petps.checkpoint.checkpointer import Decision
 from petps.checkpoint.published import Published
 from petps.checkpoint.state import Version
 from petps.delta import DeltaLog, TableSchema
@@ -218,7 +218,7 @@ class RankedOutput:
         body = b""
         if self._link.rank == 0:
             due = self._find_due(step)
-            next_version: Next | str | None = None
+            next_version: Decision | str | None = None
             if due["checkpoint"] and self._checkpointer is not None:
                 try:
                     self._wait_arranged()
@@ -416,7 +416,7 @@ class _Plan:
     """
 
     publish: bool
-    next: Next | str | None
+    next: Decision | str | None
     version: int
     dense: str | None
 

@@ -143,7 +143,7 @@ def test_merging_what_2d_has_split_changes_no_version(
     """Splits leave ended chunks above older ones; their rows still count in their versions."""
     replay = Replay(TABLES, steps(seed), deletes=0.1)
     store = written(tmp_path / "store", TwoD(ratio=0.3, resets=False), replay)
-    assert any(not chunk.open for chunk in store.state.lineage.chunks)
+    assert any(not chunk.is_open for chunk in store.state.lineage.chunks)
     Merged(stride=stride, every=1 << 20).arrange_all(store)
     check_versions(store, replay, list(range(1, VERSIONS + 1)))
     store.rollback(VERSIONS // 2)

@@ -193,7 +193,7 @@ def test_a_rollback_leaves_the_remaining_versions_their_chunks(tmp_path: Path, n
         store.rollback(newest)
         assert [places(version) for version in range(1, newest + 1)] == expected, newest
         # Exactly these chunks continue in the next version.
-        assert {chunk for chunk in store.state.lineage.chunks if chunk.open} == set(
+        assert {chunk for chunk in store.state.lineage.chunks if chunk.is_open} == set(
             store.state.lineage.chunks_of(newest)
         )
 
@@ -272,7 +272,7 @@ def test_ended_chunks_are_listed_once(tmp_path: Path) -> None:
     for version in range(1, VERSIONS + 1):
         write_versions(writer, replay, [version])
         sealed = {id(chunk) for file in store.state.lineage.sealed for chunk in file.chunks}
-        ended = [chunk for chunk in store.state.lineage.chunks if not chunk.open]
+        ended = [chunk for chunk in store.state.lineage.chunks if not chunk.is_open]
         listed.append(sum(1 for chunk in ended if id(chunk) not in sealed))
     assert len(ended) > 10 * SEALED_CHUNKS
     assert max(listed) < SEALED_CHUNKS

@@ -38,7 +38,7 @@ def test_a_store_of_format_1_is_read_and_continued(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "store")
     table = store.state.tables["items"]
     base = make_rows(table, list(range(100, 140)), 0)
-    assert store.restore(1)["items"].same(base)
+    assert store.restore(1)["items"].equals(base)
     changed = make_rows(table, [3, 101, LAST], 1000)
     keys = np.concatenate([changed.keys, np.delete(base.keys, [1, 20])])
     expected = {
@@ -46,9 +46,9 @@ def test_a_store_of_format_1_is_read_and_continued(tmp_path: Path) -> None:
         for name in base.columns
     }
     order = np.argsort(keys)
-    assert store.restore(2)["items"].same(Rows(keys, expected, None).at(order))
+    assert store.restore(2)["items"].equals(Rows(keys, expected, None).at(order))
     assert store.part(1, "dense") == b"one"
-    assert all(chunk.keyed for chunk in store.state.lineage.chunks)  # even if they ascend by one
+    assert all(chunk.has_keys for chunk in store.state.lineage.chunks)  # even if they ascend by one
     store.write(3, {"items": make_rows(table, list(range(100, 110)), 7)}, kind=DELTA)
     TwoD(resets=False).arrange(store)
     again = Store.open(tmp_path / "store")
@@ -57,9 +57,11 @@ def test_a_store_of_format_1_is_read_and_continued(tmp_path: Path) -> None:
         in max((tmp_path / "store" / "states").iterdir()).read_bytes()
     )
     assert again.verify() == []
-    assert again.restore(1)["items"].same(base)
+    assert again.restore(1)["items"].equals(base)
     assert (
-        again.restore(3)["items"].between(100, 110).same(make_rows(table, list(range(100, 110)), 7))
+        again.restore(3)["items"]
+        .between(100, 110)
+        .equals(make_rows(table, list(range(100, 110)), 7))
     )
 
 
@@ -75,7 +77,7 @@ def test_keys_that_ascend_by_one_are_left_out(tmp_path: Path, first: int) -> Non
     store.write(2, {"items": Rows.of(table, keys, {"row": values}, deleted)}, kind=DELTA)
     store.write(3, {"items": Rows.of(table, keys[apart], {"row": values[apart]})}, kind=DELTA)
     whole, deletions, keyed = Store.open(tmp_path / "store").state.lineage.chunks
-    assert (whole.keyed, deletions.keyed, keyed.keyed) == (False, False, True)
+    assert (whole.has_keys, deletions.has_keys, keyed.has_keys) == (False, False, True)
     assert whole.bloom_length == 0 < keyed.bloom_length
     assert keyed.length - whole.length >= 8 * 499 - 16 - 64  # one row less, and padding
     for chunk in (whole, deletions):

@@ -270,7 +270,7 @@ def test_policies_see_all_chunks_of_a_version(tmp_path: Path) -> None:
         merged._measure(store)
         measured.append(merged.duplication)
         TwoD(resets=False).arrange(store)
-        ended.append(sum(c.rows for c in store.state.lineage.chunks if not c.open))
+        ended.append(sum(c.rows for c in store.state.lineage.chunks if not c.is_open))
     assert ended == [150, 150]
     assert measured == [1.0, 1.0]
 
