@@ -95,7 +95,7 @@ def write_base(
                 partitions=info.partitions,
             )
     except BaseException as error:
-        remaining = ", ".join(str(file) for file in files.discard())
+        remaining = ", ".join(str(path) for path in files.discard())
         rest = f"remove what is left of it: {remaining}" if remaining else "nothing is left of it"
         cause = error.__cause__ if isinstance(error, IoError) else error
         if isinstance(cause, OSError):
@@ -159,7 +159,7 @@ def split_by_partition(
 
 
 class _NewFiles(LocalFiles):
-    """The files of a base that is being written: discard() removes them."""
+    """The files of a base that is being written; discard() removes them after an error."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -175,7 +175,7 @@ class _NewFiles(LocalFiles):
         try:
             super().create(path, content)
         except AlreadyExists:
-            self._written.remove(self._root / path)  # it is another writer's
+            self._written.remove(self._root / path)  # another writer owns this file
             raise
 
     def discard(self) -> list[Path]:
@@ -188,7 +188,7 @@ class _NewFiles(LocalFiles):
                 remaining.append(path)
         folders = {path.parent for path in self._written}
         for folder in [*folders, self._root] if self._is_new else folders:
-            with contextlib.suppress(OSError):  # it has a file that remains, or another program's
+            with contextlib.suppress(OSError):  # it still has a file, perhaps of another program
                 folder.rmdir()
         if self._is_new and self._root.exists() and not remaining:
             remaining.append(self._root)
@@ -209,8 +209,8 @@ def open_store(folder: str | Path) -> Store:
     if (path / MANIFEST).exists():
         return OldBase(path)
     raise NotFound(
-        f"{path} holds no base: there is neither {STATES} nor {MANIFEST} (a base that was not "
-        "finished?)"
+        f"{path} holds no base: there is neither {STATES} nor {MANIFEST} (perhaps its writer did "
+        "not finish)"
     )
 
 
@@ -278,13 +278,13 @@ class Base:
             info = BaseInfo.of(store, entry.version)
             if info is not None:
                 return cls(store, entry.version, info)
-        chosen = "no version" if version is None else f"not version {version}"
-        raise NotFound(f"{folder}: {chosen} has a position in a log, as a base needs")
+        lacking = "no version has a" if version is None else f"version {version} has no"
+        raise NotFound(f"{folder}: {lacking} position in a log, which a base needs")
 
     def position(self, partition: int) -> tuple[int, int]:
-        """Return (run, seq) up to which the rows hold the partition's deltas.
+        """Return (run, seq): the rows hold all deltas of the partition up to it.
 
-        (0, 0): none, or it is not known, or the rows are newer than the log.
+        (0, 0): the rows hold no delta, or the position is unknown, or they are newer than the log.
         """
         return self._positions.get(partition, (0, 0))
 
@@ -296,7 +296,7 @@ class Base:
         }
 
     def rows(self, table: str) -> int:
-        """Return an upper bound of a table's rows: a key counts again in each chunk that has it."""
+        """Return an upper bound of a table's rows: a key counts once in each chunk that has it."""
         return sum(chunk.rows for chunk in self._chunks if chunk.table == table)
 
     def chunks(
@@ -347,11 +347,11 @@ class Base:
     def _check_number(self) -> None:
         """Raise NotFound if another version has this number.
 
-        A version that is gone may be read to its end; the rows of two versions must not be mixed.
+        A reader may finish a deleted version, but must not mix the rows of two versions.
         """
         for entry in self._store.state.versions():
             if entry.version == self._entry.version and entry.created_ns != self._entry.created_ns:
-                raise NotFound(f"{self.name} was rolled back, and another has its number")
+                raise NotFound(f"{self.name} was rolled back, and another version has its number")
 
 
 class BaseFolder:

@@ -3,7 +3,7 @@
 Owns:        NewChunk, Encoded, prepare_chunks(), write_bundle().
 Never does:  decide which versions a chunk belongs to.
 Called by:   store.py, staging.py.
-Invariants:  a bundle's chunks have the given order; at most one of them is in memory.
+Invariants:  a bundle has its chunks in the given order; at most one of them is in memory.
 Threads:     any.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["Encoded", "NewChunk", "RowsByTable", "prepare_chunks", "write_bundle
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The bytes of a chunk.
+    """A chunk as bytes, with the facts that its lineage records.
 
     ``body`` yields pieces and can be read once; a piece is valid until the next one is requested.
     """
@@ -78,7 +78,7 @@ def prepare_chunks(
 ) -> Iterator[NewChunk]:
     """Yield the chunks to write for a version's rows.
 
-    Call raise_if_cancelled() before each piece. partitions: see Store.write. Raise InvalidArgument
+    Call raise_if_cancelled() before each piece. partitions: see WriteOptions. Raise InvalidArgument
     for rows that the version cannot hold.
     """
     for name, pieces in given.items():
@@ -97,7 +97,7 @@ def prepare_chunks(
                 raise InvalidArgument(f"table {name}: the pieces' keys do not ascend")
             last = (partition, piece.max_key)
             if base and piece.deletes:
-                raise InvalidArgument(f"table {name}: a base deletes nothing")
+                raise InvalidArgument(f"table {name}: a base must not have deleted rows")
             yield name, piece, version, OPEN, 0 if base else 1
 
 
@@ -117,8 +117,8 @@ def _check_shape(table: Table, rows: Rows) -> None:
         if stored is None or stored.shape != (len(rows), column.width):
             shape = None if stored is None else stored.shape
             raise InvalidArgument(
-                f"table {table.name}: column {column.name} has {shape}, the lineage's has "
-                f"({len(rows)}, {column.width}): make rows by Rows.of"
+                f"table {table.name}: column {column.name} must have shape ({len(rows)}, "
+                f"{column.width}) as in its lineage, got {shape}: create the rows by Rows.of"
             )
 
 

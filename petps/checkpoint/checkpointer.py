@@ -1,6 +1,6 @@
-"""Writing of versions of a model in training, one at a time, with the rows its policy chooses.
+"""Write versions of a model in training, one at a time; a policy chooses which rows.
 
-Owns:        Source (the rows of a trainer), Checkpointer, decide_next().
+Owns:        Source (the rows of a trainer), Checkpointer, Decision, decide_next().
 Never does:  track changes (petps.train.tracker); restore.
 Called by:   trainers, publish, demo, bench.
 Threads:     write() from one thread at a time; cancel() from any.
@@ -34,7 +34,7 @@ __all__ = ["Checkpointer", "Decision", "Source", "decide_next"]
 
 _log = logging.getLogger("petps.checkpoint")
 
-# Bytes of rows in a piece: what is in memory at a time beside the model.
+# Bytes of rows in a piece. One piece at a time is in memory beside the model.
 CHUNK_BYTES: Final = 32 << 20
 
 
@@ -53,7 +53,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How the next version is written: rows changed after ``since``, stored as ``tables``."""
+    """How to write the next version: rows changed after ``since`` (None: all), as ``tables``."""
 
     kind: str
     since: int | None
@@ -100,8 +100,8 @@ class Checkpointer:
     def write(self, version: int, parts: Mapping[str, bytes] | None = None) -> Version:
         """Write a version and commit it. arrange() may follow at any time before the next one.
 
-        Raise FailedPrecondition when another write is running or this one was cancelled, and the
-        errors of Store.write.
+        Raise FailedPrecondition if another write is running or cancel() was called, and the errors
+        of Store.write.
         """
         with self._writing():
             decision = decide_next(self._store, self._policy, self._sample)

@@ -2,7 +2,7 @@
 
 Owns:        Column, Table, Rows, lay_over(), encode(), view(), decode(), Bloom, hash_keys().
 Never does:  read or write files; know versions.
-Called by:   store.py, policy.py, state.py.
+Called by:   the other files of the room; trainers and the CLI for Column, Table and Rows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 Hashes = tuple[Keys, Keys]  # two hashes of each key
 
-# By dtype: the parameters of a quantised column that has none of its own.
+# By dtype: the parameters of a quantised column that is given without parameters.
 QUANTISED: Final = {
     f"{method}{bits}": replace(default_quantisation(bits), method=method)
     for method in METHODS
@@ -53,7 +53,7 @@ QUANTISED: Final = {
 }
 BLOOM_BITS_PER_KEY: Final = 10
 BLOOM_PROBES: Final = 7
-BLOOM_KEYS: Final = 1 << 14
+BLOOM_KEYS: Final = 1 << 14  # keys that are hashed at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Column:
     """A column with ``dim`` values a key, stored as ``dtype``.
 
     dtype: one of petps.delta.schema.DTYPES, or method and bits of petps.codec ("adaptive4").
-    quantisation: the parameters that quantise these rows; reading them needs none.
+    quantisation: the parameters with which rows are quantised; decoding needs no parameters.
     """
 
     name: str
@@ -80,7 +80,9 @@ class Column:
         if quantisation is not None and f"{quantisation.method}{quantisation.bits}" != self.dtype:
             raise InvalidArgument(f"column {self.name}: {quantisation} does not make {self.dtype}")
         if not 1 <= self.dim <= MAX_DIM:
-            raise InvalidArgument(f"column {self.name}: dim {self.dim} is outside 1..{MAX_DIM}")
+            raise InvalidArgument(
+                f"column {self.name}: dim must be from 1 to {MAX_DIM}, got {self.dim}"
+            )
 
     @property
     def width(self) -> int:
@@ -131,7 +133,7 @@ class Table:
             )
         if KEY in names:
             raise InvalidArgument(
-                f"table {self.name}: chunks hold their keys as {KEY!r}: name that column otherwise"
+                f"table {self.name}: no column may be named {KEY!r}, as a chunk's keys are"
             )
 
     @classmethod
@@ -195,7 +197,7 @@ class Rows:
         return rows
 
     def at(self, chosen: npt.NDArray[np.intp] | Mask) -> Rows:
-        """Return the rows at the positions ``chosen``."""
+        """Return the rows that ``chosen`` selects: positions, or bool[n]."""
         deleted = None if self.deleted is None else self.deleted[chosen]
         return Rows(
             self.keys[chosen],
@@ -239,15 +241,16 @@ def _blank_deleted(values: Floats | Bytes, deleted: Mask) -> Floats | Bytes:
 
 
 def lay_over(table: Table, layers: list[Rows], *, keep_deleted: bool) -> Rows:
-    """Return the newest row of each key, ascending by key; ``layers`` are given oldest first.
+    """Return the newest row of each key, ascending by key.
 
-    keep_deleted: keep a deletion in the result, because it may delete a row of a chunk below these
-    layers; otherwise leave its key out.
+    layers: The rows of several chunks, oldest first.
+    keep_deleted: Keep deletions in the result, because an older chunk that is not among the layers
+    may have a row of the key; otherwise leave deleted keys out.
     """
     if len(layers) == 1 and (keep_deleted or layers[0].deleted is None):
         return layers[0]
     keys = np.concatenate([rows.keys for rows in layers] or [np.empty(0, np.uint64)])
-    # A stable sort merges the runs, and puts the newest of equal keys last.
+    # A stable sort keeps the order of the layers, so the newest of equal keys is last.
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     is_newest = np.ones(len(keys), np.bool_)
@@ -266,7 +269,7 @@ def lay_over(table: Table, layers: list[Rows], *, keep_deleted: bool) -> Rows:
         if not keep_deleted:
             chosen, newest_keys, deleted = chosen[~deleted], newest_keys[~deleted], None
     columns: dict[str, Bytes] = {}
-    # Copy layer by layer to the final places: no copy of all rows exists beside the result.
+    # Copy layer by layer to the final places, so that all rows are in memory only once more.
     starts = np.cumsum([0, *(len(rows) for rows in layers)])
     layer_of = np.searchsorted(starts, chosen, side="right") - 1
     by_layer = np.argsort(layer_of, kind="stable")
@@ -282,9 +285,9 @@ def lay_over(table: Table, layers: list[Rows], *, keep_deleted: bool) -> Rows:
 
 
 def encode(table: Table, rows: Rows, into: memoryview | None = None) -> memoryview:
-    """Return the bytes of a chunk: the body of a ``rows`` message with the table's further columns.
+    """Return the bytes of a chunk: the body of a ``rows`` message, with all columns of the table.
 
-    Leave the keys out if they ascend by one.
+    Leave the keys out if they ascend by one. into: write the bytes there.
     """
     columns = {column.name: rows.columns[column.name] for column in table.columns}
     keyed = not are_consecutive(rows.keys)
@@ -292,7 +295,7 @@ def encode(table: Table, rows: Rows, into: memoryview | None = None) -> memoryvi
 
 
 def are_consecutive(keys: Keys) -> bool:
-    """Return whether ascending, distinct ``keys`` have no gap: first and count give them all."""
+    """Return whether ascending, distinct ``keys`` have no gap, so that first and count suffice."""
     return len(keys) > 0 and int(keys[-1]) - int(keys[0]) == len(keys) - 1
 
 
@@ -304,7 +307,10 @@ def find_layout(table: Table, body: memoryview) -> tuple[int, ...]:
 def view(
     table: Table, body: memoryview, rows: int, layout: tuple[int, ...], first_key: int
 ) -> Rows:
-    """Return a chunk's rows as views of ``body``, whose checksum proves that ``layout`` fits."""
+    """Return a chunk's rows as views of ``body``.
+
+    The caller has verified the checksum of ``body``, so ``layout`` describes it.
+    """
     widths = {column.name: column.width for column in table.columns}
     return Rows(*view_columns(body, rows, widths, layout, first_key))
 
@@ -336,7 +342,7 @@ class Bloom:
         while count < BLOOM_BITS_PER_KEY * len(keys):
             count *= 2
         bits = np.zeros(count, np.bool_)
-        # In blocks, so that the hashes take little memory.
+        # Hash the keys in blocks, so that the hashes take little memory.
         for start in range(0, len(keys), BLOOM_KEYS):
             for places in _find_bits(hash_keys(keys[start : start + BLOOM_KEYS]), count):
                 bits[places] = True
@@ -356,7 +362,7 @@ class Bloom:
 
 
 def hash_keys(keys: Keys) -> Hashes:
-    """Return two hashes of each key for filters of any size: the halves of one 64-bit mixing."""
+    """Return two hashes of each key for filters of any size: the halves of one 64-bit hash."""
     hashes = keys * np.uint64(0x9E3779B97F4A7C15)
     hashes ^= hashes >> np.uint64(32)
     hashes *= np.uint64(0xD6E8FEB86659FD93)

@@ -1,4 +1,4 @@
-"""Files of a store: each is written once, and durable when the call returns. STORE.md.
+"""The files of a store. Each is written once, and is durable when the call returns. STORE.md.
 
 Owns:        LocalFiles, FsspecFiles, open_files().
 Never does:  interpret the contents of a file.
@@ -52,7 +52,10 @@ class Files(Protocol):
         """Return the contents of a file. Raise NotFound, IoError."""
 
     def read_into(self, path: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
-        """Fill each buffer from its offset on. Raise NotFound, IoError, DataLoss for a cut file."""
+        """Fill each buffer with the bytes from its offset in the file on.
+
+        Raise NotFound, IoError, and DataLoss if the file ends too early.
+        """
 
     def list(self, folder: str) -> dict[str, float]:
         """Return the names in a folder and the age of each in seconds; {} if it does not exist."""
@@ -276,7 +279,9 @@ def _read_errors(where: str | Path) -> Iterator[None]:
 
 
 def _cut_error(where: str, at: int) -> DataLoss:
-    return DataLoss(f"{where} is cut at {at:,} bytes: restore the file from a copy of the store")
+    return DataLoss(
+        f"{where} ends too early, at {at:,} bytes: restore the file from a copy of the store"
+    )
 
 
 def open_files(url: str | Path) -> Files:

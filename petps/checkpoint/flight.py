@@ -71,7 +71,7 @@ class Flight:
             self._changed.notify_all()
 
     def succeed(self, version: Version) -> None:
-        """Record the commit: a cancel() during the commit came too late."""
+        """Record the commit, and drop the error of a cancel() that came during the commit."""
         with self._changed:
             self.committed, self.error = version, None
 

@@ -1,4 +1,4 @@
-"""Merging in three steps: plan, execute anywhere, apply. STORE.md.
+"""Merge chunks in three steps: plan, execute on any machine, apply. STORE.md, "Merging".
 
 Owns:        MergePlan, plan_merges(), count_merges(), execute(), apply(); Executor and InPlace.
 Never does:  decide how many chunks become one, or when (policy.py); know Ray (on_ray.py).
@@ -46,12 +46,14 @@ APPLY_TRIES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """A plan to merge chunks, into one for each table: plain data that can go to another machine.
+    """A plan to merge chunks into one for each table. It can be pickled for another machine.
 
-    files: those of the store, pickled as address and options. chunks: neighbours of one layer, in
-    order. first, layer: those of the merged chunks. newer: ended chunks that lie above some of
-    ``chunks`` in versions from ``first`` on. Their rows count there, so the merged chunks must not
-    have the keys of these rows from the chunks below.
+    files: The files of the store, pickled as their address and options.
+    tables: The tables of the lineage.
+    chunks: The chunks to merge: neighbours of one layer, oldest first.
+    first, layer: Of the merged chunks.
+    newer: Ended chunks that are newer than some of ``chunks`` and end after ``first``. Up to their
+    end their rows count, so the merged chunks must not have rows of their keys from older chunks.
     """
 
     files: Files
@@ -63,7 +65,7 @@ class MergePlan:
 
     @property
     def deltas(self) -> int:
-        """Return how many deltas become one."""
+        """Return the number of deltas that become one."""
         return len({chunk.first for chunk in self.chunks})
 
     def __str__(self) -> str:
@@ -105,8 +107,8 @@ def plan_merges(store: Store, stride: int) -> list[MergePlan]:
     for run in _runs(layers, stride):
         chunks = tuple(chunk for _, delta in deltas[run] for chunk in delta)
         first, layer = chunks[-1].first, layers[run.start] + 1
-        # Nothing is lost by leaving these keys out: from the version on at which such a chunk ends,
-        # a chunk above ``first`` has a newer row of each of its keys, or the same row merged.
+        # Leaving these keys out loses no row: from the version on at which such a chunk ends, a
+        # chunk above ``first`` has a newer row of each of its keys, or the same row merged.
         newer = tuple(
             chunk
             for chunk in lineage.chunks
@@ -128,7 +130,7 @@ def count_merges(lineage: Lineage, stride: int) -> int:
 
 
 def _list_open_deltas(lineage: Lineage) -> list[tuple[int, list[Chunk]]]:
-    """Return the living deltas in order: the layer and the chunks of each.
+    """Return (layer, chunks) of each open delta, oldest first.
 
     A delta whose chunks have several layers gets a layer that no other delta has.
     """
@@ -142,9 +144,9 @@ def _list_open_deltas(lineage: Lineage) -> list[tuple[int, list[Chunk]]]:
 
 
 def _runs(layers: Sequence[int], stride: int) -> Iterator[slice]:
-    """Yield the runs of ``stride`` neighbours of one layer.
+    """Yield the slices of ``stride`` neighbours of one layer.
 
-    A run must not jump over another layer: of two rows of a key, the later one counts.
+    A slice has no delta of another layer inside, because of two rows of a key the later one counts.
     """
     start = 0
     for at, layer in enumerate(layers):
@@ -156,7 +158,7 @@ def _runs(layers: Sequence[int], stride: int) -> Iterator[slice]:
 
 
 def execute(plan: MergePlan) -> list[Chunk]:
-    """Write the bundle that replaces the plan's chunks, durably; return its chunks.
+    """Write the bundle that replaces the plan's chunks durably, and return its chunks.
 
     Raise DataLoss for a chunk that is missing, cut or altered; raise IoError.
     """

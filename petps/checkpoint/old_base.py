@@ -97,7 +97,9 @@ class OldBase(Store):
         return self.state
 
     def _commit(self, before: State, after: State) -> None:
-        raise FailedPrecondition(f"{self.name} is a base of an older release, which is only read")
+        raise FailedPrecondition(
+            f"{self.name} is a base of an older release, which can only be read"
+        )
 
 
 def _check_name(folder: Path, name: str) -> str:

@@ -1,7 +1,7 @@
 """Policies: how each version is written, and how older chunks change. STORE.md has the table.
 
 Owns:        Policy and its six kinds: Full, OneShot, Consecutive, Intermittent, TwoD, Merged.
-Never does:  read rows from a trainer; restore (a restore knows no policy).
+Never does:  read rows from a trainer; restore (a restore needs no policy).
 Called by:   checkpointer.py.
 Invariants:  arrange() changes no version: a store restores the same rows before and after it.
 """
@@ -43,7 +43,7 @@ _log = logging.getLogger("petps.checkpoint")
 MAX_LAYERS: Final = 64
 MAX_STRIDE: Final = 64
 MAX_EVERY: Final = 4096
-STRIDE_BEHIND: Final = 16  # when no stride keeps up: few layers, so few rows are merged twice
+STRIDE_BEHIND: Final = 16  # if no stride keeps up: few layers, so that few rows are merged again
 
 
 class Policy:
@@ -87,12 +87,12 @@ class Consecutive(Policy):
 
 
 class Intermittent(Policy):
-    """OneShot with a new base once that is expected to write less (Check-N-Run 5.1)."""
+    """OneShot, with a new base once a base is expected to write less (Check-N-Run 5.1)."""
 
     name = "intermittent"
 
     def next_kind(self, store: Store, lineage: Lineage) -> str:
-        """Return BASE if F_c <= I_c, with sizes as shares of the base; else DIFFERENCE."""
+        """Return BASE if F_c <= I_c (STORE.md), sizes in units of the base; else DIFFERENCE."""
         base = lineage.base_bytes
         sizes = [size / base for _, kind, size, _ in lineage.history if kind == DIFFERENCE and base]
         if not sizes:
@@ -102,7 +102,7 @@ class Intermittent(Policy):
 
 @dataclass
 class Filters:
-    """Counts of the chunks that reached each of IncrCP's filters, and of those that were split."""
+    """Counts of chunks: those compared, those that passed a filter of IncrCP, those split."""
 
     chunks: int = 0
     in_range: int = 0
@@ -112,11 +112,12 @@ class Filters:
 
 @dataclass
 class TwoD(Policy):
-    """2-D chunks (IncrCP 4): each version splits the rows that it rewrites from older chunks.
+    """2-D chunks (IncrCP 4): each version splits the rows that it rewrites off older chunks.
 
-    ratio: R of the filters. ``by_range``, ``by_bloom``, ``by_count``: use each filter. ``bundles``:
-    write the split chunks of a version into two files, instead of two files for each split chunk.
-    ``resets``: begin a new lineage once T_base < T_incre.
+    ratio: R of the filters (STORE.md, "2-D chunks").
+    by_range, by_bloom, by_count: Use the first, second, third filter.
+    bundles: Write the split chunks of a version to two files; if False, two for each split chunk.
+    resets: Begin a new lineage once T_base < T_incre.
     """
 
     ratio: float = 0.02
@@ -129,7 +130,7 @@ class TwoD(Policy):
     name = "2d"
 
     def next_kind(self, store: Store, lineage: Lineage) -> str:
-        """Return BASE if resets are on and pay off, else DELTA."""
+        """Return BASE if a reset is due, else DELTA."""
         return BASE if self.resets and self._reset_pays(store, lineage) else DELTA
 
     def _reset_pays(self, store: Store, lineage: Lineage) -> bool:
@@ -154,8 +155,8 @@ class TwoD(Policy):
         for table in {chunk.table for chunk in new}:
             ours = [chunk for chunk in new if chunk.table == table]
             keys = np.sort(np.concatenate([rows.keys for rows in store.read(ours)]))
-            row0 = [chunk for chunk in old if chunk.table == table]
-            splits += self._find_splits(store, keys, version, row0)
+            older = [chunk for chunk in old if chunk.table == table]
+            splits += self._find_splits(store, keys, version, older)
         if not splits:
             return
         if self.bundles:
@@ -163,8 +164,8 @@ class TwoD(Policy):
             ended_halves = [half for _, half, _ in splits]
             store.rearrange([chunk for chunk, _, _ in splits], [open_halves, ended_halves])
             return
-        for chunk, out, rest in splits:
-            store.rearrange([chunk], [[out], [rest]] if rest is not None else [[out]])
+        for chunk, ended, rest in splits:
+            store.rearrange([chunk], [[ended], [rest]] if rest is not None else [[ended]])
 
     def _count_hits(self, store: Store, chunk: Chunk, keys: Keys, hashes: Hashes) -> int:
         """Return how many of the ascending ``keys`` the chunk may have."""
@@ -174,12 +175,13 @@ class TwoD(Policy):
         return int(np.searchsorted(keys, np.uint64(chunk.max_key), side="right") - first)
 
     def _find_splits(
-        self, store: Store, keys: Keys, version: int, row0: Iterable[Chunk]
+        self, store: Store, keys: Keys, version: int, older: Iterable[Chunk]
     ) -> Iterable[tuple[Chunk, NewChunk, NewChunk | None]]:
+        """Yield each chunk to split, its ended half, and its open half (None: it has no row)."""
         least = self.ratio * len(keys)
         hashes = hash_keys(keys)
         chosen: list[Chunk] = []
-        for chunk in row0:
+        for chunk in older:
             self.filters.chunks += 1
             if self.by_range and (chunk.max_key < keys[0] or chunk.min_key > keys[-1]):
                 continue
@@ -205,30 +207,30 @@ class TwoD(Policy):
 
 @dataclass
 class Merged(Policy):
-    """Merge of deltas in layers of ``stride``; a base follows after ``every`` deltas (DECK 3.3).
+    """Merge ``stride`` deltas of a layer into one; write a base after ``every`` deltas (DECK 3.3).
 
-    If one of them is 0, it is computed from three values. d is the share of rows that consecutive
-    deltas have in common. v is the merging speed relative to the time between versions. Both are
-    measured. ``volume`` is the largest volume of living deltas, in deltas.
+    If ``stride`` or ``every`` is 0, it is computed from d, v and ``volume`` (STORE.md, "Merging").
+    d and v are measured. ``volume`` limits the volume of the open deltas; its unit is the volume of
+    one delta as written.
     """
 
     stride: int = 0
     every: int = 0
     volume: float = 32.0
     duplication: float = 0.0
-    """d, as last measured."""
+    """d: the share of rows that two consecutive deltas have in common, as last measured."""
     velocity: float = 0.0
-    """v, as last measured."""
+    """v: the deltas that can be merged between two versions, as last measured."""
     executor: Executor = field(default_factory=InPlace)
     """Where chunks are merged: in this process, or in the workers of on_ray.OnRay."""
     name = "merged"
 
     def next_kind(self, store: Store, lineage: Lineage) -> str:
         """Return BASE once ``every`` deltas of the lineage were written, else DELTA."""
-        written = sum(1 for _, kind, _, _ in lineage.history if kind == DELTA)
+        deltas = sum(1 for _, kind, _, _ in lineage.history if kind == DELTA)
         d = round(self.duplication, 2)
         every = self.every or find_every(self._choose_stride(), d, self.volume)
-        return BASE if written >= every else DELTA
+        return BASE if deltas >= every else DELTA
 
     def _choose_stride(self) -> int:
         """Return s: the given stride, or the least that keeps up at the last measured d and v."""
@@ -238,7 +240,7 @@ class Merged(Policy):
             return 2
         try:
             return find_stride(self.duplication, self.velocity)
-        except InvalidArgument as error:  # a lag of merging must not stop the versions
+        except InvalidArgument as error:  # slow merging must not stop the writing of versions
             if not self._is_lagging:
                 _log.warning("[checkpoint] %s; merging %d at a time", error, STRIDE_BEHIND)
             self._is_lagging = True
@@ -271,11 +273,11 @@ class Merged(Policy):
         if self._merge_seconds and len(times) == 2:
             self.velocity = (times[1] - times[0]) / 1e9 / self._merge_seconds
 
-    _merge_seconds: float = 0.0  # for one delta, in the last merge
-    _is_lagging: bool = False  # merging lags, and a warning was logged
+    _merge_seconds: float = 0.0  # that the last merge took for each of its deltas
+    _is_lagging: bool = False  # merging does not keep up, and a warning was logged
 
     def arrange(self, store: Store) -> None:
-        """Do one due merge in each layer, which is enough as each version adds one delta."""
+        """Do one due merge in each layer; that is enough, because each version adds one delta."""
         self._measure(store)
         stride = self._choose_stride()
         for layer in range(1, MAX_LAYERS):
@@ -286,9 +288,7 @@ class Merged(Policy):
                 self._apply(store, done)
 
     def arrange_all(self, store: Store, merged: Callable[[], None] = lambda: None) -> None:
-        """Merge everything that is due, also in a lineage of another policy.
-
-        Call ``merged`` after each merge.
+        """Do all due merges, also in a lineage of another policy. Call ``merged`` after each.
 
         A merge that fails leaves its own chunks unmerged and stops no other merge. Raise the first
         error at the end.
@@ -314,23 +314,27 @@ class Merged(Policy):
 
 
 def find_stride(duplication: float, velocity: float) -> int:
-    """Return the least s >= 2 that keeps up by DECK's inequality 1, or raise InvalidArgument."""
+    """Return the least stride >= 2 with which merging keeps up (DECK's inequality 1).
+
+    Raise InvalidArgument if there is none up to MAX_STRIDE.
+    """
     if not 0 <= duplication <= 1:
-        raise InvalidArgument(f"duplication {duplication} is a share, 0 to 1")
+        raise InvalidArgument(f"duplication must be from 0 to 1, got {duplication}")
     for stride in range(2, MAX_STRIDE + 1):
         ratio = (2 - duplication) ** math.log2(stride) / stride
         if ratio < 1 and ratio / (1 - ratio) < velocity:
             return stride
     raise InvalidArgument(
-        f"no stride up to {MAX_STRIDE} keeps up with duplication {duplication:.2f} at a merging "
-        f"speed of {velocity:.2f} deltas a delta: write versions less often"
+        f"no stride up to {MAX_STRIDE} keeps up: {velocity:.2f} deltas can be merged between two "
+        f"versions, with duplication {duplication:.2f}: write versions less often"
     )
 
 
 def compute_living_volume(count: int, stride: int, duplication: float) -> float:
-    """Return the volume of living deltas after ``count`` deltas, in deltas.
+    """Return the volume of the open deltas (DECK: living) after ``count`` deltas.
 
-    This is the left side of DECK's inequality 2, plus the deltas that are not merged yet.
+    The unit is the volume of one delta as written. This is the left side of DECK's inequality 2,
+    plus the deltas that are not merged yet.
     """
     volume = float(count % stride)
     layer = 1
@@ -343,7 +347,7 @@ def compute_living_volume(count: int, stride: int, duplication: float) -> float:
 
 @cache
 def find_every(stride: int, duplication: float, volume: float) -> int:
-    """Return N <= MAX_EVERY: the living volume stays below ``volume`` up to N deltas."""
+    """Return the most deltas, up to MAX_EVERY, for which the living volume is below ``volume``."""
     count = 1
     while count < MAX_EVERY and compute_living_volume(count + 1, stride, duplication) < volume:
         count += 1

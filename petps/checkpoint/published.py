@@ -1,4 +1,4 @@
-"""The place of a version's rows in a delta log: parts stored with it. FORMAT.md, STORE.md.
+"""The parts of a version that say how much of a delta log it holds. FORMAT.md, STORE.md.
 
 Owns:        BaseInfo and Published: the names and bytes of their parts.
 Never does:  publish.
@@ -67,12 +67,12 @@ def list_positions(positions: Mapping[int, tuple[int, int]]) -> list[PositionEnt
 
 
 class BaseInfo(JsonModel):
-    """Say whose rows a version has, and how much of the log they hold.
+    """The instance whose rows a version has, and how much of the log they hold.
 
     version: The log's version that the rows hold at least.
     positions: A partition that is left out is at (0, 0).
     dense: The location of that version's dense weights.
-    behind: The number of partitions that are left out because their rows are newer than the log.
+    behind: The number of partitions whose log is behind their rows; they are left out.
     by_partition: Whether each chunk holds keys of one partition.
     """
 
@@ -86,7 +86,7 @@ class BaseInfo(JsonModel):
 
     @staticmethod
     def has_parts(entry: Version) -> bool:
-        """Return whether of() returns something for this version."""
+        """Return whether the version has the parts that of() reads."""
         return BASE_PART in entry.parts or bool(Published.positions(entry))
 
     @classmethod
@@ -98,8 +98,9 @@ class BaseInfo(JsonModel):
         if published is None:
             return None
         position, behind = published.position, published.behind()
-        # A server must not catch up to rows that are newer than the log: if the trainer continues
-        # from an older version, the server could not notice that it has them. Seq 0: not known.
+        # A server must not catch up to rows that are newer than the log: if the trainer continued
+        # from an older version, the server could not notice that it has undone rows. Seq 0 means
+        # that the position is not known.
         positions = {
             partition: (position.run, seq)
             for partition, seq in enumerate(position.seqs)
@@ -136,7 +137,7 @@ class Published:
     owed: Mapping[str, Keys]
 
     def parts(self, rank: int | None = None) -> dict[str, bytes]:
-        """Return the parts by name; ``rank``: of several trainer processes, that of this one."""
+        """Return the parts by name; rank: this process's, if several trainer processes publish."""
         suffix = "" if rank is None else f".{rank}"
         position = json.dumps(self.position.as_json()).encode()
         return {f"{POSITION}{suffix}": position, f"{UNPUBLISHED}{suffix}": _write_keys(self.owed)}
@@ -187,7 +188,7 @@ class Published:
 
 
 def _write_keys(keys: Mapping[str, Keys]) -> bytes:
-    """Return one line of JSON with names and counts, then the keys by table, little-endian."""
+    """Encode keys as a line of JSON, {table: count}, and the keys of each table, little-endian."""
     head = json.dumps({name: len(table_keys) for name, table_keys in keys.items()}).encode()
     return b"\n".join(
         [head, b"".join(table_keys.astype("<u8").tobytes() for table_keys in keys.values())]

@@ -1,4 +1,4 @@
-"""Quantisation of a lineage: bits by restores, parameters by sampled rows (Check-N-Run 5.2).
+"""Choose the quantisation of a lineage: bits by restores, parameters by sampled rows. STORE.md.
 
 Owns:        Quantising (the request), choose_tables() (the resulting tables), prepare_columns().
 Never does:  quantise rows (petps.codec does); count restores (the store's state does).
@@ -38,7 +38,7 @@ __all__ = [
     "sample_keys",
 ]
 
-# Dtypes that may be quantised; columns of the other dtypes are quantised already.
+# Dtypes that may be quantised. Columns of all other dtypes are quantised already.
 WHOLE: Final = ("f32", "f16", "bf16")
 
 # Takes a table and a seed. Returns the keys that parameters are chosen by (sample_keys()), and
@@ -50,8 +50,9 @@ Sample = Callable[[str, int], tuple[Keys, Mapping[str, Floats | Bytes]]]
 class Quantising:
     """The number of restores that a store's lineages are quantised for.
 
-    expected_restores: how often the training will resume from a checkpoint: up to 1, 3 and 20 allow
-    2, 3 and 4 bits, more needs 8. Once it has resumed more often, new lineages have 8 bits.
+    expected_restores: how often the training will resume from a checkpoint. 2 bits are enough for
+    up to 1 restore, 3 for up to 3, and 4 for up to 20; more restores need 8 bits. Once the training
+    has resumed more often than expected, new lineages have 8 bits.
     seed: selects the sampled rows. state_bits: bits of optimizer state; None: 8, or the bits of the
     rows if they are more.
     """
@@ -63,8 +64,8 @@ class Quantising:
     def __post_init__(self) -> None:
         if not math.isfinite(self.expected_restores):
             raise InvalidArgument(
-                f"expected restores {self.expected_restores}: a number, 0 or more; for rows as "
-                "they are quantise nothing"
+                f"expected restores must be a number from 0 on, got {self.expected_restores}; to "
+                "store rows as they are, do not quantise the store"
             )
         if self.seed < 0:
             raise InvalidArgument(f"seed {self.seed} is negative")
@@ -169,7 +170,10 @@ def describe(tables: Mapping[str, Table]) -> list[str]:
 
 
 def sample_keys(pieces: Callable[[], Iterable[Keys]], seed: int) -> Keys:
-    """Return the keys that choose_parameters() sees; the pieces ascend and are read twice."""
+    """Return the keys of the sample for choose_parameters().
+
+    pieces: Returns all keys, ascending in pieces; it is called twice.
+    """
     positions = sample_rows(sum(len(piece) for piece in pieces()), seed)
     out, start = [], 0
     for piece in pieces():

@@ -1,4 +1,4 @@
-"""Reading of chunks from a store's files, with their checksums verified. STORE.md.
+"""Read chunks from a store's files, and verify their checksums. STORE.md.
 
 Owns:        Reader: rows, keys and filters of chunks.
 Never does:  know versions; write.
@@ -42,9 +42,9 @@ class Reader:
         self._files = files
         self._blooms: dict[tuple[str, int], Bloom] = {}
         self.read_bytes = 0
-        """Bytes of chunks read in read_seconds: policy.TwoD estimates a restore from both."""
+        """Bytes read in read_seconds. policy.TwoD estimates the time of a restore from both."""
         self.read_seconds = 0.0
-        """Wall-clock time in which at least one read() was in flight, failed ones included."""
+        """Time during which at least one read(), also one that failed, was in flight."""
         self._mutex = threading.Lock()  # guards the two counters above and the two fields below
         self._in_flight = 0
         self._counted_until = 0.0  # read_seconds has the time up to here
@@ -55,11 +55,11 @@ class Reader:
         runs = list(_runs(chunks, order))
         lengths = (chunks[run[-1]].stop_offset - chunks[run[0]].offset for run in runs)
         bounds = [0, *accumulate(lengths)]
-        # One allocation for all: it gets large pages; many small ones would each fault theirs in.
+        # Allocate once for all runs: a large allocation gets large pages, and so fewer page faults.
         memory = np.empty(bounds[-1], np.uint8).data
         reads = zip(runs, pairwise(bounds), strict=True)
-        # One call for each file, because a filesystem may read its pieces in parallel; several for
-        # a large file.
+        # Read a file by one call, because a filesystem may read its pieces in parallel. Read a
+        # large file by several calls.
         file_reads = groupby(
             reads, key=lambda read: (chunks[read[0][0]].file, read[1][0] // PARALLEL_BYTES)
         )
@@ -154,7 +154,7 @@ class Reader:
         return view(table, body, chunk.rows, chunk.layout, chunk.min_key)
 
     def read_keys(self, chunk: Chunk) -> Keys:
-        """Return a chunk's keys alone, uint64[rows], without a check of the checksum."""
+        """Return only a chunk's keys, uint64[rows]. Do not verify the checksum."""
         if not chunk.has_keys:
             return np.arange(chunk.rows, dtype=np.uint64) + np.uint64(chunk.min_key)
         body = self.bytes(chunk.file, chunk.offset + chunk.layout[0], 8 * chunk.rows)
@@ -169,7 +169,7 @@ class Reader:
         return xxhash.xxh3_64_hexdigest(body) == chunk.checksum
 
     def read_bloom(self, chunk: Chunk) -> Bloom:
-        """Return the filter of a chunk's keys, which is read once; the chunk must be keyed."""
+        """Return the filter of a chunk, which must have keys, and cache the filter."""
         place = (chunk.file, chunk.offset)
         if place not in self._blooms:
             body = self.bytes(chunk.file, chunk.bloom_offset, chunk.bloom_length)

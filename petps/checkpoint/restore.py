@@ -1,4 +1,4 @@
-"""The rows of one version: its chunks, laid over each other. STORE.md, "Restore".
+"""Read the rows of one version: lay its chunks over each other. STORE.md, "Restore".
 
 Owns:        read_layers(), read_pieces().
 Never does:  write; return rows of two versions.
@@ -45,7 +45,7 @@ def read_layers(
             rows = store.read(chunks, lineage.tables)
         except DataLoss as error:
             if store.refresh().number != state.number:
-                continue  # the chunks were split or merged since
+                continue  # retry: the chunks were split or merged since
             newest = describe_newest_whole(store, chunks)
             raise DataLoss(f"version {chosen}: {error}; {newest}") from error
         layers: dict[str, list[Rows]] = {name: [] for name in names}
@@ -81,7 +81,7 @@ def read_pieces(store: Store, table: str, version: int | None) -> Iterator[Rows]
 def _read_windows(
     store: Store, lineage: Lineage, version: int, table: str, start: int
 ) -> Iterator[tuple[Rows, int | None]]:
-    """Yield pieces of the keys from ``start`` on, each with the start of the next (None: last).
+    """Yield (rows, the key at which the next piece starts; None: no piece follows), from ``start``.
 
     A piece ends where the next chunk of the base begins.
     """

@@ -1,4 +1,4 @@
-"""The versions of a store as the bases that a running server catches up to. STORE.md.
+"""Give a running server the versions of a store as bases to catch up to. STORE.md.
 
 Owns:        ServedVersions.
 Never does:  apply rows; decide when a server catches up (ingest does, through its own Protocols).
@@ -80,13 +80,13 @@ class ServedVersions:
         return self._store
 
     def _read_info(self, store: Store, entry: Version) -> BaseInfo | None:
-        """Return the position of a version's rows; log once and return None if it is lost."""
+        """Return the position of a version's rows. If it is lost, log that once and return None."""
         key = (entry.version, entry.created_ns)
         if key not in self._infos:
             try:
                 info = BaseInfo.of(store, entry.version)
             except PetpsError as error:
-                self._warn(entry, "%s: no catch-up to it", error)
+                self._warn(entry, "%s: servers cannot catch up to this version", error)
                 return None
             if info is None:
                 return None

@@ -73,15 +73,18 @@ def write_share(
     replace_own: bool = False,
     **options: Unpack[WriteOptions],
 ) -> Version:
-    """Write what one of ``ranks`` ranks, 0 to ranks - 1, has of a version. Durable; no commit.
+    """Write the share of one rank, 0 to ``ranks`` - 1, durably, but do not commit the version.
 
-    options: see WriteOptions. Ranks share no key of a table, all give the same ``kind`` and
-    ``tables``, and only one rank writes a part of a given name. If the rank has written its share
+    options: see WriteOptions. No two ranks have the same key of a table, all pass the same ``kind``
+    and ``tables``, and no two write a part of the same name. If the rank has written its share
     already, raise AlreadyExists, because another process may act as this rank. A rank that was
     restarted sets ``replace_own``.
     """
     if not 1 <= ranks <= MAX_RANKS or not 0 <= rank < ranks:
-        raise InvalidArgument(f"rank {rank} of {ranks}: 0 to ranks - 1, of at most {MAX_RANKS:,}")
+        raise InvalidArgument(
+            f"rank must be from 0 to ranks - 1, and ranks at most {MAX_RANKS:,}, got rank {rank} "
+            f"of {ranks}"
+        )
     path = _path(version, rank)
     if not replace_own and rank in _list_ranks_of(store, version):
         raise _written_error(store, version, rank)
@@ -112,9 +115,9 @@ def write_share(
 def commit_shares(store: Store, version: int) -> Version:
     """Commit the shares of a version. One rank calls it, once it knows that all are written.
 
-    Raise NotFound if there is no share. Raise FailedPrecondition, with the ranks, if a share is
-    missing, was written above another version or unlike the others, or if two ranks have a key in
-    common. Raise DataLoss. Then the version does not exist, and a share may be written again.
+    Raise NotFound if there is no share. Raise FailedPrecondition that names the ranks if a share is
+    missing, does not fit the store or the other shares, or has a key of another share. Raise
+    DataLoss. After an error the version does not exist, and a share may be written again.
     """
     before = store.state
     shares = [_read(store, version, rank) for rank in sorted(_list_ranks_of(store, version))]
@@ -146,8 +149,8 @@ def commit_shares(store: Store, version: int) -> Version:
         ):
             raise FailedPrecondition(
                 f"version {version}: rank {share.rank} wrote a {entry.kind} of {share.ranks} "
-                f"ranks, rank {first.rank} a {first_entry.kind} of {first.ranks}, or of other "
-                "columns: one rank decides how a version is written, and the others follow it"
+                f"ranks, rank {first.rank} a {first_entry.kind} of {first.ranks}, or their columns "
+                "differ: one rank decides how to write a version, and all write it so"
             )
     _check_files(store, version, shares)
     _check_keys(store, version, shares)
@@ -169,7 +172,7 @@ def commit_shares(store: Store, version: int) -> Version:
 
 
 def list_pending_shares(store: Store) -> dict[int, tuple[list[int], int]]:
-    """Return the uncommitted versions: (ranks that have written, number of ranks), by version."""
+    """Return, for each uncommitted version, the ranks with a share and the number of ranks."""
     committed = {entry.version for entry in store.state.versions()}
     ranks_by_version: dict[int, list[int]] = {}
     for version, rank in _list_shares(store):
@@ -211,7 +214,7 @@ def _read(store: Store, version: int, rank: int) -> _Share:
     except NotFound as error:
         raise DataLoss(f"version {version}, rank {rank}: {error}: write its share again") from error
     if [entry.version for entry in lineage.versions] != [version]:
-        raise DataLoss(f"{store.name}/{_path(version, rank)} is of another version")
+        raise DataLoss(f"{store.name}/{_path(version, rank)} holds a share of another version")
     return _Share(**asdict(header), lineage=lineage)
 
 

@@ -80,7 +80,7 @@ class Spool:
         except OSError as error:
             path.unlink(missing_ok=True)
             raise IoError(
-                f"{path}: {error.strerror}: a version is staged there before it is uploaded"
+                f"{path}: {error.strerror}: a version waits in this folder for its upload"
             ) from error
         with self._changed:
             self._bytes += len(content)

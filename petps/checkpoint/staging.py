@@ -73,7 +73,7 @@ class Device(Protocol):
 
 
 class SourceDevice:
-    """A device over a Source; the rows are copied once more."""
+    """A device made from a Source; it copies the rows once more than a Device of your own."""
 
     def __init__(self, source: Source, tables: Mapping[str, Table]) -> None:
         self._source = source
@@ -105,11 +105,14 @@ class SourceDevice:
 
 
 class Bandwidth:
-    """A cap on the bytes a second: wait for delay() before each send."""
+    """A limit on the bytes per second: before each send, wait for the time that delay() returns."""
 
     def __init__(self, bytes_per_second: float, now: Callable[[], float] = time.monotonic) -> None:
         if not bytes_per_second > 0:
-            raise InvalidArgument(f"{bytes_per_second} bytes a second: more than 0, or no cap")
+            raise InvalidArgument(
+                f"bytes_per_second must be more than 0, got {bytes_per_second}: for no limit, pass "
+                "no Bandwidth"
+            )
         self.bytes_per_second = bytes_per_second
         self._now = now
         self._free = now()  # the time at which all bytes allowed so far have been sent
@@ -144,10 +147,13 @@ class StagedCheckpointer:
             if _count_rows(table, chunk_bytes) < 1:
                 least = max(CHUNK_BYTES_MIN, _reserved_bytes(table) + _row_bytes(table))
                 raise InvalidArgument(
-                    f"chunk_bytes {chunk_bytes} holds no row of table {table.name}: {least} do"
+                    f"chunk_bytes {chunk_bytes} holds no row of table {table.name}: "
+                    f"set at least {least}"
                 )
         if folder_bytes < chunk_bytes:
-            raise InvalidArgument(f"folder_bytes {folder_bytes} hold no chunk of {chunk_bytes}")
+            raise InvalidArgument(
+                f"folder_bytes must be at least chunk_bytes, {chunk_bytes}, got {folder_bytes}"
+            )
         self._store = store
         self._policy = policy
         self._device = device
@@ -169,8 +175,8 @@ class StagedCheckpointer:
         """Copy all rows and return; wait() returns when the version is committed.
 
         First wait for the version before this one. If that version failed, raise its error and
-        write nothing. Raise FailedPrecondition when cancelled, IoError for the folder, and the
-        errors of Store.write that have occurred so far.
+        write nothing. Raise FailedPrecondition if cancel() was called, IoError if the folder
+        failed, and the errors of Store.write that have occurred so far.
         """
         own_parts = dict(parts or {})
         with self._reserve() as spool, self._open_flight() as flight:
@@ -294,8 +300,8 @@ class StagedCheckpointer:
             after_commit()
         except Exception as error:
             _log.exception(
-                "[checkpoint] version %d is committed; splitting or merging behind it failed and "
-                "is tried again behind the next: %s",
+                "[checkpoint] version %d is committed; splitting or merging after it failed and "
+                "is retried after the next version: %s",
                 entry.version,
                 error,
             )
@@ -382,7 +388,9 @@ class StagedCheckpointer:
             at_most = _count_rows(table, self._chunk_bytes)
             for keys in self._device.keys(name, since, at_most):
                 if len(keys) > at_most:
-                    raise InvalidArgument(f"table {name}: {len(keys)} keys, at most {at_most}")
+                    raise InvalidArgument(
+                        f"table {name}: {len(keys)} keys in a piece, at most {at_most}"
+                    )
                 if len(keys) == 0:
                     continue
                 buffer = flight.lease("down")
@@ -436,7 +444,7 @@ class StagedCheckpointer:
             flight.wait(self._bandwidth.delay(count))
 
 
-# ---- a chunk in a buffer: keys, columns, which are deleted; each begins at a multiple of 8 ----
+# ---- a chunk in a buffer: keys, columns, deletions; each begins at a multiple of 8 bytes ----
 
 
 def _align(count: int) -> int:
@@ -448,7 +456,7 @@ def _row_bytes(table: Table) -> int:
 
 
 def _reserved_bytes(table: Table) -> int:
-    """Return what encode() needs beside the rows: names and offsets of columns, and padding."""
+    """Return the bytes that encode() needs beside the rows: column names, offsets, padding."""
     two_rows = Rows(
         np.array([0, 2], np.uint64),  # not 0 and 1, or their column would be left out
         {column.name: np.zeros((2, column.width), np.uint8) for column in table.columns},

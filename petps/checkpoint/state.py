@@ -65,7 +65,7 @@ class Chunk:
     """Rows of a table in a bundle, and the versions that they belong to."""
 
     table: str
-    first: int
+    first: int  # the first version that the rows belong to
     end: int  # OPEN, or the first version that the rows do not belong to
     layer: int  # 0: of the base; 1: a delta as written; above: merged
     file: str
@@ -117,7 +117,7 @@ class Version:
     version: int
     kind: str
     created_ns: int
-    seconds: float  # from the first byte to the last one before the commit
+    seconds: float  # that writing it took, without the commit
     rows: int
     bytes: int
     kept: bool = False  # purge does not drop it
@@ -126,7 +126,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """Chunks of a lineage that have ended, in a file of their own, which future states refer to."""
+    """Ended chunks of a lineage, listed in a file of their own and not in the lineage's file."""
 
     file: str
     checksum: str  # xxh3-64 of the file, 16 hex digits
@@ -135,10 +135,10 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """A base and what was written after it."""
+    """A base and the versions written above it."""
 
     file: str
-    base_version: int  # purge may have deleted this version since
+    base_version: int  # the version that is the base; purge may have deleted it
     versions: tuple[Version, ...]
     chunks: tuple[Chunk, ...]
     tables: Mapping[str, Table]  # as stored in its chunks
@@ -152,12 +152,12 @@ class Lineage:
         return sum(chunk.length + chunk.bloom_length for chunk in self.chunks if chunk.layer == 0)
 
     def chunks_of(self, version: int) -> list[Chunk]:
-        """Return the chunks of a version, in the order in which they are laid over each other."""
+        """Return the chunks of a version, oldest first: the order in which to lay them over."""
         chunks = [chunk for chunk in self.chunks if chunk.holds(version)]
         return sorted(chunks, key=lambda chunk: chunk.first)
 
     def open_delta_chunks(self) -> list[Chunk]:
-        """Return the open chunks above the base, in order: IncrCP's Row_0, DECK's living deltas."""
+        """Return the open chunks above the base, oldest first (IncrCP: Row_0; DECK: living)."""
         return sorted(
             (chunk for chunk in self.chunks if chunk.layer > 0 and chunk.is_open),
             key=lambda chunk: chunk.first,
@@ -191,13 +191,13 @@ class Lineage:
         chunks = tuple(
             chunk
             for chunk in self.chunks
-            if (is_newest and chunk.is_open)
+            if (is_newest and chunk.is_open)  # the next version needs it
             or any(chunk.holds(entry.version) for entry in versions)
         )
         return replace(self, versions=versions, chunks=chunks)
 
     def roll_back(self, version: int) -> Lineage:
-        """Return this lineage without what was written above ``version``.
+        """Return this lineage without the versions and chunks written above ``version``.
 
         Chunks that ended above it are open again. A chunk that ended at it stays ended, because its
         rows do not belong to ``version``. Splits and merges are not undone.
@@ -222,7 +222,7 @@ class State:
     model: str
     tables: Mapping[str, Table]  # the trainer's own
     lineages: tuple[Lineage, ...] = ()
-    trash: tuple[str, ...] = ()  # files of earlier states that may be removed
+    trash: tuple[str, ...] = ()  # files that the state before this one named, and this one does not
     quantising: Quantising | None = None
     restores: int = 0  # how often a training has resumed from a version
     rollbacks: int = 0  # how often versions were dropped to continue from an older one
@@ -259,7 +259,7 @@ class State:
         raise NotFound(f"there is no version {version} in the store; it has {text}")
 
     def files(self) -> set[str]:
-        """Return all files that the state names, those of lineages among them."""
+        """Return the paths of all files that the state and its lineages name."""
         paths = {lineage.file for lineage in self.lineages}
         for lineage in self.lineages:
             paths |= {sealed.file for sealed in lineage.sealed}
@@ -272,7 +272,7 @@ class State:
         return replace(self, lineages=(*self.lineages[:-1], lineage))
 
     def mark_kept(self, version: int, kept: bool) -> State:
-        """Return a state in which purge leaves the version, or no longer does."""
+        """Return a state in which the version has or lacks the mark that purge must not drop it."""
         lineage = self.lineage_of(version)
         versions = tuple(
             replace(entry, kept=kept) if entry.version == version else entry
@@ -315,13 +315,13 @@ def encode_document(values: dict[str, Any]) -> bytes:
 
 
 def _has_checksum(text: bytes, checksum: object) -> bool:
-    """Return whether ``text`` is what encode_document() makes for this checksum."""
+    """Return whether encode_document() returned ``text``, with this checksum."""
     end = f',"checksum":"{checksum}"}}'.encode()
     return text.endswith(end) and xxhash.xxh3_64_hexdigest(text[: -len(end)] + b"}") == checksum
 
 
 def read_document(files: Files, path: str, checksum: str | None = None) -> dict[str, Any]:
-    """Return the values that encode_document() wrote; checksum: that of the whole file, if known.
+    """Return the values that encode_document() encoded; checksum: of the whole file, if known.
 
     Raise DataLoss, NotFound, and Unimplemented for a newer format.
     """
@@ -331,7 +331,7 @@ def read_document(files: Files, path: str, checksum: str | None = None) -> dict[
         values: dict[str, Any] = json.loads(text)
         name, _, number = str(values["format"]).rpartition("-")
     except (ValueError, KeyError, TypeError) as error:
-        raise DataLoss(f"{where} is not of a petps checkpoint store") from error
+        raise DataLoss(f"{where} is no file of a petps checkpoint store") from error
     is_ours = name == FORMAT_NAME and number.isdigit()
     if is_ours and int(number) > FORMAT:
         raise Unimplemented(f"{where} has format {number}, this release reads {FORMAT}: upgrade")
@@ -352,8 +352,9 @@ def _describe_chunks(chunks: Iterable[Chunk]) -> dict[str, Any]:
 def _seal(files: Files, lineage: Lineage) -> Lineage:
     """Write the ended chunks to a sealed file of their own, once there are enough of them.
 
-    They change no more, except that purge, rollback or compaction may remove one. Then its file is
-    not named any more, and the lineage's own file lists the remaining chunks again.
+    An ended chunk no longer changes, except that purge, compaction or rollback may remove it, or
+    rollback reopen it. Then its file is no longer named, and the lineage's own file lists the
+    remaining chunks of that file again.
     """
     present = {id(chunk) for chunk in lineage.chunks}
     sealed = [
@@ -475,7 +476,7 @@ def _read_chunks(values: Mapping[str, Any]) -> tuple[Chunk, ...]:
 def load(files: Files) -> State:
     """Return the newest state. Raise NotFound if there is no store; raise DataLoss."""
     last, missing = -1, None
-    # Repeat: a writer may commit newer states, and remove old ones, during the listing and reading.
+    # Repeat: during the listing and reading, a writer may commit newer states and remove old ones.
     while True:
         newest = newest_state(files)
         if newest == last:
@@ -521,12 +522,12 @@ def _state_path(number: int) -> str:
 
 
 def commit(files: Files, before: State, after: State) -> State:
-    """Make ``after`` the state that follows ``before``, and return it as written.
+    """Write ``after`` as the state that follows ``before``, and return it as written.
 
     The first state of a store follows state 0, which has no file.
 
-    Raise FailedPrecondition when another writer was faster; raise IoError. Then ``before`` is still
-    the newest state, and no state names the files written for ``after``.
+    Raise FailedPrecondition if another writer committed since ``before``; raise IoError. After an
+    error no state names the files written for ``after``.
     """
     number = before.number + 1
     lineages_before = {lineage.file: lineage for lineage in before.lineages}
@@ -553,7 +554,7 @@ def commit(files: Files, before: State, after: State) -> State:
         files.create(path, body)
     except AlreadyExists:
         try:
-            # Equal: the filesystem retried and found our own file.
+            # Equal: the filesystem retried after the first try had created the file.
             is_ours = files.read(path) == body
         except NotFound:  # newer states followed, and the writer of one removed this state
             is_ours = False
@@ -565,8 +566,8 @@ def commit(files: Files, before: State, after: State) -> State:
         with contextlib.suppress(PetpsError):
             files.remove(path)
         raise
-    # Newer states exist: a state of this number existed and was removed long ago, so that
-    # create() could succeed again.
+    # If newer states exist, other writers had committed this number and removed it long ago. So
+    # create() could succeed a second time.
     if newest_state(files) > number:
         with contextlib.suppress(PetpsError):
             files.remove(path)

@@ -1,6 +1,6 @@
-"""A checkpoint store: versions are written, restored, split, merged and dropped. STORE.md.
+"""A checkpoint store: write, restore, split, merge and drop versions. STORE.md.
 
-Owns:        Store: the joint meaning of its files.
+Owns:        Store, which keeps the files of a store consistent.
 Never does:  decide how a version is written (policy.py), or which rows changed (tracker).
 Called by:   checkpointer.py, policies, cli.
 Invariants:  a committed version restores to the same rows until it is dropped; data that does not
@@ -55,9 +55,10 @@ BASE: Final = "base"
 DELTA: Final = "delta"
 DIFFERENCE: Final = "difference"
 KINDS: Final = (BASE, DELTA, DIFFERENCE)
-# Purge removes an unnamed file only above this age: no process can still be writing it.
+# Purge removes a file that no state names only above this age. A younger one may belong to a
+# version that is not committed yet.
 LEFTOVER_SECONDS: Final = 3600.0
-# Sparse bundles are rewritten once their named chunks have this many bytes together.
+# Bundles of which less than half is in use are compacted once they have this many bytes in use.
 COMPACT_BYTES: Final = 1 << 20
 MAX_VERSION: Final = (1 << 64) - 1
 
@@ -105,14 +106,15 @@ class Store:
     ) -> Store:
         """Create a store. Raise AlreadyExists if one exists here; raise InvalidArgument, IoError.
 
-        tables: as the trainer has them. ``quantising``: what a Checkpointer quantises lineages for
-        (None: store rows as they are). commit_empty: commit a state without versions; if not, the
-        store exists once its first version is committed.
+        tables: as the trainer has them. ``quantising``: the expected restores, by which a
+        Checkpointer chooses the quantisation of a lineage; None: store rows as they are.
+        commit_empty: commit a state without versions; if False, the store exists once its first
+        version is committed.
         """
         files = open_files(url) if isinstance(url, str | Path) else url
         check_name("model", model)
         if not tables or len({table.name for table in tables}) != len(tables):
-            raise InvalidArgument("a store needs tables, each of a name of its own")
+            raise InvalidArgument("a store needs at least one table, and a different name for each")
         if files.list("states"):
             raise AlreadyExists(f"{files.name} holds a checkpoint store already")
         tables_by_name = {table.name: table for table in tables}
@@ -162,8 +164,8 @@ class Store:
 
         Args:
             version: Its number, above all versions of the store.
-            rows: By table, all at once or in pieces, so that only one piece is in memory. The keys
-                ascend from piece to piece.
+            rows: By table, all at once or as pieces. The keys ascend from piece to piece, and one
+                piece at a time is in memory.
             options: See WriteOptions.
 
         Raise InvalidArgument, FailedPrecondition (another writer), IoError. Then the version does
@@ -185,7 +187,7 @@ class Store:
         raise_if_cancelled: Callable[[], None] = lambda: None,
         partitions: int = 1,
     ) -> Lineage:
-        """Write a version without a commit. Return a lineage of this version alone, for add()."""
+        """Write a version but do not commit it. Return a lineage with only it, for add()."""
         start = time.monotonic()
         self._check_new(version, rows, kind)
         if kind != BASE:
@@ -227,16 +229,16 @@ class Store:
 
     def _check_new(self, version: int, rows: RowsByTable, kind: str) -> None:
         if kind not in KINDS:
-            raise InvalidArgument(f"kind {kind!r} is none of {', '.join(KINDS)}")
+            raise InvalidArgument(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
         if not 0 < version <= MAX_VERSION:
-            raise InvalidArgument(f"version {version} is outside 1..2^64-1")
+            raise InvalidArgument(f"version must be from 1 to 2^64-1, got {version}")
         newest = self._state.versions()
         if newest and version <= newest[-1].version:
             raise InvalidArgument(
                 f"version {version} is not above {newest[-1].version}, the newest of {self.name}"
             )
         if kind != BASE and not newest:
-            raise FailedPrecondition(f"{self.name} has no base: the first version is one")
+            raise FailedPrecondition(f"{self.name} has no base yet: write a base first")
         unknown = set(rows) - set(self._state.tables)
         if unknown:
             raise InvalidArgument(
@@ -245,7 +247,7 @@ class Store:
             )
         if kind == BASE and set(rows) != set(self._state.tables):
             missing = min(set(self._state.tables) - set(rows))
-            raise InvalidArgument(f"a base has every table: {missing!r} is missing")
+            raise InvalidArgument(f"a base needs every table, but {missing!r} is missing")
 
     def _write_bundle(self, new_chunks: Iterable[NewChunk]) -> list[Chunk]:
         chunks = write_bundle(self._files, self._state.tables, new_chunks)
@@ -254,8 +256,9 @@ class Store:
         return chunks
 
     def _commit(self, before: State, after: State) -> None:
-        # Commit against ``before``, from which ``after`` was made: a restore in another thread may
-        # have loaded a newer state since. Then the commit must fail.
+        # Commit against ``before``, from which the caller derived ``after``. The newest state that
+        # this object knows may be newer, because a restore in another thread refreshed it. Then the
+        # commit must fail.
         state = commit(self._files, before, after)
         with self._mutex:
             self._state = state
@@ -266,10 +269,10 @@ class Store:
         self._sizes = {path: size for path, size in self._sizes.items() if path in files}
 
     def tidy(self) -> None:
-        """Remove files that no reader needs any more, now instead of with the next change."""
+        """Remove the files that no reader needs any more; otherwise the next change does it."""
         paths, self._obsolete = self._obsolete, []
         for path in paths:
-            with contextlib.suppress(PetpsError):  # purge removes files that stay behind
+            with contextlib.suppress(PetpsError):  # purge will remove a file that remains
                 self._files.remove(path)
 
     def rearrange(
@@ -281,12 +284,15 @@ class Store:
         ended: Sequence[Chunk] = (),
         end: int = OPEN,
     ) -> None:
-        """Replace chunks of the newest lineage by other chunks, in one state.
+        """Replace chunks of the newest lineage by other chunks, in one state, and compact bundles.
 
-        Remove the chunks ``removed``. Write ``bundles`` and add their chunks. Add ``added``: chunks
-        of bundles that are in the store already. End the chunks ``ended`` at version ``end``.
-        Rewrite bundles of which less than half is still named. The caller must not change the
-        rows of any version.
+        Args:
+            removed: Chunks to remove.
+            bundles: The chunks of each bundle to write; they are added.
+            added: Chunks to add whose bundles are in the store already.
+            ended: Chunks that end at version ``end``.
+
+        The caller must not change the rows of any version.
         """
         before = self._state
         new = [chunk for bundle in bundles for chunk in self._write_bundle(bundle)]
@@ -301,13 +307,16 @@ class Store:
         self._commit(before, before.with_lineage(lineage))
 
     def _compact(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Copy the named chunks of sparse bundles into one bundle, and return all chunks."""
-        named_bytes: dict[str, int] = {}
+        """Copy the chunks of bundles that are less than half in use to one bundle.
+
+        Return all chunks.
+        """
+        used_bytes: dict[str, int] = {}
         for chunk in chunks:
-            named_bytes[chunk.file] = (
-                named_bytes.get(chunk.file, 0) + chunk.length + chunk.bloom_length
+            used_bytes[chunk.file] = (
+                used_bytes.get(chunk.file, 0) + chunk.length + chunk.bloom_length
             )
-        sparse = {path for path, count in named_bytes.items() if 2 * count < self._size(path)}
+        sparse = {path for path, count in used_bytes.items() if 2 * count < self._size(path)}
         sparse_chunks = [chunk for chunk in chunks if chunk.file in sparse]
         if sum(chunk.length + chunk.bloom_length for chunk in sparse_chunks) < COMPACT_BYTES:
             return chunks
@@ -315,9 +324,8 @@ class Store:
             (chunk.table, rows, chunk.first, chunk.end, chunk.layer)
             for chunk, rows in zip(sparse_chunks, self.read(sparse_chunks), strict=True)
         )
-        return [chunk for chunk in chunks if chunk.file not in sparse] + self._write_bundle(
-            new_chunks
-        )
+        dense = [chunk for chunk in chunks if chunk.file not in sparse]
+        return dense + self._write_bundle(new_chunks)
 
     def _size(self, path: str) -> int:
         if path not in self._sizes:
@@ -349,16 +357,16 @@ class Store:
         return rows
 
     def count_restore(self) -> None:
-        """Count that a training continues from a version's rows. Durable.
+        """Count durably that a training continues from a version's rows.
 
         Once the count exceeds the expected restores of a quantised store, the next version is a
-        base of 8 bits. Raise FailedPrecondition for another writer; raise IoError.
+        base of 8 bits. Raise FailedPrecondition if another writer committed first; raise IoError.
         """
         before = self._state
         self._commit(before, replace(before, restores=before.restores + 1))
 
     def expect(self, quantising: Quantising | None) -> None:
-        """Set what lineages are quantised for, from the next base on; None: not quantised."""
+        """Set the expected restores for the quantisation of new lineages; None: do not quantise."""
         before = self._state
         self._commit(before, replace(before, quantising=quantising))
 
@@ -373,11 +381,13 @@ class Store:
     def pieces(self, table: str, version: int | None = None) -> Iterator[Rows]:
         """Yield the rows of restore() for one table, in pieces in the order of keys.
 
-        It holds in memory the chunks above the base, four chunks of the base, which it reads in
-        parallel, all chunks of the base whose keys overlap, and the piece being built, twice. Four
-        chunks of each rank overlap if ranks wrote the base, and a chunk of each partition if
-        write_base() wrote it. Raise the errors of restore(), and NotFound if the version was
-        rolled back, even if another version has its number now.
+        In memory are the chunks above the base, four chunks of the base, which are read in
+        parallel, and two copies of the piece being built. If chunks of the base overlap, all that
+        overlap are in memory: four chunks of each rank if ranks wrote the base, and a chunk of each
+        partition if write_base() wrote it.
+
+        Raise the errors of restore(), and NotFound if the version was rolled back, even if another
+        version has its number now.
         """
         return read_pieces(self, table, version)
 
@@ -388,15 +398,19 @@ class Store:
         *,
         above_base: bool = False,
     ) -> dict[str, list[Rows]]:
-        """Return the rows of a version's chunks, by table, in the order to lay them over."""
+        """Return the rows of each chunk of a version, by table, oldest first.
+
+        above_base: leave out the chunks of the base.
+        """
         return read_layers(self, version, tables, above_base=above_base)
 
     def read(
         self, chunks: Sequence[Chunk], tables: Mapping[str, Table] | None = None
     ) -> list[Rows]:
-        """Return the rows of chunks that are stored as ``tables`` (None: as the newest lineage's).
+        """Return the rows of chunks.
 
-        Raise DataLoss that names file and offset.
+        tables: as the chunks store them; None: those of the newest lineage. Raise DataLoss that
+        names file and offset.
         """
         if tables is None:
             tables = self._state.lineage.tables
@@ -419,7 +433,7 @@ class Store:
     # ---- dropping ----
 
     def keep(self, version: int, kept: bool = True) -> None:
-        """Set or clear the mark that makes purge leave a version, in case corruption shows late."""
+        """Set or clear the mark that purge must not drop this version."""
         before = self._state
         self._commit(before, before.mark_kept(version, kept))
 
@@ -430,7 +444,7 @@ class Store:
         state names.
         """
         if newest < 1:
-            raise InvalidArgument("purge leaves at least the newest version")
+            raise InvalidArgument(f"purge keeps at least the newest version, got newest={newest}")
         before = self._state
         versions = before.versions()
         remaining = {entry.version for entry in versions[-newest:]}
@@ -442,8 +456,9 @@ class Store:
         return deleted
 
     def _sweep(self) -> None:
-        # Shares first: without its share no rank commits the rest. List before the state is read: a
-        # file that this state does not name is named by no newer state either, unless it is young.
+        # Remove shares first: without its share file no commit can name the other files of a share.
+        # List the files before reading the state. Then no newer state can name an old file that
+        # this state does not name.
         folders = {name: self._files.list(name) for name in ("shares", "lines", "parts", "data")}
         state = self.refresh()
         named_paths = state.files() | set(state.trash)
@@ -464,7 +479,7 @@ class Store:
     # ---- inspecting ----
 
     def stored_bytes(self, *, base: bool = True) -> int:
-        """Return the bytes of data files on disk; base: include files that hold base chunks."""
+        """Return the size of all bundles in bytes; base: include bundles that hold base chunks."""
         files: dict[str, bool] = {}
         for lineage in self._state.lineages:
             for chunk in lineage.chunks:
@@ -472,8 +487,8 @@ class Store:
         return sum(self._files.size(path) for path, is_base in files.items() if base or not is_base)
 
     def verify(self) -> list[str]:
-        """Read the whole store; return texts of what is wrong and which versions are lost by it.
+        """Read the whole store. Return texts that name its problems and the versions lost by them.
 
-        An empty list says that every version can be restored.
+        If the list is empty, every version can be restored.
         """
         return verify(self)

@@ -1,4 +1,4 @@
-"""Verification: damage in a store, the versions lost by it, and the newest whole one. STORE.md.
+"""Find the damage in a store, the versions lost by it, and the newest whole one. STORE.md.
 
 Owns:        verify(), describe_newest_whole().
 Never does:  repair, drop.
@@ -53,18 +53,18 @@ def _check_chunk(store: Store, lineage: Lineage, chunk: Chunk) -> list[str]:
         return [str(error)]
     problems = []
     if not rows.equals(stream):
-        problems.append(f"{where}: the lineage has wrong offsets of the columns")
+        problems.append(f"{where}: the column offsets (layout) in the lineage are wrong")
     if (
         len(rows) == 0
         or (int(rows.keys[0]), int(rows.keys[-1])) != (chunk.min_key, chunk.max_key)
         or not (rows.keys[1:] > rows.keys[:-1]).all()
     ):
-        problems.append(f"{where}: keys out of order or range")
+        problems.append(f"{where}: its keys do not ascend, or are not from min_key to max_key")
     return problems
 
 
 def _describe_loss(store: Store, damaged: Iterable[Chunk], parts: set[int]) -> list[str]:
-    """Return which versions need the damaged chunks or parts, and the newest that does not."""
+    """Return one text: the versions that need a damaged chunk or part, and the newest whole one."""
     versions = [entry.version for entry in store.state.versions()]
     damaged_chunks = set(damaged)
     lost = {

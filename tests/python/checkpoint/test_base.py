@@ -246,7 +246,7 @@ def test_a_location_may_name_a_version_of_a_store(tmp_path: Path) -> None:
     assert (second.version, second.position(0)) == (20, (3, 2))
     assert (len(read_keys(first)), len(read_keys(second))) == (50, 60)
     assert bases.open("s#1").version == 20  # the newest with a position
-    with pytest.raises(NotFound, match="not version 3 has a position in a log"):
+    with pytest.raises(NotFound, match="version 3 has no position in a log"):
         bases.open("s#1#3")
     with pytest.raises(NotFound, match="there is no version 4 in the store"):
         bases.open("s#1#4")

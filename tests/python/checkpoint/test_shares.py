@@ -175,7 +175,7 @@ def test_shares_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     half = Table.of("items", 2, "f16")
     thin = {"items": Rows.of(half, [2], {"row": np.ones((1, 2), np.float32)})}
     write_share(store, 1, thin, rank=1, tables={"items": half}, replace_own=True, **base)
-    refused("or of other columns")
+    refused("or their columns differ")
     for rank in (0, 1):
         own = rows(rank)
         write_share(store, 1, own, rank=rank, parts={"reader": b"x"}, replace_own=True, **base)

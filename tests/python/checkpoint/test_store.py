@@ -420,7 +420,7 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         store.write(1, {}, kind=BASE)
     with pytest.raises(InvalidArgument, match="no table 'items'; it has: users"):
         store.write(1, {"items": Rows.of(users, [1], {"row": one})}, kind=BASE)
-    with pytest.raises(InvalidArgument, match="outside 1"):
+    with pytest.raises(InvalidArgument, match="version must be from 1 to"):
         store.write(0, {}, kind=BASE)
     with pytest.raises(InvalidArgument, match="a key appears twice"):
         Rows.of(users, [1, 1], {"row": np.ones((2, 2), np.float32)})

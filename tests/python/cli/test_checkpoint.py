@@ -167,7 +167,7 @@ def test_rows_are_quantised_for_the_expected_restores(run: Command, tmp_path: Pa
         read = opened.pull("t", keys)
     assert 0 < np.abs(np.asarray(read, np.float32) - floats).max() < 0.4
     message = run.fails(2, *write, 3, "--expected-restores", "nan")
-    assert "expected restores nan: a number, 0 or more" in message
+    assert "expected restores must be a number from 0 on, got nan" in message
 
 
 def test_merge_purge_and_rollback_keep_the_remaining_versions(
