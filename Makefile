@@ -12,8 +12,10 @@ PYTHON_FOLDERS = petps client docs examples bench tests
 SOAK_ROUNDS := 10
 SOAK_JOBS := 5
 SOAK_SECONDS := 600
+# The C++ suites of `make aarch64`: of rooms with code for a processor, without clocks and sockets.
+AARCH64_SUITES := base epoch media index table codec
 
-.PHONY: help bootstrap build demo demo-train test test-train lab soak soak-pull bench docs wheels cpp-package format tidy clean
+.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 soak soak-pull bench docs wheels cpp-package format tidy clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +24,7 @@ help:
 	@echo "make test    build, then every check and test; one summary at the end"
 	@echo "make test-train  installs PyTorch and Ray (6 GB) into .venv-train, then runs their tests"
 	@echo "make lab     persistent memory, RDMA, power cuts: suites in a small guest (tests/lab)"
+	@echo "make aarch64  cross-compile for aarch64 and run the C++ suites in an emulated processor"
 	@echo "make soak    the C++ suites with more test processes than processors, SOAK_ROUNDS=10 times"
 	@echo "make soak-pull  pulls under updates and reclaim in each gather mode; SOAK_SECONDS=600 each"
 	@echo "make bench   build, then measure; ONLY=pull,apply measures parts; BEFORE=FOLDER compares"
@@ -64,6 +67,13 @@ lab: build
 	@deploy/bootstrap.sh lab
 	cmake --build build/release -j $(JOBS) --target petps_tests
 	$(PYTHON) -m tests.run --jobs $(JOBS) --only lab
+
+aarch64: bootstrap
+	@deploy/bootstrap.sh aarch64
+	cmake --preset aarch64 --log-level=WARNING
+	cmake --build build/aarch64 -j $(JOBS) --target $(AARCH64_SUITES:%=test_%)
+	ctest --test-dir build/aarch64 -j $(JOBS) --output-on-failure \
+	  -L "^($$(echo $(AARCH64_SUITES) | tr ' ' '|'))\$$"
 
 # Some races appear with five test processes on two processors, but not with two. The suites that
 # count states are short here (see tests/run.py).

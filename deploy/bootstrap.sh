@@ -2,7 +2,7 @@
 # Installs what is missing to build and test petps on Debian 12: Debian packages, then .venv.
 #
 # It uses the network only if something is missing, so a second run works offline.
-# Usage: deploy/bootstrap.sh [packages|venv|lab|train|docs]   (without an argument: the first two)
+# Usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|train|docs]   (without an argument: the first two)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -45,6 +45,11 @@ LAB_PACKAGES=(
 DOCS_PACKAGES=(
   doxygen
   graphviz
+)
+# Packages for `make aarch64`: a compiler and an emulator for another processor.
+AARCH64_PACKAGES=(
+  g++-aarch64-linux-gnu
+  qemu-user-static
 )
 CONSTRAINTS=deploy/requirements/constraints.txt
 # Packages that `make test-train` and `make demo-train` need in addition to .venv. They go into
@@ -241,6 +246,7 @@ case "${1:-all}" in
     ;;
   venv) install_venv ;;
   lab) install_missing "${LAB_PACKAGES[@]}" ;;
+  aarch64) install_missing "${AARCH64_PACKAGES[@]}" ;;
   train) install_train ;;
   docs) install_docs ;;
   all)
@@ -248,5 +254,5 @@ case "${1:-all}" in
     install_broker_packages
     install_venv
     ;;
-  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|lab|train|docs]" ;;
+  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|train|docs]" ;;
 esac
