@@ -91,8 +91,8 @@ class Session {
         base::Status(base::Code::kFailedPrecondition, "the client is closed: connect again"));
   }
 
-  // Run `request` without the GIL. The client stays alive until it returns. If the client was
-  // closed meanwhile, this call ends it, also without the GIL (see close).
+  // Run `request` without the GIL. The client stays alive until it returns. If close() came during
+  // the request, this call ends the client, also without the GIL (see close).
   template <typename Request>
   auto call(const Request& request) {
     const py::gil_scoped_release released;
