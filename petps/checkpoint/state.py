@@ -577,7 +577,7 @@ def commit(files: Files, before: State, after: State) -> State:
 
 def _overtaken_error(files: Files, number: int) -> FailedPrecondition:
     return FailedPrecondition(
-        f"{files.name}: another writer made state {number} meanwhile: open the store again, and "
+        f"{files.name}: another writer made state {number} first: open the store again, and "
         "make sure that only one process writes it"
     )
 
