@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/clock.h"
 #include "rdma_peer.h"
@@ -129,29 +130,26 @@ FrameRules test_rules() {
           .encode_error = encode_test_error};
 }
 
-bool Client::receive_exactly(std::byte* out, size_t n, int timeout_ms) {
-  const uint64_t until = base::monotonic_ns() + static_cast<uint64_t>(timeout_ms) * 1'000'000;
-  while (n > 0) {
+bool Client::receive_up_to(size_t n, uint64_t until_ns) {
+  while (frame_.size() < n) {
     const uint64_t now = base::monotonic_ns();
-    if (now >= until) return false;
-    const size_t part = receive({out, n}, static_cast<int>((until - now) / 1'000'000) + 1);
+    if (now >= until_ns) return false;
+    const size_t had = frame_.size();
+    frame_.resize(n);
+    const size_t part =
+        receive(std::span(frame_).subspan(had), static_cast<int>((until_ns - now) / 1'000'000) + 1);
+    frame_.resize(had + part);
     if (part == 0) return false;
-    out += part;
-    n -= part;
   }
   return true;
 }
 
 std::vector<std::byte> Client::receive_frame(int timeout_ms) {
-  std::vector<std::byte> frame(sizeof(TestHeader));
-  if (!receive_exactly(frame.data(), frame.size(), timeout_ms)) return {};
-  const TestHeader header = header_of(frame);
-  if (header.length < sizeof(TestHeader)) return {};
-  frame.resize(header.length);
-  if (!receive_exactly(frame.data() + sizeof(TestHeader), header.length - sizeof(TestHeader),
-                       timeout_ms))
-    return {};
-  return frame;
+  const uint64_t until = base::monotonic_ns() + static_cast<uint64_t>(timeout_ms) * 1'000'000;
+  if (!receive_up_to(sizeof(TestHeader), until)) return {};
+  const TestHeader header = header_of(frame_);
+  if (header.length < sizeof(TestHeader) || !receive_up_to(header.length, until)) return {};
+  return std::exchange(frame_, {});
 }
 
 std::string Client::read_to_end(int timeout_ms) {

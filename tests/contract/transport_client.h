@@ -39,13 +39,17 @@ class Client {
   virtual void end_sending() = 0;
   virtual void close() = 0;
 
-  // Return one whole frame, or an empty vector.
+  // Return one whole frame, or an empty vector. What has arrived of a frame when the time is over
+  // is kept for the next call.
   std::vector<std::byte> receive_frame(int timeout_ms = 60'000);
   // Read until the server has closed. Return the last error frame's message, or "".
   std::string read_to_end(int timeout_ms = 60'000);
 
  private:
-  bool receive_exactly(std::byte* out, size_t n, int timeout_ms);
+  // Receive until `frame_` has n bytes. Return false if the server has closed or the time is over.
+  bool receive_up_to(size_t n, uint64_t until_ns);
+
+  std::vector<std::byte> frame_;  // the first bytes of the next frame
 };
 
 // The memory of the suite's rows, which a device can register before rows exist. Pieces are handed

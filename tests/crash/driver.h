@@ -21,8 +21,9 @@
 namespace petps::crash {
 
 // Room for four tables that each get a second extent of slots, because no walk has found their free
-// slots, and for one more table.
-inline constexpr size_t kMediumBytes = size_t{6} << 20;
+// slots, for some third ones (a pool that was killed and then lost power was opened twice without a
+// walk), and for one more table.
+inline constexpr size_t kMediumBytes = size_t{7} << 20;
 inline constexpr uint64_t kMetadataBytes = uint64_t{1} << 20;
 inline constexpr size_t kSites = static_cast<size_t>(media::Site::kCount);
 

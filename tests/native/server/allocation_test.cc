@@ -72,7 +72,7 @@ class QuietClient {
   std::vector<std::byte> reply_;
 };
 
-void expect_no_allocations(transport::GatherMode mode, uint64_t allocations_max = 60) {
+void expect_no_allocations(transport::GatherMode mode) {
   TestPool pool;
   table::Table& table = pool.add_table("rows", kRowBytes / 4, kRowBytes, 2000);
   fill(table, 1000, 1);
@@ -89,8 +89,9 @@ void expect_no_allocations(transport::GatherMode mode, uint64_t allocations_max 
   for (int i = 0; i < 300; ++i) ASSERT_TRUE(client.pull_two());
   const uint64_t before = allocations.load();
   for (int i = 0; i < 300; ++i) ASSERT_TRUE(client.pull_two());
-  // The background walk may wake up once; a pull that allocates would count 600 times.
-  EXPECT_LT(allocations.load() - before, allocations_max);
+  // Other threads allocate now and then, more often on a slow machine. A pull that allocates would
+  // count 600 times.
+  EXPECT_LT(allocations.load() - before, 300u);
 }
 
 TEST(ServerAllocations, PullsAllocateNothingInCopyMode) {
@@ -103,7 +104,7 @@ TEST(ServerAllocations, PullsAllocateNothingInSendmsgMode) {
 
 TEST(ServerAllocations, PullsAllocateNothingInZerocopyMode) {
   // In this mode a socket counts whole pages, so it is full more often and more output waits.
-  expect_no_allocations(transport::GatherMode::kZerocopy, 300);
+  expect_no_allocations(transport::GatherMode::kZerocopy);
 }
 
 }  // namespace
