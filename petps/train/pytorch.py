@@ -42,7 +42,7 @@ class TorchTable:
     columns: optimizer state that is kept per row, by the optimizer's names ("sum", "exp_avg"), of
     the weight's shape or [n]. Before the first step these columns are zeros. Rows are gathered as
     float32, whatever the tensor's dtype and device. The constructor adds the table to the
-    tracker.
+    tracker. An unknown column is an InvalidArgument as soon as the optimizer has any state.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class TorchTable:
         self._optimizer = optimizer
         self._names = tuple(columns)
         self._first = np.uint64(first_key)
+        self._check_state()
         tracker.add_table(name, weight.shape[0])
 
     @property
@@ -99,6 +100,7 @@ class TorchTable:
 
     def gather(self, keys: Keys) -> Gathered:
         """See TrainedTable."""
+        self._check_state()
         ids = self._make_index(keys)
         columns = {ROW: self._take_rows(self._weight, ids)}
         for name in self._names:
@@ -138,6 +140,18 @@ class TorchTable:
     def _make_index(self, keys: Keys) -> Any:
         ids = self.ids_of(keys).astype(np.int64)
         return self._torch.from_numpy(ids).to(self._weight.device)
+
+    def _check_state(self) -> None:
+        """Raise InvalidArgument if the optimizer has state for the weight, but lacks a column."""
+        if not self._names:
+            return
+        state = self._optimizer.state.get(self._weight, {})
+        for name in self._names:
+            if state and name not in state:
+                raise InvalidArgument(
+                    f"table {self._name}: the optimizer keeps no {name!r} for its weight, but "
+                    f"{', '.join(map(repr, state))}; name one of them in columns"
+                )
 
     def _find_state(self, name: str) -> Any:
         state = self._optimizer.state.get(self._weight, {}).get(name)

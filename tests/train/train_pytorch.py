@@ -215,6 +215,9 @@ def test_bad_input_is_named() -> None:
         table.load_pieces([(table.keys()[:5], {"row": np.zeros((5, DIM), np.float32)})])
     with pytest.raises(InvalidArgument, match="need an optimizer"):
         TorchTable(tracker, "t", bag.weight, columns=["sum"])
+    adagrad = torch.optim.Adagrad(bag.parameters())
+    with pytest.raises(InvalidArgument, match="keeps no 'summ' for its weight, but 'step', 'sum'"):
+        TorchTable(tracker, "t", bag.weight, optimizer=adagrad, columns=["summ"])
     with pytest.raises(InvalidArgument, match=r"must be of floats \[n, dim\]"):
         TorchTable(tracker, "t", torch.ones(3))
     shard = TorchTable(tracker, "shard", torch.zeros(4, 2), first_key=100)
