@@ -214,17 +214,16 @@ class FsspecFiles:
         """See Files."""
         target = self._target_of(path)
         try:
-            self._fs.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
-            # Atomic on local disks, and on stores with a conditional put (S3, GCS, Azure).
-            self._fs.pipe_file(target, content, mode="create")
+            with _filesystem_errors(f"{self._url}/{path}"):
+                self._fs.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
+                # Atomic on local disks, and on stores with a conditional put (S3, GCS, Azure).
+                self._fs.pipe_file(target, content, mode="create")
         except FileExistsError:
             raise AlreadyExists(f"{self._url}/{path} exists already") from None
-        except OSError as error:
-            raise IoError(f"{self._url}/{path}: {error}") from error
 
     def read(self, path: str) -> bytes:
         """See Files."""
-        with _read_errors(f"{self._url}/{path}"):
+        with _filesystem_errors(f"{self._url}/{path}"):
             return bytes(self._fs.cat_file(self._target_of(path)))
 
     def read_into(self, path: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
@@ -232,7 +231,7 @@ class FsspecFiles:
         starts = [offset for offset, _ in pieces]
         ends = [offset + len(buffer) for offset, buffer in pieces]
         paths = [self._target_of(path)] * len(pieces)
-        with _read_errors(f"{self._url}/{path}"):
+        with _filesystem_errors(f"{self._url}/{path}"):
             bodies = self._fs.cat_ranges(paths, starts, ends, on_error="raise")
         for (offset, buffer), body in zip(pieces, bodies, strict=True):
             if len(body) != len(buffer):
@@ -243,7 +242,7 @@ class FsspecFiles:
         """See Files."""
         ages: dict[str, float] = {}
         entries = []
-        with contextlib.suppress(NotFound), _read_errors(f"{self._url}/{folder}"):
+        with contextlib.suppress(NotFound), _filesystem_errors(f"{self._url}/{folder}"):
             entries = self._fs.ls(self._target_of(folder), detail=True, refresh=True)
         now = time.time()
         for entry in entries:
@@ -258,12 +257,12 @@ class FsspecFiles:
 
     def size(self, path: str) -> int:
         """See Files."""
-        with _read_errors(f"{self._url}/{path}"):
+        with _filesystem_errors(f"{self._url}/{path}"):
             return int(self._fs.size(self._target_of(path)))
 
     def remove(self, path: str) -> None:
         """See Files."""
-        with contextlib.suppress(NotFound), _read_errors(f"{self._url}/{path}"):
+        with contextlib.suppress(NotFound), _filesystem_errors(f"{self._url}/{path}"):
             self._fs.rm_file(self._target_of(path))
 
 
@@ -274,8 +273,25 @@ def _read_errors(where: str | Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise NotFound(f"{where} does not exist") from None
+    except FileExistsError:
+        raise
     except OSError as error:
         raise IoError(f"{where}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def _filesystem_errors(where: str) -> Iterator[None]:
+    """Raise NotFound or IoError, which name ``where``, for any error of an fsspec filesystem.
+
+    Filesystems raise their libraries' errors too, for instance where credentials are missing.
+    """
+    try:
+        with _read_errors(where):
+            yield
+    except (PetpsError, FileExistsError):
+        raise
+    except Exception as error:
+        raise IoError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def _cut_error(where: str, at: int) -> DataLoss:

@@ -67,7 +67,7 @@ def report_errors() -> Iterator[None]:
     try:
         yield
     except PetpsError as error:
-        _print_error(str(error))
+        _print_error(f"{error} [{error.code}]")
         raise typer.Exit(exit_code(error)) from None
     except KeyboardInterrupt:
         _print_error("interrupted")

@@ -305,7 +305,12 @@ def _read(
 def write(
     store: _STORE,
     base: Annotated[Path, typer.Argument(metavar="BASE", help="A folder of `petps export`.")],
-    version: Annotated[int | None, typer.Option(help="The base's own, if left out.")] = None,
+    version: Annotated[
+        int | None,
+        typer.Option(
+            help="By default the base's own, or the store's next one if its pool followed no log."
+        ),
+    ] = None,
     expected_restores: Annotated[
         float | None,
         typer.Option(
@@ -365,7 +370,10 @@ def write(
     if quantising is not None and checkpoint_store.state.quantising != quantising:
         checkpoint_store.expect(quantising)
     writer = Checkpointer(checkpoint_store, POLICIES["full"](), _BaseRows(rows))
-    record = writer.write(source.version if version is None else version)
+    if version is None:
+        versions = checkpoint_store.state.versions()
+        version = source.version or (versions[-1].version if versions else 0) + 1
+    record = writer.write(version)
     descriptions = describe(checkpoint_store.tables_of(record.version))
     if json_:
         report = {"version": record.version, "rows": record.rows, "bytes": record.bytes}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,11 +29,12 @@ def load(
     target: TargetName,
     table: TableName,
     source: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
             metavar="SOURCE...",
             help="Files: .npz, a pair of .npy, .parquet, .arrow; folders: HPS's (key, "
-            "emb_vector), a base of `petps export`, or a checkpoint store.",
+            "emb_vector), a base of `petps export`, or a checkpoint store. A store may also be a "
+            "URL that fsspec knows (s3://...).",
         ),
     ],
     key_column: KeyColumn = None,
@@ -62,6 +62,8 @@ def load(
         petps load petps://127.0.0.1:7070 items 0_sparse_2000.model/
 
         petps load my.pool items checkpoints --version 120
+
+        petps load my.pool items s3://models/ctr/checkpoints
     """
     from petps.cli.sources import Columns, open_sources
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -22,6 +22,8 @@ from petps.cli.options import (
 from petps.cli.output import json_out, note, progress
 from petps.errors import InvalidArgument
 
+DEFAULT_PARTITIONS: Final = 8  # as `petps create` gives a model
+
 if TYPE_CHECKING:
     from petps.cli.sources import Source
     from petps.delta import DeltaLog, TableSchema
@@ -35,7 +37,7 @@ def publish(
     ],
     table: TableName,
     source: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(
             metavar="[SOURCE...]", help="Files or folders of rows, as for `petps load`."
         ),
@@ -58,8 +60,9 @@ def publish(
         ),
     ] = None,
     partitions: Annotated[
-        int, typer.Option(help="Partitions of a new log: as many as the model has.")
-    ] = 8,
+        int | None,
+        typer.Option(help="Partitions of a new log: as many as the model has. By default 8."),
+    ] = None,
     kafka_option: KafkaOption = None,
     key_column: KeyColumn = None,
     row_column: RowColumn = None,
@@ -69,7 +72,9 @@ def publish(
     """Publish rows to a delta log as one version. Servers that follow the log apply them.
 
     The rows become a new run, which continues at the log's end. When the command returns, the rows
-    are durable in the log, and servers can read them.
+    are durable in the log, and servers can read them. The command does not know the servers'
+    tables: if TABLE or its dim or dtype is not theirs, each server stops the partitions that have
+    such rows.
 
     [bold]Examples[/bold]
 
@@ -97,7 +102,13 @@ def publish(
     schema = _schema(table, dtype, dim, sources)
     options = kafka_options(kafka_option)
     start = time.perf_counter()
-    with closing(open_log(log, partitions=partitions, exact=False, options=options)) as delta_log:
+    new_log = DEFAULT_PARTITIONS if partitions is None else partitions
+    with closing(open_log(log, partitions=new_log, exact=False, options=options)) as delta_log:
+        if partitions not in (None, delta_log.partitions):
+            raise InvalidArgument(
+                f"{delta_log.name} has {delta_log.partitions} partitions, not {partitions}; omit "
+                "--partitions for a log that exists"
+            )
         report = _publish(
             delta_log,
             model,

@@ -27,13 +27,15 @@ class Columns:
 
 
 def open_sources(
-    paths: Sequence[Path], columns: Columns, table: str, version: int | None = None
+    names: Sequence[str], columns: Columns, table: str, version: int | None = None
 ) -> list[Source]:
-    """Open and check the sources at ``paths``.
+    """Open and check the sources: paths, and URLs of checkpoint stores.
 
     ``table`` selects the table of a base or checkpoint store, and ``version`` the version of a
     checkpoint store; None selects the newest.
     """
+    stores = [name for name in names if "://" in name]
+    paths = [Path(name) for name in names if "://" not in name]
     arrays = [path for path in paths if path.suffix == ".npy"]
     if len(arrays) not in (0, 2):
         raise InvalidArgument(
@@ -42,7 +44,12 @@ def open_sources(
     for path in paths:
         if not path.exists():
             raise NotFound(f"{path}: no such file or folder")
-    sources = [_open(path, columns, table, version) for path in paths if path not in arrays]
+    sources: list[Source] = []
+    if stores:
+        from petps.cli.sources.folders import StoreTable
+
+        sources += [StoreTable(url, table, version) for url in stores]
+    sources += [_open(path, columns, table, version) for path in paths if path not in arrays]
     if arrays:
         from petps.cli.sources.numpy_files import NpyPair
 

@@ -53,15 +53,17 @@ class HpsFolder:
 class StoreTable:
     """One table of a version in a checkpoint store or a base; version None selects the newest."""
 
-    def __init__(self, folder: Path, table: str, version: int | None) -> None:
+    def __init__(self, store_name: Path | str, table: str, version: int | None) -> None:
+        """Open the store at a path or, if the name is a string, at a URL."""
+        from petps.checkpoint import Store
         from petps.checkpoint.base import Base, open_store
 
-        self.name = str(folder)
-        store = open_store(folder)
+        self.name = str(store_name)
+        store = Store.open(store_name) if isinstance(store_name, str) else open_store(store_name)
         self._base = Base(store, store.state.newest_version if version is None else version)
         schemas = self._base.schemas()
         if table not in schemas:
-            raise NotFound(f"{folder} has no table '{table}'; it has: {', '.join(schemas)}")
+            raise NotFound(f"{store_name} has no table '{table}'; it has: {', '.join(schemas)}")
         # Deltas hold the rows that were written, not the rows that remain.
         self.rows = None if self._base.has_deltas else self._base.rows(table)
         self._schema = schemas[table]

@@ -42,7 +42,7 @@ def test_list_show_verify_and_diff_describe_a_store(run: Command, store: Path) -
     report = run.json("checkpoint", "diff", store, 3, 4)
     assert sum(table["added"] + table["changed"] for table in report["tables"]) > 0
     message = run.fails(3, "checkpoint", "show", store, 99)
-    assert f"there is no version 99 in the store; it has {VERSIONS}, 1 to {VERSIONS}" in message
+    assert f"no version 99 in the store; it has {VERSIONS} versions from 1 to {VERSIONS}" in message
     message = run.fails(3, "checkpoint", "list", store / "none")
     assert "holds no checkpoint store" in message
 
@@ -132,6 +132,9 @@ def test_write_begins_a_store_with_an_exported_base(run: Command, tmp_path: Path
     assert rows.keys.tolist() == [1, 2]
     message = run.fails(2, "checkpoint", "write", tmp_path / "s", tmp_path / "base", "--version", 5)
     assert "version 5 is not above 5" in message
+    # The pool followed no log, so its base has no version: the store's next one is taken.
+    assert run.json("checkpoint", "write", tmp_path / "s", tmp_path / "base")["version"] == 6
+    assert run.json("checkpoint", "write", tmp_path / "new", tmp_path / "base")["version"] == 1
 
 
 def test_rows_are_quantised_for_the_expected_restores(run: Command, tmp_path: Path) -> None:

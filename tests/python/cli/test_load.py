@@ -16,6 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import petps
+from petps.checkpoint import Rows, Store, Table
+from petps.checkpoint.chunk import ROW
+from petps.checkpoint.store import BASE
 from tests.python.cli.conftest import COUNT, DIM, Command, expected, keys_and_rows, save_rows
 
 Files = list[Path]
@@ -116,6 +119,30 @@ def test_every_kind_of_file_loads_the_same_rows(
         keys = np.arange(COUNT, dtype=np.uint64)
         assert (opened.pull("items", keys) == expected(keys)).all()
         assert opened.status()["tables"][0]["rows"] == COUNT
+
+
+@pytest.mark.parametrize("kind", ["path", "file", "memory"])
+def test_a_store_may_be_a_path_or_a_url(
+    run: Command, pool: Path, tmp_path: Path, kind: str
+) -> None:
+    store = {
+        "path": str(tmp_path / "store"),
+        "file": f"file://{tmp_path}/store",
+        "memory": "memory://petps-test-load",
+    }[kind]
+    table = Table.of("items", DIM)
+    created = Store.create(store, "default", [table])
+    for version in (1, 2):
+        rows = Rows.of(table, [5, 6], {ROW: np.full((2, DIM), version, np.float32)})
+        created.write(version, {"items": rows}, kind=BASE)
+    assert run.json("load", pool, "items", store, "--version", 1)["rows"] == 2
+    with petps.open(pool) as opened:
+        assert (opened.pull("items", [5, 6]) == 1).all()
+    assert run.json("load", pool, "items", store)["sources"] == [store]
+    with petps.open(pool) as opened:
+        assert (opened.pull("items", [5, 6]) == 2).all()
+    message = run.fails(3, "load", pool, "items", store, "--version", 9)
+    assert "there is no version 9 in the store" in message
 
 
 def test_the_last_row_of_a_repeated_key_wins(run: Command, pool: Path, tmp_path: Path) -> None:
@@ -248,7 +275,9 @@ def test_bad_files_are_refused_with_the_reason(
 def test_unknown_tables_and_targets_are_refused(run: Command, pool: Path, tmp_path: Path) -> None:
     file = npz(tmp_path)[0]
     message = run.fails(3, "load", pool, "itms", file)
-    assert "has no table 'itms'; it has items" in message
+    assert "has no table 'itms'; it has items [NOT_FOUND]" in message
+    for url, code in (("memory://petps-no-store", 3), ("unknown://store", 2)):
+        assert url in run.fails(code, "load", pool, "items", url)
     message = run.fails(3, "load", tmp_path / "none", "items", file)
     assert "there is no pool at" in message
     assert "petps create" in message

@@ -179,6 +179,10 @@ def test_publish_continues_the_log(run: Command, tmp_path: Path) -> None:
         assert opened.partitions == 3
     message = run.fails(2, "publish", log, "items", "--dim", DIM, "--delete", 5)
     assert "belongs to model 'm', not 'default'; use --model" in message
+    message = run.fails(
+        2, "publish", log, "items", "--dim", DIM, "--delete", 5, "--model", "m", "--partitions", 8
+    )
+    assert "has 3 partitions, not 8" in message
 
 
 def test_publish_to_kafka(
