@@ -13,7 +13,7 @@ from petps.checkpoint.served import ServedVersions
 from petps.config import Config
 from petps.config.schema import MAX_APPLY_THREADS
 from petps.delta import DeltaLog, is_kafka, open_log
-from petps.errors import FailedPrecondition
+from petps.errors import FailedPrecondition, NotFound
 from petps.server.ingest import DirectoryDeadLetters, Ingest, LogDeadLetters
 from petps.server.ingest.dense import DenseLocations
 from petps.server.ingest.native_tables import NativeInstances, NativeInstanceTables
@@ -66,7 +66,12 @@ def start_ingest(
     """
     model = config.ingest_model()
     threads = config.ingest.apply_threads or _automatic_apply_threads()
-    instance = NativeInstanceTables(tables, model, threads=threads)
+    try:
+        instance = NativeInstanceTables(tables, model, threads=threads)
+    except NotFound as error:
+        raise NotFound(
+            f"{error}; name the model that {location} feeds: --model, or [ingest] model"
+        ) from None
     if not instance.tables():
         raise FailedPrecondition(
             f"[ingest] follows {location}, but model '{model}' has no table with feed 'delta': "

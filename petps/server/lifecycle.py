@@ -95,6 +95,9 @@ class Serving:
             )
             self.open_ms = 1e3 * (time.monotonic() - self.opened_at)
             try:
+                for line in _ignored_tables(config, self._tables):
+                    self._log(line)
+                self._warn_of_unknown_address()
                 self._report_unready()
                 self._follow_log()
                 self._open_doors()
@@ -220,6 +223,16 @@ class Serving:
         partitions = ranges(new_map.owned_by(self._server.address))
         owned = ", ".join(map(str, partitions)) or "none"
         self._log(f"shard map version {new_map.owners.version}: owned partitions are {owned}")
+        self._warn_of_unknown_address()
+
+    def _warn_of_unknown_address(self) -> None:
+        """Say so if the map does not name this server, which then serves nothing."""
+        address = self._server.address
+        if self._map is not None and not self._map.names(address):
+            self._log(
+                f"WARNING: the shard map does not name {address}, so this server owns nothing; "
+                "--address must be an address of the map"
+            )
 
     def _shard_map(self) -> dict[str, Any]:
         if self._map is None:
@@ -331,7 +344,7 @@ class Serving:
         if self._draining:
             return "draining"
         if not self._is_open:
-            return "starting: not every door is open yet"
+            return "starting: not every port is open yet"
         if self._config.ingest.log is None:
             return None
         ingest = self._ingest
@@ -406,6 +419,30 @@ def _open(config: Config) -> _native.Tables:
             f"there is no pool at {config.pool.path}: create it with `petps create`, "
             "for instance `petps create --config FILE`"
         ) from None
+
+
+def _ignored_tables(config: Config, tables: _native.Tables) -> Iterator[str]:
+    """Yield a line for each table whose configuration differs from the pool's, which counts."""
+    try:
+        instance = tables.resolve(config.model.name).id
+    except NotFound:
+        return  # a model of another name is served
+    records = {t.name: t.record for t in tables.tables() if t.record.instance == instance}
+    for name, table in config.tables.items():
+        record = records.get(name)
+        if record is None:
+            yield (
+                f"WARNING: the pool has no table '{name}' of the configuration; add it with "
+                "`petps create --add`"
+            )
+            continue
+        for key in ("dim", "dtype", "capacity", "feed"):
+            given, stored = getattr(table, key), getattr(record, key)
+            if given != stored:
+                yield (
+                    f"WARNING: [tables.{name}] {key} = {given} is ignored: the pool's table has "
+                    f"{stored}, and keeps it"
+                )
 
 
 def _limits(limits: LimitsConfig) -> dict[str, int]:

@@ -65,6 +65,10 @@ class ShardMap:
     owners: _native.ShardMap
     follows: Mapping[str, Sequence[int]]
 
+    def names(self, address: str) -> bool:
+        """Return whether the map has a server at ``address``, even one that owns nothing."""
+        return address in self.follows or any(known == address for known, _ in self.owners.servers)
+
     def owned_by(self, address: str) -> list[int]:
         """Return the partitions that the server at ``address`` owns."""
         return self.owners.owned_by(address)

@@ -123,10 +123,13 @@ class CatchUps:
         targets_by_base: dict[str, tuple[BaseReader, list[tuple[PartitionState, Progress]]]] = {}
         for state in stopped:
             state.explain_search("")
+            too_old = 0
             for base in candidates:
                 run, seq = base.position(state.partition)
-                is_skipped = base.name in state.tried or harms(state, base, self._tables())
-                if is_skipped or not state.is_repaired_by(run, seq):
+                if base.name in state.tried or harms(state, base, self._tables()):
+                    continue
+                if not state.is_repaired_by(run, seq):
+                    too_old += 1
                     continue
                 publisher = state.publisher if run == state.run else 0
                 after = Progress(
@@ -141,6 +144,12 @@ class CatchUps:
                 break
             else:
                 state.tried.clear()  # no base is left: the next search tries all again
+                if too_old and too_old == len(candidates):
+                    newest = candidates[0]
+                    state.explain_search(
+                        f"no base is newer than the stop (the newest is {newest.name}, version "
+                        f"{newest.version})"
+                    )
         for base, targets in targets_by_base.values():
             at_once = count_partitions_at_once(base)
             for start in range(0, len(targets), at_once):

@@ -33,6 +33,7 @@ POLL_BYTES: Final = 8 << 20  # bytes read by one poll, and so held in memory
 ROWS_MAX: Final = 16384
 RETRY_FIRST_SECONDS: Final = 0.1
 RETRY_LAST_SECONDS: Final = 5.0
+REPEAT_SECONDS: Final = 60.0  # between two log lines of the same error
 NICENESS: Final = 10  # of 19
 SEARCH_SECONDS: Final = 1.0  # between two searches for bases
 # Between two requests for the log's end, which is also the precision of a lag.
@@ -109,6 +110,7 @@ class Ingest:
         self._is_complete = False
         self._lag = Lag()
         self._has_reached_end = False  # once True, at niceness 10: see _yield_to_pulls()
+        self._has_polled = False  # whether the log has answered since the last error
         self._end_reached = threading.Event()  # see wait_for_end()
         self._is_reading = False  # the last poll had events, and the end was not reached yet
         self._end_thread_stop = threading.Event()
@@ -288,8 +290,9 @@ class Ingest:
 
     def _main(self) -> None:
         wait = RETRY_FIRST_SECONDS
+        logged, logged_at = "", 0.0
         while not self._stop.is_set():
-            start = time.monotonic()
+            self._has_polled = False
             try:
                 self._follow()
             except _Stopped:
@@ -298,15 +301,20 @@ class Ingest:
                 _log.info("[ingest] an instance was frozen or dropped: continuing without it")
                 self._clear_error("apply")
             except Exception as error:  # report any error, but continue ingest
-                if time.monotonic() - start > RETRY_LAST_SECONDS:
+                if self._has_polled:
                     wait = RETRY_FIRST_SECONDS
-                _log.error(
-                    "[ingest] %s; continuing from the recorded progress in %.1f s",
-                    error,
-                    wait,
-                    exc_info=not isinstance(error, PetpsError),
-                )
-                self._report("follow", f"{type(error).__name__}: {error}")
+                report = f"{type(error).__name__}: {error}"
+                now = time.monotonic()
+                if report != logged or now - logged_at > REPEAT_SECONDS:
+                    logged, logged_at = report, now
+                    _log.error(
+                        "[ingest] %s; continuing from the recorded progress in %.1f s (the same "
+                        "error is logged once a minute)",
+                        error,
+                        wait,
+                        exc_info=not isinstance(error, PetpsError),
+                    )
+                self._report("follow", report)
                 self._stop.wait(wait)
                 wait = min(2 * wait, RETRY_LAST_SECONDS)
 
@@ -328,6 +336,7 @@ class Ingest:
                     continue
                 self._check_live()
                 self._poll(subscription)
+                self._has_polled = True
                 if time.monotonic() >= next_search:
                     for follower in list(self._followers.values()):
                         follower.search_bases()

@@ -242,6 +242,32 @@ def test_a_base_of_another_instance_within_a_run_ends_no_gap(
     assert rows_by_partition(driver.instance) == stream.final()
 
 
+def test_a_base_that_is_too_old_is_named(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "log")
+    publisher = Publisher(log, "m", tables=SCHEMAS, run=1)
+    publisher.begin_continue(None)
+    publish_versions(publisher, np.random.default_rng(1), 3)
+    early = publisher.position()
+    driver = Driver(log, MemoryTables(SCHEMAS, P), Letters(), BaseFolder(tmp_path / "bases")).run()
+    publisher._seqs[0] += 1  # skip a seq in partition 0
+    publish_versions(publisher, np.random.default_rng(2), 1)
+    driver.read()
+    state = driver.states[0]
+    assert state.mode is Mode.INCOMPLETE
+    driver.follower.search_bases()
+    assert state.search_error == ""  # there is no base yet
+    write_base(tmp_path / "bases" / "old", {0: {}}, {0: (1, early.seqs[0])}, early.version)
+    driver.follower.search_bases()
+    assert not driver.follower.catching_up
+    assert f"no base is newer than the stop (the newest is base {tmp_path}" in state.search_error
+    assert f"version {early.version})" in state.search_error
+    write_base(tmp_path / "bases" / "new", {0: {}}, {0: (1, publisher.position().seqs[0])}, 99)
+    driver.follower.search_bases()
+    assert state.search_error == ""
+    assert driver.follower.catching_up
+    driver.close()
+
+
 def test_other_partitions_follow_during_a_catch_up(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log")
     publisher = Publisher(log, "m", tables=SCHEMAS, run=1)

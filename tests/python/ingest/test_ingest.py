@@ -13,7 +13,7 @@ import pytest
 
 from petps.delta import Delivery, Message, Subscription
 from petps.delta.directory import DirectoryLog
-from petps.errors import FailedPrecondition, InvalidArgument, IoError
+from petps.errors import FailedPrecondition, InvalidArgument, IoError, Unavailable
 from petps.publish import Publisher
 from petps.server.ingest import DirectoryDeadLetters, Ingest, LogDeadLetters
 from tests.python.ingest.conftest import Bench
@@ -32,6 +32,28 @@ def test_a_temporary_error_of_the_pool_is_shown_and_cleared(bench: Bench) -> Non
     wait_until(lambda: bench.ingest.status().error == "")
     assert bench.ingest.status().errors >= 1
     assert len(bench.instance.by_name["user"].rows) == 50
+
+
+def test_an_error_that_repeats_is_logged_once(
+    idle_bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempts: list[float] = []
+    subscribe = idle_bench.log.subscribe
+
+    def refuse(positions: object) -> Subscription:
+        attempts.append(time.monotonic())
+        raise Unavailable("the brokers do not answer")
+
+    monkeypatch.setattr(idle_bench.log, "subscribe", refuse)
+    idle_bench.ingest.start()
+    wait_until(lambda: len(attempts) > 3)
+    # The waits between the attempts grow.
+    assert attempts[3] - attempts[2] > attempts[1] - attempts[0]
+    assert caplog.text.count("the brokers do not answer") == 1
+    assert "the brokers do not answer" in idle_bench.ingest.status().error
+    monkeypatch.setattr(idle_bench.log, "subscribe", subscribe)
+    assert idle_bench.ingest.wait_for(idle_bench.publish(), 30)
+    wait_until(lambda: idle_bench.ingest.status().error == "")
 
 
 def test_wait_for_end_waits_until_the_log_is_applied(idle_bench: Bench) -> None:

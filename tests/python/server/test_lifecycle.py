@@ -112,6 +112,31 @@ def test_a_server_ingests_and_reports_it(start: Start, tmp_path: Path) -> None:
         assert (opened.pull("fed", keys) == 2.5).all()
 
 
+def test_tables_of_the_configuration_that_differ_are_named(pool: Path) -> None:
+    lines: list[str] = []
+    same = {"dim": 4, "capacity": 1000}
+    tables = {"items": same | {"dim": 8, "capacity": 2000}, "fed": same, "more": same}
+    with Serving(settings(pool, tables=tables), log=lines.append):
+        pass
+    warnings = [line.removeprefix("WARNING: ") for line in lines if "WARNING" in line]
+    assert warnings == [
+        "[tables.items] dim = 8 is ignored: the pool's table has 4, and keeps it",
+        "[tables.items] capacity = 2000 is ignored: the pool's table has 1000, and keeps it",
+        "[tables.fed] feed = push is ignored: the pool's table has delta, and keeps it",
+        "the pool has no table 'more' of the configuration; add it with `petps create --add`",
+    ]
+    lines.clear()
+    with Serving(settings(pool, tables={"items": same}), log=lines.append):
+        pass
+    assert not any("WARNING" in line for line in lines)
+
+
+def test_a_log_of_an_unknown_model_says_how_to_name_it(pool: Path, tmp_path: Path) -> None:
+    ingest = {"log": tmp_path / "log", "model": "other"}
+    with pytest.raises(NotFound, match=r"this pool has: default@0; name the model .* --model"):
+        Serving(settings(pool, ingest=ingest))
+
+
 def test_an_error_in_the_status_of_ingest_does_not_end_the_serving(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,6 +188,16 @@ def test_a_server_owns_what_the_map_says(start: Start, tmp_path: Path) -> None:
     assert serving.status()["shard"]["owned"] == "none"
 
 
+def test_a_server_that_its_map_does_not_name_says_so(pool: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "map.json")
+    for address, is_named in ((HERE, True), ("elsewhere:7070", False)):
+        lines: list[str] = []
+        server = {"shard_map": path, "address": address}
+        with Serving(settings(pool, server=server), log=lines.append):
+            pass
+        assert any("does not name elsewhere:7070" in line for line in lines) != is_named
+
+
 def test_without_a_map_a_server_owns_everything(start: Start) -> None:
     serving = start()
     serving.follow_shard_map()
