@@ -313,7 +313,7 @@ class Config(Section):
     kafka: dict[str, str | int | float | bool] = Field(
         default_factory=dict,
         description="Options of Kafka by librdkafka's names (TLS, SASL, ...), and "
-        "'topic.<setting>' for a topic that petps creates: petps/delta/kafka/FORMAT.md.",
+        "'topic.SETTING' for a topic that petps creates: petps/delta/kafka/FORMAT.md.",
     )
     tables: dict[Name, TableConfig] = Field(
         default_factory=dict, description="The tables that `petps create` creates, by name."
