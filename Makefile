@@ -13,6 +13,7 @@ SOAK_ROUNDS := 10
 SOAK_JOBS := 5
 SOAK_SECONDS := 600
 # The C++ suites of `make aarch64`: of rooms with code for a processor, without clocks and sockets.
+# Death tests are left out, because an emulated program cannot start itself again.
 AARCH64_SUITES := base epoch media index table codec
 
 .PHONY: help bootstrap build demo demo-train test test-train lab aarch64 soak soak-pull bench docs wheels cpp-package format tidy clean
@@ -72,7 +73,7 @@ aarch64: bootstrap
 	@deploy/bootstrap.sh aarch64
 	cmake --preset aarch64 --log-level=WARNING
 	cmake --build build/aarch64 -j $(JOBS) --target $(AARCH64_SUITES:%=test_%)
-	ctest --test-dir build/aarch64 -j $(JOBS) --output-on-failure \
+	ctest --test-dir build/aarch64 -j $(JOBS) --output-on-failure -E DeathTest \
 	  -L "^($$(echo $(AARCH64_SUITES) | tr ' ' '|'))\$$"
 
 # Some races appear with five test processes on two processors, but not with two. The suites that

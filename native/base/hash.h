@@ -9,6 +9,11 @@
 #ifndef XXH_INLINE_ALL
 #define XXH_INLINE_ALL
 #endif
+// Read the key by memcpy. For gcc on ARM, xxhash 0.8.1 would read it through a pointer of another
+// type, which strict aliasing does not allow: the optimizer then drops the store of the key, and
+// the hash is that of another key.
+#undef XXH_FORCE_MEMORY_ACCESS
+#define XXH_FORCE_MEMORY_ACCESS 0
 #include <xxhash.h>
 
 namespace petps::base {

@@ -78,8 +78,9 @@ struct Options {
 
 inline constexpr uint64_t kLineBytes = 64;
 // Address space costs nothing and a pool never moves, so the default is larger than any one
-// socket's memory. TSan leaves a program about 1.5 TiB, and its tests open many pools at once.
-#if defined(__SANITIZE_THREAD__)
+// socket's memory. TSan leaves a program about 1.5 TiB, and its tests open many pools at once. An
+// emulated processor (cmake/aarch64.cmake) takes memory for what is reserved.
+#if defined(__SANITIZE_THREAD__) || defined(PETPS_SMALL_RESERVATIONS)
 inline constexpr uint64_t kDefaultReserveBytes = uint64_t{32} << 30;
 #else
 inline constexpr uint64_t kDefaultReserveBytes = uint64_t{4} << 40;

@@ -205,18 +205,28 @@ TEST_P(WideLevel, ATieOfTheSearchMovesTheUpperEnd) {
 INSTANTIATE_TEST_SUITE_P(Levels, WideLevel, ::testing::Values(Level::kAvx2, Level::kAvx512),
                          [](const auto& level) { return std::string(level_name(level.param)); });
 
-#ifdef __FLT16_MANT_DIG__
+#if defined(__aarch64__)
+#define PETPS_COMPILERS_HALF __fp16  // older compilers for it lack _Float16
+#elif defined(__FLT16_MANT_DIG__)
+#define PETPS_COMPILERS_HALF _Float16
+#endif
+#ifdef PETPS_COMPILERS_HALF
 TEST(ScalarValues, F16EqualsTheCompilersConversion) {
+  using Half = PETPS_COMPILERS_HALF;
   for (uint32_t i = 0; i < 1u << 16; ++i) {
-    const auto half = static_cast<uint16_t>(i);
-    const auto theirs = static_cast<float>(std::bit_cast<_Float16>(half));
-    ASSERT_EQ(std::bit_cast<uint32_t>(theirs), std::bit_cast<uint32_t>(f16_value(half))) << i;
+    const auto bits = static_cast<uint16_t>(i);
+    Half half;
+    std::memcpy(&half, &bits, sizeof(half));
+    const auto theirs = static_cast<float>(half);
+    ASSERT_EQ(std::bit_cast<uint32_t>(theirs), std::bit_cast<uint32_t>(f16_value(bits))) << i;
   }
   std::mt19937_64 random(testing::seed());
   for (int i = 0; i < 2'000'000; ++i) {
     const float value = testing::any_bits(random);
-    ASSERT_EQ(std::bit_cast<uint16_t>(static_cast<_Float16>(value)), f16_of(value))
-        << std::bit_cast<uint32_t>(value) << " seed " << testing::seed();
+    const auto half = static_cast<Half>(value);
+    uint16_t bits;
+    std::memcpy(&bits, &half, sizeof(bits));
+    ASSERT_EQ(bits, f16_of(value)) << std::bit_cast<uint32_t>(value) << " seed " << testing::seed();
   }
 }
 #endif
