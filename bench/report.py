@@ -1,6 +1,7 @@
 """The program of ``make bench``: it runs the benchmarks and prints a table.
 
-It writes three files to build/bench. results.json is a list of {name, value, unit, ratio_to,
+It writes three files to build/bench, after each result: an interrupted run leaves what it has
+measured, and ``--resume`` continues it. results.json is a list of {name, value, unit, ratio_to,
 ratio}. ``ratio`` is the value of petps divided by that of ``ratio_to``, in the same unit and run;
 it is null if there is no reference. A name appears once, with its worst required configuration.
 all.json has every configuration, and config.json describes the machine. bench/README.md explains
@@ -13,7 +14,6 @@ import argparse
 import importlib
 import json
 import os
-import platform
 import re
 import shutil
 import statistics
@@ -26,55 +26,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+from bench.record import ROOT, Record, configuration
+from bench.targets import Result, bounds, missed, worst
+
 OUTPUT: Final = ROOT / "build" / "bench"
 TRAIN_PYTHON: Final = ROOT / ".venv-train" / "bin" / "python"
-Result = dict[str, Any]
+# Users run a file; dram, beside it, shows what the medium costs.
+MEDIA: Final = ("file", "dram")
 Workload = dict[str, Any]
-
-Target = tuple[str, float, bool]  # field, bound, whether higher is better
-
-# By name. The targets are those of the design.
-TARGETS: Final[dict[str, Target]] = {
-    "pull.inprocess": ("ratio", 0.85, True),
-    "pull.tcp": ("ratio", 0.8, True),
-    "pull.tcp.connections.1000": ("ratio", 0.7, True),  # throughput must not collapse
-    "apply": ("ratio", 0.5, True),
-    "pull.p99_during_apply": ("ratio", 1.3, False),
-    "index.search.uniform": ("ratio", 0.9, True),
-    "index.search.zipf099": ("ratio", 0.9, True),
-    "index.bucket_reads_per_hit.uniform": ("value", 1.05, False),
-    "index.bucket_reads_per_hit.zipf099": ("value", 1.02, False),
-    "index.bucket_reads_per_hit.churned": ("value", 1.05, False),
-    "memory.overhead_bytes_per_row": ("value", 40.0, False),
-    "reopen.ms.100k": ("value", 50.0, False),
-    "reopen.ms.1m": ("value", 50.0, False),
-    "reopen.ms.10m": ("value", 50.0, False),
-    "reopen.ms.small_rows": ("ratio", 2.0, False),
-    "ingest.kafka": ("ratio", 0.7, True),
-    "ingest.kafka_vs_apply": ("ratio", 0.8, True),
-    "pull.p99_during_ingest": ("ratio", 1.3, False),
-    "checkpoint.recovery.2d": ("ratio", 1 / 4.7, False),
-    "checkpoint.storage.2d": ("ratio", 0.4, False),
-    "checkpoint.construct.2d": ("ratio", 1.15, False),
-    "checkpoint.write_bytes.2": ("ratio", 1 / 17, False),  # Check-N-Run's Figure 17
-    "checkpoint.write_bytes.8": ("ratio", 1 / 6, False),
-    "checkpoint.capacity.2": ("ratio", 1 / 8, False),
-    "checkpoint.capacity.8": ("ratio", 1 / 2.5, False),
-    "checkpoint.loss.2.1": ("ratio", 1.0, False),  # within the noise that seeds make
-    "checkpoint.loss.3.3": ("ratio", 1.0, False),
-    "checkpoint.loss.4.20": ("ratio", 1.0, False),
-    "codec.encode8": ("ratio", 0.3, True),
-    "codec.adaptive4": ("ratio", 10.0, True),
-    "codec.l2.adaptive.4": ("ratio", 1.05, False),
-    "codec.l2.adaptive.3": ("ratio", 1.05, False),
-    "codec.l2.adaptive.2": ("ratio", 1.05, False),
-    "tracker.jagged_unique": ("ratio", 2.0, True),  # the worst cell of its grid
-    "staging.resident_chunks_max": ("value", 4.0, False),
-    "staging.pause": ("ratio", 1 / 3, False),
-}
-# Results that must meet a second target too.
-SECOND_TARGETS: Final[dict[str, Target]] = {"reopen.ms.small_rows": ("value", 50.0, False)}
 
 
 def _program(name: str) -> Path:
@@ -95,12 +54,22 @@ def _run(name: str, **arguments: object) -> Iterator[Result]:
         yield json.loads(line)
 
 
+def _on(medium: str, name: str, **arguments: object) -> Iterator[Result]:
+    """Run a C++ program on a medium: file, in a folder that is removed afterwards, or dram."""
+    with tempfile.TemporaryDirectory(dir=OUTPUT) as folder:
+        yield from _run(name, medium=medium, folder=folder, **arguments)
+
+
 def _inprocess(work: Workload) -> Iterator[Result]:
-    yield from _run("pull_inprocess", rows=work["inprocess"]["rows"], rounds=work["rounds"])
+    for medium in MEDIA:
+        yield from _on(
+            medium, "pull_inprocess", rows=work["inprocess"]["rows"], rounds=work["rounds"]
+        )
 
 
 def _tcp(work: Workload) -> Iterator[Result]:
-    yield from _run("pull_tcp", rounds=work["rounds"], **work["tcp"])
+    for medium in MEDIA:
+        yield from _on(medium, "pull_tcp", rounds=work["rounds"], **work["tcp"])
 
 
 def _gather(work: Workload) -> Iterator[Result]:
@@ -172,21 +141,17 @@ def _apply(work: Workload) -> Iterator[Result]:
     two_writers = {"threads": 2}
     power = {"durability": "power", "windows": size["synced_windows"], "window_batches": 1}
     kinds: tuple[tuple[str, int, dict[str, Any]], ...] = (
-        ("dram", size["rows"], {}),
-        ("file", size["rows"], {}),
-        ("dram", size["rows"], two_writers),
-        ("file", size["rows"], two_writers),
+        *((medium, size["rows"], {}) for medium in MEDIA),
+        *((medium, size["rows"], two_writers) for medium in MEDIA),
         ("file", size["synced_rows"], power),
     )
     for medium, rows, options in kinds:
-        with tempfile.TemporaryDirectory(dir=OUTPUT) as folder:
-            yield from _run(
-                "apply", rows=rows, rounds=work["rounds"], medium=medium, folder=folder, **options
-            )
+        yield from _on(medium, "apply", rows=rows, rounds=work["rounds"], **options)
 
 
 def _search(work: Workload) -> Iterator[Result]:
-    yield from _run("index_search", rows=work["search"]["keys"], rounds=work["rounds"])
+    for medium in MEDIA:
+        yield from _on(medium, "index_search", rows=work["search"]["keys"], rounds=work["rounds"])
 
 
 def _quality(work: Workload) -> Iterator[Result]:
@@ -352,77 +317,9 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
 )
 
 
-def worst(results: list[Result]) -> list[Result]:
-    """Return one result per name: the configuration with the worst ratio."""
-    worst_by_name: dict[str, Result] = {}
-    for result in results:
-        name = result["name"]
-        previous = worst_by_name.get(name)
-        if previous is None:
-            worst_by_name[name] = result
-            continue
-        higher_is_better = str(result["unit"]).endswith("/s")
-        pair = (result.get("ratio"), previous.get("ratio"))
-        if pair[0] is None or pair[1] is None:
-            raise SystemExit(f"{name} appears twice without a ratio to choose by")
-        if (pair[0] < pair[1]) == higher_is_better:
-            worst_by_name[name] = result
-    fields = ("name", "value", "unit", "ratio_to", "ratio")
-    return [{field: result.get(field) for field in fields} for result in worst_by_name.values()]
-
-
-def _targets(result: Result) -> list[Target]:
-    name = result["name"]
-    return [targets[name] for targets in (TARGETS, SECOND_TARGETS) if name in targets]
-
-
-def missed(result: Result) -> bool | None:
-    """Return whether a result misses a target; None if it has no target."""
-    targets = _targets(result)
-    if not targets:
-        return None
-    return any(
-        result[field] < bound if higher else result[field] > bound
-        for field, bound, higher in targets
-    )
-
-
-def bounds(result: Result) -> str:
-    """Return the bounds of a result as text; a bound of the value itself has its unit."""
-    return " and ".join(
-        f"{'>=' if higher else '<='} {bound:g}{' ' + result['unit'] if field == 'value' else ''}"
-        for field, bound, higher in _targets(result)
-    )
-
-
-def _command(*words: str) -> str:
-    process = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    return process.stdout.strip()
-
-
-def configuration(workload: str, work: Workload) -> dict[str, Any]:
-    """Return the machine, the revision and the sizes, without which figures mean nothing."""
-    cpu = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        "unknown",
-    )
-    return {
-        "revision": _command("git", "rev-parse", "--short", "HEAD"),
-        "cpu": cpu,
-        "processors": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "load_at_start": os.getloadavg()[0],
-        "workload": workload,
-        "sizes": work,
-    }
-
-
-def _show(results: list[Result], config: dict[str, Any]) -> None:
+def show(results: list[Result], config: dict[str, Any]) -> None:
+    """Print the results as a table."""
+    """Print the results as a table."""
     from rich.console import Console
     from rich.table import Table
 
@@ -470,6 +367,20 @@ def parts_named(only: str) -> set[str]:
     return names
 
 
+def _announce(left: list[str], earlier_seconds: dict[str, float], pace: float) -> None:
+    """Say which part runs now, how many are left with it, and about how long they will take.
+
+    earlier_seconds: what the parts took in the run before, in this folder. pace: how many times as
+    long this run takes. The time is left out if a part that is left has not run before.
+    """
+    time_left = ""
+    if all(part in earlier_seconds for part in left):
+        minutes = pace * sum(earlier_seconds[part] for part in left) / 60
+        time_left = f", about {max(1, round(minutes))} min"
+    parts = "1 part" if len(left) == 1 else f"{len(left)} parts"
+    print(f"running {left[0]} ... ({parts} left{time_left})", file=sys.stderr, flush=True)
+
+
 def main() -> None:
     """Run the parts that --only selects, or all parts without it."""
     parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
@@ -480,23 +391,31 @@ def main() -> None:
         "--workload", default="full", help="a file of bench/workloads: full or smoke"
     )
     parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the run in --output that was interrupted"
+    )
     options = parser.parse_args()
     work = tomllib.loads((ROOT / "bench" / "workloads" / f"{options.workload}.toml").read_text())
-    parts = [part for part in PARTS if part[0] in parts_named(options.only)]
+    selected = parts_named(options.only)
     OUTPUT.mkdir(parents=True, exist_ok=True)
-    options.output.mkdir(parents=True, exist_ok=True)
     config = configuration(options.workload, work)
-    print(json.dumps(config), flush=True)
-    results: list[Result] = []
-    for name, part in parts:
-        print(f"running {name} ...", file=sys.stderr, flush=True)
+    record = Record(options.output, config, resume=options.resume)
+    parts = [part for part in PARTS if part[0] in selected and not record.is_finished(part[0])]
+    print(json.dumps(record.config), flush=True)
+    earlier = record.config["earlier_seconds"]
+    spent = expected = 0.0
+    for number, (name, part) in enumerate(parts):
+        pace = spent / expected if expected else 1.0
+        _announce([part_left for part_left, _ in parts[number:]], earlier, pace)
+        began = time.monotonic()
         for result in part(work):
             print(json.dumps(result), flush=True)
-            results.append(result)
-    worst_results = worst(results)
-    for file, content in (("results", worst_results), ("all", results), ("config", config)):
-        (options.output / f"{file}.json").write_text(json.dumps(content, indent=1) + "\n")
-    _show(worst_results, config)
+            record.add(name, result)
+        seconds = time.monotonic() - began
+        record.finish(name, seconds)
+        if name in earlier:
+            spent, expected = spent + seconds, expected + earlier[name]
+    show(worst(record.results), record.config)
 
 
 if __name__ == "__main__":

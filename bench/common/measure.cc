@@ -230,6 +230,11 @@ const char* distance_name(double round_trip_ns) {
   return round_trip_ns < kNearNs ? "near" : "far";
 }
 
+Line::Line(const std::string& name, const std::string& medium)
+    : Line(medium == "dram" ? name + ".dram" : name) {
+  text("medium", medium);
+}
+
 Line::Line(const std::string& name) { text("name", name); }
 
 Line& Line::number(const char* field, double value) {

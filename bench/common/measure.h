@@ -88,6 +88,8 @@ inline void keep(const T& value) {
 class Line {
  public:
   explicit Line(const std::string& name);
+  // A figure that is measured on both media: `name` on a file, `name`.dram on dram.
+  Line(const std::string& name, const std::string& medium);
   // Write null if `value` is not finite, for example a rate over a time too short for the clock.
   Line& number(const char* field, double value);
   Line& text(const char* field, const std::string& value);

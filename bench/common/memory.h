@@ -38,28 +38,4 @@ class Memory {
   std::byte* at_ = nullptr;
 };
 
-// An allocator that asks for huge pages for a container. It does not pre-fault.
-template <typename T>
-struct HugeAllocator {
-  using value_type = T;
-  HugeAllocator() = default;
-  template <typename U>
-  explicit HugeAllocator(const HugeAllocator<U>&) {}
-  T* allocate(size_t n) {
-    const size_t bytes = bytes_for(n);
-    void* at = nullptr;
-    if (posix_memalign(&at, size_t{2} << 20, bytes) != 0) std::abort();
-    madvise(at, bytes, MADV_HUGEPAGE);
-    return static_cast<T*>(at);
-  }
-  void deallocate(T* at, size_t) { std::free(at); }
-  friend bool operator==(const HugeAllocator&, const HugeAllocator&) { return true; }
-
- private:
-  static size_t bytes_for(size_t n) {
-    constexpr size_t kHuge = size_t{2} << 20;
-    return (n * sizeof(T) + kHuge - 1) / kHuge * kHuge;
-  }
-};
-
 }  // namespace petps::bench

@@ -182,13 +182,12 @@ void measure(const TableShape& shape, const Setting& setting) {
   tune(setting.plan.windows, loop, {4, 8, 16, 24, 32, 48}, &ahead);
   const Compared compared = compare(plan, apply, loop);
   if (!options.path.empty()) std::remove(options.path.c_str());
-  Line line(power ? "apply.power" : threads > 1 ? "apply.parallel" : "apply");
+  Line line(power ? "apply.power" : threads > 1 ? "apply.parallel" : "apply", shape.medium);
   if (threads > 1) {
     const double trip = line_round_trip_ns();
     line.text("cores", distance_name(trip)).number("line_round_trip_ns", trip);
   }
-  line.text("medium", shape.medium)
-      .text("durability", shape.medium == "dram" ? "volatile" : shape.durability)
+  line.text("durability", shape.medium == "dram" ? "volatile" : shape.durability)
       .text("unit", "rows/s")
       .text("ratio_to", power ? "two random index lines read, the row streamed, one sync a batch"
                               : "two random index lines read and the row streamed, per row")
@@ -208,7 +207,7 @@ int main(int count, char** values) {
   TableShape shape;
   shape.rows = arguments.number("rows", 2'000'000);
   shape.dim = arguments.small_number("dim", 128);
-  shape.medium = arguments.text("medium", "dram");
+  shape.medium = arguments.text("medium", "file");
   shape.folder = arguments.text("folder", shape.folder);
   shape.durability = arguments.text("durability", shape.durability);
   Setting setting;

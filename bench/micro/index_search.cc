@@ -1,16 +1,17 @@
 // index.search.*: compares Index::find_refs with absl::flat_hash_map and prefetching. Both hold
 // 8-byte values at load 0.8; one thread searches. The map gets the best that its public interface
-// allows: its own hash, huge pages, and prefetch() at a tuned distance.
+// allows: its own hash, the same medium with pre-faulted memory, and prefetch() at a tuned distance.
 #include <absl/container/flat_hash_map.h>
 
 #include <algorithm>
+#include <bit>
 #include <memory>
 #include <vector>
 
 #include "bench/common/arguments.h"
+#include "bench/common/limit_memory.h"
 #include "bench/common/loaded_table.h"
 #include "bench/common/measure.h"
-#include "bench/common/memory.h"
 #include "bench/common/random.h"
 #include "table/impl.h"
 
@@ -23,7 +24,7 @@ using index::OpState;
 using Map =
     absl::flat_hash_map<uint64_t, uint64_t, absl::container_internal::hash_default_hash<uint64_t>,
                         absl::container_internal::hash_default_eq<uint64_t>,
-                        HugeAllocator<std::pair<const uint64_t, uint64_t>>>;
+                        LimitAllocator<std::pair<const uint64_t, uint64_t>>>;
 
 uint64_t ref_of(uint64_t row) { return (row + 1) * 8; }
 
@@ -85,7 +86,8 @@ struct Setting {
   Plan plan;
 };
 
-void measure(const Index& index, const Map& map, Access access, const Setting& setting) {
+void measure(const Index& index, const Map& map, const std::string& medium, Access access,
+             const Setting& setting) {
   const uint64_t window = setting.batch * setting.calls;
   const uint64_t count = window * setting.plan.windows;
   std::vector<uint64_t> keys;
@@ -130,7 +132,7 @@ void measure(const Index& index, const Map& map, Access access, const Setting& s
   hashed = tune_limit(true, &hashed_ahead) > plain_rate;
   ahead = hashed ? hashed_ahead : plain_ahead;
   const Compared compared = compare(setting.plan, search, limit);
-  Line(std::string("index.search.") + access_name(access))
+  Line(std::string("index.search.") + access_name(access), medium)
       .text("unit", "keys/s")
       .text("ratio_to", "absl::flat_hash_map with prefetch")
       .number("rows", static_cast<double>(setting.rows))
@@ -155,17 +157,21 @@ int main(int count, char** values) {
   setting.calls = arguments.number("calls", 100);
   setting.plan.rounds = arguments.small_number("rounds", setting.plan.rounds);
   setting.plan.windows = arguments.small_number("windows", setting.plan.windows);
+  TableShape shape;
+  shape.medium = arguments.text("medium", "file");
+  shape.folder = arguments.text("folder", shape.folder);
   arguments.finish();
 
-  TableShape shape;
   shape.capacity = setting.rows;
   shape.dim = 2;
   LoadedTable loaded(shape);
   petps::index::Index& index = loaded.table().impl().index;
   fill_index(index, loaded.tables().pool().medium(), setting.rows);
-  Map map;
+  // A power of two of slots with 16 bytes and a control byte each, and a group of control bytes.
+  LimitMemory memory(shape, std::bit_ceil(setting.rows * 8 / 7) * 17 + 4096);
+  Map map{LimitAllocator<std::pair<const uint64_t, uint64_t>>(memory)};
   map.reserve(setting.rows);
   for (uint64_t row = 0; row < setting.rows; ++row) map.emplace(LoadedTable::key(row), ref_of(row));
   for (const Access access : {Access::kUniform, Access::kZipf})
-    measure(index, map, access, setting);
+    measure(index, map, shape.medium, access, setting);
 }

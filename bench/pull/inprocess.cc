@@ -139,8 +139,7 @@ void measure(LoadedTable& loaded, const std::string& medium, Access access, uint
   // The design's target is for a table much larger than the caches, so it applies to uniform keys.
   // Under Zipf 0.99 most rows are in the caches, and instructions decide the figure.
   const bool uniform = access == Access::kUniform;
-  Line(uniform ? "pull.inprocess" : "pull.inprocess.zipf099")
-      .text("medium", medium)
+  Line(uniform ? "pull.inprocess" : "pull.inprocess.zipf099", medium)
       .text("access", access_name(access))
       .text("unit", "rows/s")
       .text("ratio_to", "prefetched gather of tags line, entry line and row by address")
@@ -158,7 +157,7 @@ int main(int count, char** values) {
   TableShape shape;
   shape.rows = arguments.number("rows", 2'000'000);
   shape.dim = arguments.small_number("dim", 128);
-  shape.medium = arguments.text("medium", "dram");
+  shape.medium = arguments.text("medium", "file");
   shape.folder = arguments.text("folder", shape.folder);
   const uint64_t request_keys = arguments.number("request_keys", 500);
   const uint64_t window_pulls = arguments.number("window_pulls", 60);

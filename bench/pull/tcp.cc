@@ -268,9 +268,8 @@ double measure_rate(const Setting& setting, Control& control, Access access, con
   sides.check();
   const Compared compared = compare_medians(
       setting.plan, [&] { return sides.pull(); }, [&] { return sides.gather(); });
-  Line line("pull.tcp");
-  line.text("medium", setting.shape.medium)
-      .text("access", access_name(access))
+  Line line("pull.tcp", setting.shape.medium);
+  line.text("access", access_name(access))
       .text("unit", "rows/s")
       .text("ratio_to", "loopback server of rows by row number behind a 4-byte length")
       .number("connections", connections)
@@ -344,9 +343,8 @@ void measure_latency(const Setting& setting, Control& control, Access access, co
   }
   const auto batches = static_cast<double>(control.applied_rows - applied) /
                        static_cast<double>(setting.pace.batch_rows);
-  Line line("pull.p99_during_apply");
-  line.text("medium", setting.shape.medium)
-      .text("access", access_name(access))
+  Line line("pull.p99_during_apply", setting.shape.medium);
+  line.text("access", access_name(access))
       .text("unit", "us")
       .text("ratio_to", "p99 while nothing is applied")
       .number("senders", setting.senders)
@@ -368,7 +366,7 @@ Setting read_setting(Arguments& arguments) {
   Setting setting;
   setting.shape.rows = arguments.number("rows", 2'000'000);
   setting.shape.dim = arguments.small_number("dim", 128);
-  setting.shape.medium = arguments.text("medium", "dram");
+  setting.shape.medium = arguments.text("medium", "file");
   setting.shape.folder = arguments.text("folder", setting.shape.folder);
   setting.request_keys = arguments.small_number("request_keys", setting.request_keys);
   setting.in_flight = arguments.small_number("in_flight", setting.in_flight);

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "bench/common/memory.h"
+#include "bench/common/limit_memory.h"
 #include "bench/common/random.h"
 #include "bench/pull/tcp_limit.h"
 #include "pool/slots.h"
@@ -114,7 +114,7 @@ class Applier {
 [[noreturn]] void run_limit(const TableShape& shape, Control& control) {
   run_on(server_core());
   const uint32_t row_bytes = shape.dim * 4;
-  const Memory rows(shape.rows * row_bytes);
+  const LimitMemory rows(shape, shape.rows * row_bytes);
   for (uint64_t i = 0; i < shape.rows; ++i) {
     LoadedTable::fill(LoadedTable::key(i), 0, rows.at() + i * row_bytes, row_bytes);
   }

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,7 +27,17 @@ from typing import Any, Final
 import numpy as np
 
 from bench.train.simulate import Stages, step_seconds
-from bench.train.steps import LATENCY_SHARE, MICRO_BATCHES, Result, moving_of, run, runs, stages_of
+from bench.train.steps import (
+    LATENCY_SHARE,
+    MICRO_BATCHES,
+    Result,
+    moving_of,
+    processors_per_rank,
+    run,
+    runs,
+    simulator_error,
+    stages_of,
+)
 
 RANKS: Final = (128, 256, 512, 1024, 1536)
 # The scaling factors of Table III and, for nested_groups, of Table IV: the throughput over that of
@@ -238,11 +247,13 @@ def _real(
     links: dict[int, dict[str, Any]],
     real: dict[tuple[int, str], dict[str, Any]],
 ) -> Iterator[Result]:
-    share = min(1.0, (os.cpu_count() or 1) / 2)
+    share = processors_per_rank(2)
+    beside: dict[str, tuple[float, float]] = {}
     for ranks in sizes["real_ranks"]:
         stages = stages_of(alone, links[ranks], share, real[ranks, "dual"])
         seconds = {mode: real[ranks, mode]["medians"]["seconds"] for mode in MODES}
         simulated = {m: step_seconds(m, stages, MICRO_BATCHES, share) for m in MODES}
+        beside |= {f"{ranks}.{mode}": (simulated[mode], seconds[mode]) for mode in MODES}
         with_processors = {m: step_seconds(m, stages, MICRO_BATCHES, PROCESSORS) for m in MODES}
         yield {
             "name": f"train.scale.real.{ranks}",
@@ -256,3 +267,4 @@ def _real(
                 m: round(1e3 * s, 1) for m, s in with_processors.items()
             },
         }
+    yield from simulator_error(beside)

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -233,11 +233,9 @@ def stages_of(
 
 def _simulate(sizes: dict[str, Any]) -> Iterator[Result]:
     """Compare the simulation, fed with stage times of the synchronous loop, with real runs."""
-    errors = {}
     beside = {}
     for world in sizes["simulated_ranks"]:
-        # The ranks share the processors while all of them look up.
-        share = min(1.0, (os.cpu_count() or 1) / world)
+        share = processors_per_rank(world)
         pairs: dict[str, list[tuple[float, float]]] = {mode: [] for mode in SIMULATED}
         run_settings = [ALONE_AHEAD, *({"mode": mode} for mode in SIMULATED)]
         for alone, ahead, *real in rounds(sizes, run_settings, world=world):
@@ -247,15 +245,29 @@ def _simulate(sizes: dict[str, Any]) -> Iterator[Result]:
                 pairs[mode].append((predicted_s, measured["step_s"]))
         for mode in SIMULATED:
             ordered = sorted(pairs[mode], key=lambda pair: abs(pair[0] - pair[1]) / pair[1])
-            predicted_s, seconds = ordered[len(ordered) // 2]
-            errors[f"{mode}.{world}"] = abs(predicted_s - seconds) / seconds
-            beside[f"{mode}.{world}"] = [round(1e3 * predicted_s, 1), round(1e3 * seconds, 1)]
-    if not errors:
+            beside[f"{mode}.{world}"] = ordered[len(ordered) // 2]
+    yield from simulator_error(beside)
+
+
+def processors_per_rank(world: int) -> float:
+    """Return the processors that each rank has: ranks share them while all of them look up."""
+    return min(1.0, (os.cpu_count() or 1) / world)
+
+
+def simulator_error(beside: Mapping[str, tuple[float, float]]) -> Iterator[Result]:
+    """Yield train.simulator_error. beside: by run, the simulated and the measured seconds.
+
+    Each part of the training benchmarks yields one, unless it ran nothing; the report keeps the
+    worst.
+    """
+    if not beside:
         return
-    worst = max(errors.values())
-    yield _share("train.simulator_error", worst, "the measured step time") | {
+    errors = {name: abs(simulated - real) / real for name, (simulated, real) in beside.items()}
+    yield _share("train.simulator_error", max(errors.values()), "the measured step time") | {
         "errors": {name: round(error, 3) for name, error in errors.items()},
-        "simulated_and_measured_ms": beside,
+        "simulated_and_measured_ms": {
+            name: [round(1e3 * seconds, 1) for seconds in pair] for name, pair in beside.items()
+        },
     }
 
 

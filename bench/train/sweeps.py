@@ -11,6 +11,8 @@ Figures are medians over the steps:
   assumed to be proportional (the paper gives none). Runs have a quarter of the samples, so
   ``length.1`` is also the first point of this sweep.
 
+Each point also runs the simulation of its steps, and yields its error as train.simulator_error.
+
 It needs PyTorch; bench.lines runs it.
 """
 
@@ -19,9 +21,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from bench.train.steps import LATENCY_SHARE, MICRO_BATCHES, Result, link_of, runs
+from bench.train.simulate import step_seconds
+from bench.train.steps import (
+    ALONE,
+    ALONE_AHEAD,
+    LATENCY_SHARE,
+    MICRO_BATCHES,
+    Result,
+    link_of,
+    processors_per_rank,
+    runs,
+    simulator_error,
+    stages_of,
+)
 
 MODES: Final = ("synchronous", "nested", "dual", "frozen")
+NO_WAITS: Final = {"slow": False, "dense_s": 0.0}
 FEWER: Final = 4  # the runs with longer samples or wider rows have 1 / FEWER of the samples
 
 
@@ -57,12 +72,23 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
     # The second run of a process, like those that follow: the first one looks up in new memory.
     link = link_of(runs(sizes, [{"mode": "synchronous"}] * 2)[1])
     chosen = list(points(sizes, link))
-    wanted = [more | {"mode": mode} for _, modes, more in chosen for mode in MODES[:modes]]
+    wanted: list[dict[str, Any]] = []
+    for _, modes, more in chosen:
+        # The stage times that the simulation needs, at this point's sizes.
+        wanted += [more | NO_WAITS | run for run in (ALONE, ALONE_AHEAD)]
+        wanted += [more | {"mode": mode} for mode in MODES[:modes]]
     results = iter(runs(sizes, wanted, **link))
+    share = processors_per_rank(2)
+    beside = {}
     for name, modes, more in chosen:
+        alone, ahead = next(results), next(results)
         by_mode = {mode: next(results) for mode in MODES[:modes]}
         median = {mode: result["medians"] for mode, result in by_mode.items()}
         base, nested = median["synchronous"], median["nested"]
+        stages = stages_of(alone, link | more, share, ahead)
+        for mode, measured in median.items():
+            simulated_s = step_seconds(mode, stages, MICRO_BATCHES, share)
+            beside[f"{name}.{mode}"] = (simulated_s, measured["seconds"])
         yield {
             "name": f"train.sweep.{name}",
             "value": 1e3 * nested["seconds"],
@@ -80,3 +106,4 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
             "mb_a_step": by_mode["nested"]["bytes"] / 1e6,
             "dedup_ratio": by_mode["nested"]["dedup_ratio"],
         }
+    yield from simulator_error(beside)

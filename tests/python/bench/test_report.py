@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import report
-from bench.compare import configuration_of, ratio_of
-from bench.report import PARTS, TARGETS, bounds, missed, parts_named, worst
+from bench import compare, report
+from bench.alternate import configuration_of, ratio_of
+from bench.record import Record, configuration
+from bench.report import PARTS, parts_named
+from bench.targets import TARGETS, bounds, missed, worst
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -46,6 +49,101 @@ def test_small_rows_must_meet_the_ratio_and_the_time() -> None:
     assert not missed(result)
     assert missed(result | {"value": 51.0})
     assert missed(result | {"ratio": 2.1})
+
+
+def _run(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, parts: dict[str, report.Part], *words: str
+) -> None:
+    """Run the report over these parts, which take the places of all real ones."""
+    monkeypatch.setattr(report, "PARTS", tuple(parts.items()))
+    monkeypatch.setattr(sys, "argv", ["report", "--output", str(folder), *words])
+    report.main()
+
+
+def _part(*names: str, then: BaseException | None = None) -> report.Part:
+    """Return a part with these results; then it ends, or raises."""
+
+    def part(work: report.Workload) -> Iterator[dict[str, Any]]:
+        for name in names:
+            yield _result(name, 1.0)
+        if then is not None:
+            raise then
+
+    return part
+
+
+def _names(folder: Path, file: str = "results") -> list[str]:
+    return [result["name"] for result in json.loads((folder / f"{file}.json").read_text())]
+
+
+def test_an_interrupted_run_leaves_its_results_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = {
+        "first": _part("a", "b"),
+        "second": _part("c", then=KeyboardInterrupt()),
+        "third": _part("e"),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        _run(monkeypatch, tmp_path, parts)
+    assert "running first ... (3 parts left)\n" in capsys.readouterr().err
+    assert _names(tmp_path) == ["a", "b", "c"]
+
+    # The part that was interrupted is measured again; the finished one is not.
+    parts |= {"first": _part(then=AssertionError()), "second": _part("c", "d")}
+    _run(monkeypatch, tmp_path, parts, "--resume")
+    shown = capsys.readouterr().err
+    assert "running first" not in shown
+    assert "running second ... (2 parts left" in shown
+    assert _names(tmp_path) == _names(tmp_path, "all") == ["a", "b", "c", "d", "e"]
+
+    # Without --resume a run begins anew. It knows how long each part took before.
+    capsys.readouterr()
+    _run(monkeypatch, tmp_path, {"third": _part("e")})
+    assert "running third ... (1 part left, about 1 min)" in capsys.readouterr().err
+    assert _names(tmp_path) == ["e"]
+
+
+def test_only_a_run_of_the_same_build_and_machine_goes_on(tmp_path: Path) -> None:
+    config = configuration("smoke", {"rounds": 1})
+    with pytest.raises(SystemExit, match="no run that can be continued"):
+        Record(tmp_path, config, resume=True)
+    Record(tmp_path, config).finish("first", 1.0)
+    assert Record(tmp_path, config, resume=True).is_finished("first")
+    for name in ("revision", "cpu", "processors", "workload", "sizes"):
+        with pytest.raises(SystemExit, match=f"{name} .* begin a new one without --resume"):
+            Record(tmp_path, config | {name: "another"}, resume=True)
+    (tmp_path / "all.json").write_text("[")
+    with pytest.raises(SystemExit, match="no run that can be continued"):
+        Record(tmp_path, config, resume=True)
+
+
+def test_two_runs_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configuration("smoke", {"rounds": 1})
+    before, after = tmp_path / "before", tmp_path / "after"
+    lower = _result("reopen.ms.10m", None, "ms")
+    for folder, change in ((before, 1.0), (after, 0.5)):
+        record = Record(folder, config)
+        record.add("apply", _result("apply", 0.8 * change))
+        record.add("reopen", lower | {"value": 10.0 * change})
+        record.add("memory", _result(folder.name, 1.0))
+    monkeypatch.setattr(sys, "argv", ["compare", str(before), str(after)])
+    compare.main()
+    lines = capsys.readouterr().out.splitlines()
+    apply = next(line for line in lines if "apply" in line)
+    assert apply.split()[-2] == "0.50"
+    assert "0.8" in apply
+    assert "0.4 (missed)" in apply
+    assert next(line for line in lines if "reopen" in line).split()[-2] == "2.00"
+    assert f"only in {after}: after" in "".join(lines)
+
+
+def test_a_comparison_needs_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["compare", str(tmp_path), str(tmp_path)])
+    with pytest.raises(SystemExit, match="is not the output of a run of `make bench`"):
+        compare.main()
 
 
 def test_a_run_whose_parts_are_all_skipped_succeeds(
@@ -102,6 +200,8 @@ def test_every_promised_name_is_measured(tmp_path: Path) -> None:
         missing -= {f"codec.l2.adaptive.{bits}" for bits in (2, 3, 4)}
     if "skipped checkpoint.loss: " in done.stderr:  # PyTorch is missing
         missing -= {"checkpoint.loss.2.1", "checkpoint.loss.3.3", "checkpoint.loss.4.20"}
+    if "skipped train: " in done.stderr:  # PyTorch is missing
+        missing -= {name for name in missing if name.startswith("train.")}
     assert not missing
     grid = {
         f"gather.{mode}.{row_bytes}.{keys}"
@@ -116,7 +216,10 @@ def test_every_promised_name_is_measured(tmp_path: Path) -> None:
         names
     )
     for result in results:
-        assert set(result) == {"name", "value", "unit", "ratio_to", "ratio"}
+        assert set(result) == {"name", "medium", "value", "unit", "ratio_to", "ratio"}
+        # Where a figure is measured on two media, the name without a suffix is the file.
+        if result["medium"] is not None:
+            assert result["medium"] == ("dram" if result["name"].endswith(".dram") else "file")
         if result["value"] is None:  # valgrind is missing
             assert "skipped gather.cpu_instructions_per_row" in done.stderr
             continue
