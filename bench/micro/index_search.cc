@@ -1,6 +1,6 @@
 // index.search.*: compares Index::find_refs with absl::flat_hash_map and prefetching. Both hold
 // 8-byte values at load 0.8; one thread searches. The map gets the best that its public interface
-// allows: its own hash, the same medium with pre-faulted memory, and prefetch() at a tuned distance.
+// allows: its own hash, the same medium, pre-faulted memory, and prefetch() at a tuned distance.
 #include <absl/container/flat_hash_map.h>
 
 #include <algorithm>

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Final, Self
+from typing import TYPE_CHECKING, Annotated, Final
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -22,6 +22,9 @@ from petps.checkpoint.store import Store
 from petps.delta import Position
 from petps.delta.schema import MAX_PARTITIONS, partition_of
 from petps.errors import DataLoss
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11
 
 __all__ = [
     "BASE_PART",

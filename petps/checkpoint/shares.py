@@ -14,7 +14,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Final, Unpack
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -38,6 +38,9 @@ from petps.errors import (
     NotFound,
     PetpsError,
 )
+
+if TYPE_CHECKING:
+    from typing import Unpack  # Python 3.11
 
 __all__ = ["MAX_RANKS", "commit_shares", "list_pending_shares", "write_share"]
 

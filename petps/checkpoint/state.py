@@ -255,10 +255,8 @@ class State:
             if any(entry.version == version for entry in lineage.versions):
                 return lineage
         numbers = [entry.version for entry in self.versions()]
-        text = "has no version yet"
-        if len(numbers) == 1:
-            text = f"has only version {numbers[0]}"
-        elif numbers:
+        text = f"has only version {numbers[0]}" if numbers else "has no version yet"
+        if len(numbers) > 1:
             text = f"has {len(numbers)} versions from {numbers[0]} to {numbers[-1]}"
         raise NotFound(f"there is no version {version} in the store; it {text}")
 

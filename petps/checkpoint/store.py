@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Required, TypedDict, Unpack
+from typing import TYPE_CHECKING, Final, TypedDict
 
 import xxhash
 
@@ -48,6 +48,9 @@ from petps.errors import (
     NotFound,
     PetpsError,
 )
+
+if TYPE_CHECKING:
+    from typing import Required, Unpack  # Python 3.11
 
 __all__ = ["BASE", "DELTA", "DIFFERENCE", "NewChunk", "Store", "WriteOptions"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ from petps_client.arrays import as_keys
 
 from petps._native import LiveReader, Table, TableRecord, Tables
 from petps.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11
 
 __all__ = ["DEFAULT_MODEL", "Form", "Keys", "Mask", "PoolReader", "Rows", "TableInfo", "empty_rows"]
 

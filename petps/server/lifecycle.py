@@ -21,6 +21,7 @@ from petps.config.schema import LimitsConfig
 from petps.errors import InvalidArgument, NotFound, PetpsError
 from petps.server.shard_map import MapFile, ShardMap, ranges
 from petps.server.status import normalise_status
+from petps.server.tables import ignored_tables
 
 if TYPE_CHECKING:
     from petps.server.ingest.status import PartitionHealth
@@ -95,7 +96,7 @@ class Serving:
             )
             self.open_ms = 1e3 * (time.monotonic() - self.opened_at)
             try:
-                for line in _ignored_tables(config, self._tables):
+                for line in ignored_tables(config, self._tables):
                     self._log(line)
                 self._warn_of_unknown_address()
                 self._report_unready()
@@ -419,30 +420,6 @@ def _open(config: Config) -> _native.Tables:
             f"there is no pool at {config.pool.path}: create it with `petps create`, "
             "for instance `petps create --config FILE`"
         ) from None
-
-
-def _ignored_tables(config: Config, tables: _native.Tables) -> Iterator[str]:
-    """Yield a line for each table whose configuration differs from the pool's, which counts."""
-    try:
-        instance = tables.resolve(config.model.name).id
-    except NotFound:
-        return  # a model of another name is served
-    records = {t.name: t.record for t in tables.tables() if t.record.instance == instance}
-    for name, table in config.tables.items():
-        record = records.get(name)
-        if record is None:
-            yield (
-                f"WARNING: the pool has no table '{name}' of the configuration; add it with "
-                "`petps create --add`"
-            )
-            continue
-        for key in ("dim", "dtype", "capacity", "feed"):
-            given, stored = getattr(table, key), getattr(record, key)
-            if given != stored:
-                yield (
-                    f"WARNING: [tables.{name}] {key} = {given} is ignored: the pool's table has "
-                    f"{stored}, and keeps it"
-                )
 
 
 def _limits(limits: LimitsConfig) -> dict[str, int]:

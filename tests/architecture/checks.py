@@ -319,6 +319,27 @@ def sign_complaints(path: PurePosixPath, text: str) -> list[str]:
     ]
 
 
+# Names of typing that the lowest Python of the packages, 3.10, does not have.
+NEW_TYPING = {"LiteralString", "Never", "NotRequired", "Required", "Self", "Unpack", "assert_never",
+              "assert_type", "override", "reveal_type"}  # fmt: skip
+
+
+def typing_complaints(path: PurePosixPath, text: str) -> list[str]:
+    """Return imports by installed files, while the program runs, of names that Python 3.10 lacks.
+
+    Below ``if TYPE_CHECKING`` they are read by mypy only.
+    """
+    if path.parts[0] not in ("petps", "client"):
+        return []
+    return [
+        f"{path}:{node.lineno}: import {alias.name} below `if TYPE_CHECKING`"
+        for node in ast.parse(text).body
+        if isinstance(node, ast.ImportFrom) and node.module == "typing"
+        for alias in node.names
+        if alias.name in NEW_TYPING
+    ]
+
+
 def machine_path_complaints(path: PurePosixPath, text: str) -> list[str]:
     """Return paths that exist on one machine only."""
     homes = "|".join(("home", "root", "work", "Users", "mnt"))

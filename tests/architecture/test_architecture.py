@@ -34,6 +34,7 @@ def complaints_of(check: Check, suffixes: tuple[str, ...]) -> list[str]:
         (checks.citation_complaints, (*checks.CODE_SUFFIXES, ".md", ".proto")),
         (checks.word_complaints, (".h",)),
         (checks.sign_complaints, (".h",)),
+        (checks.typing_complaints, (".py",)),
         (checks.machine_path_complaints, checks.TEXT_SUFFIXES),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
@@ -116,6 +117,7 @@ BAD_CODE: list[tuple[Check, str, str, str]] = [
     (checks.word_complaints, "native/base/a.h", "class PoolManager {};", "manager"),
     (checks.word_complaints, "client/cpp/a.h", "const int kMagic = 1;", "magic"),
     (checks.sign_complaints, "native/base/base.h", "// Owns: x\n#pragma once", "Never does"),
+    (checks.typing_complaints, "petps/a.py", "from typing import Any, Self", "import Self below"),
     (checks.machine_path_complaints, "Makefile", "ROOT := /ho" + "me/someone", "machine path"),
     (checks.machine_path_complaints, "README.md", "see /wo" + "rk/shared", "machine path"),
 ]
@@ -147,6 +149,8 @@ GOOD_CODE: list[tuple[Check, str, str]] = [
     (checks.word_complaints, "native/base/a.h", "// we fetch\nauto x = pointer.get();"),
     (checks.word_complaints, "native/base/a.h", "int target, budget, output, gather;"),
     (checks.word_complaints, "native/base/a.cc", "int fetch;"),
+    (checks.typing_complaints, "petps/a.py", "if TYPE_CHECKING:\n    from typing import Self"),
+    (checks.typing_complaints, "tests/a.py", "from typing import Self"),
     (
         checks.machine_path_complaints,
         "README.md",

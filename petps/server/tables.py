@@ -1,0 +1,35 @@
+"""Comparison of the configuration's tables with those of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from petps import _native
+from petps.config import Config
+from petps.errors import NotFound
+
+__all__ = ["ignored_tables"]
+
+
+def ignored_tables(config: Config, tables: _native.Tables) -> Iterator[str]:
+    """Yield a line for each table whose configuration differs from the pool's, which counts."""
+    try:
+        instance = tables.resolve(config.model.name).id
+    except NotFound:
+        return  # a model of another name is served
+    records = {t.name: t.record for t in tables.tables() if t.record.instance == instance}
+    for name, table in config.tables.items():
+        record = records.get(name)
+        if record is None:
+            yield (
+                f"WARNING: the pool has no table '{name}' of the configuration; add it with "
+                "`petps create --add`"
+            )
+            continue
+        for key in ("dim", "dtype", "capacity", "feed"):
+            given, stored = getattr(table, key), getattr(record, key)
+            if given != stored:
+                yield (
+                    f"WARNING: [tables.{name}] {key} = {given} is ignored: the pool's table has "
+                    f"{stored}, and keeps it"
+                )
