@@ -23,6 +23,9 @@ std::unique_ptr<RdmaPeer> open_peer(Verbs& verbs) {
   return std::move(peer.value());
 }
 
+// The part of a reason that does not come from libibverbs, which the machine may not have.
+std::string status_text(ibv_wc_status status) { return "(status " + std::to_string(status) + ","; }
+
 void connect_to(RdmaTransport& transport, RdmaPeer& peer, const RdmaHello& hello) {
   auto welcome = transport.accept({"peer"}, hello);
   ASSERT_TRUE(welcome.ok()) << welcome.status().to_string();
@@ -258,7 +261,7 @@ TEST_F(Rdma, AWriteToALostPeerClosesItsConnection) {
   peer.reset();  // and nothing calls hang_up()
   run_until([&] { return echo_->closed == 1; });
   EXPECT_EQ(echo_->reader().live(), 0u);
-  EXPECT_NE(echo_->reasons()[0].find("transport retry counter exceeded"), std::string::npos)
+  EXPECT_NE(echo_->reasons()[0].find(status_text(IBV_WC_RETRY_EXC_ERR)), std::string::npos)
       << echo_->reasons()[0];
 }
 
@@ -394,7 +397,8 @@ TEST(RdmaSetUp, AMissingDeviceIsReportedWithARemedy) {
   EXPECT_EQ(opened.status().code(), Code::kFailedPrecondition);
   const std::string text(opened.status().message());
   EXPECT_TRUE(text.find("add soft-RoCE") != std::string::npos ||
-              text.find("this machine has") != std::string::npos)
+              text.find("this machine has") != std::string::npos ||
+              text.find("install rdma-core's libibverbs1") != std::string::npos)
       << text;
 }
 
@@ -426,7 +430,7 @@ TEST_F(Rdma, ARingWithAWrongKeyClosesItsConnection) {
   const auto peer = connect_peer([](RdmaHello& hello) { hello.ring_key += 1000; });
   ASSERT_TRUE(peer->send(test_frame(5, 8)).ok());
   run_until([&] { return echo_->closed == 1; });
-  EXPECT_NE(echo_->reasons()[0].find("remote access error"), std::string::npos)
+  EXPECT_NE(echo_->reasons()[0].find(status_text(IBV_WC_REM_ACCESS_ERR)), std::string::npos)
       << echo_->reasons()[0];
   EXPECT_EQ(echo_->reader().live(), 0u);
 }
