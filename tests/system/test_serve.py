@@ -293,7 +293,10 @@ def test_bad_arguments_and_pools_are_refused_with_the_reason(pool: Path, tmp_pat
         assert "Traceback" not in process.stderr
         return process.returncode, process.stderr
 
-    assert run() == (2, "error: name the pool: `petps serve PATH`, or --config FILE\n")
+    assert run() == (
+        2,
+        "error: name the pool: `petps serve PATH`, or --config FILE [INVALID_ARGUMENT]\n",
+    )
     code, message = run(tmp_path / "none")
     assert code == 3
     assert "create it with `petps create`" in message
