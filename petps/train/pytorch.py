@@ -113,7 +113,10 @@ class TorchTable:
         return Gathered(columns)
 
     def load_pieces(self, pieces: Iterable[tuple[Keys, Mapping[str, Floats]]]) -> None:
-        """See TrainedTable. Creates missing optimizer state as zeros first."""
+        """See TrainedTable. Creates missing optimizer state as zeros first.
+
+        SparseAdam's count of steps is not kept per row: it begins at 0 again.
+        """
         count = 0
         for keys, columns in pieces:
             self._load_piece(keys, columns)
@@ -127,9 +130,9 @@ class TorchTable:
         check_columns(self._name, [ROW, *self._names], columns)
         ids = self._make_index(keys)
         targets = {ROW: self._weight}
+        self._create_state()
+        self._check_state()
         for name in self._names:
-            if self._find_state(name) is None:
-                self._optimizer.state[self._weight][name] = self._torch.zeros_like(self._weight)
             targets[name] = self._find_state(name)
         with self._torch.no_grad():
             for name, target in targets.items():
@@ -140,6 +143,18 @@ class TorchTable:
     def _make_index(self, keys: Keys) -> Any:
         ids = self.ids_of(keys).astype(np.int64)
         return self._torch.from_numpy(ids).to(self._weight.device)
+
+    def _create_state(self) -> None:
+        """Create the state that the optimizer would create in its first step, with zeros."""
+        if not self._names or self._optimizer.state.get(self._weight):
+            return
+        names, state = self._names, {}
+        if isinstance(self._optimizer, self._torch.optim.SparseAdam):
+            # It adds nothing to a state that is not empty, so create all of it.
+            names, state = ("exp_avg", "exp_avg_sq"), {"step": 0}
+        for name in names:
+            state[name] = self._torch.zeros_like(self._weight)
+        self._optimizer.state[self._weight] = state
 
     def _check_state(self) -> None:
         """Raise InvalidArgument if the optimizer has state for the weight, but lacks a column."""

@@ -215,6 +215,23 @@ def test_bad_input_is_named() -> None:
         table.load_pieces([(table.keys()[:5], {"row": np.zeros((5, DIM), np.float32)})])
     with pytest.raises(InvalidArgument, match="need an optimizer"):
         TorchTable(tracker, "t", bag.weight, columns=["sum"])
+    adam = torch.optim.SparseAdam(bag.parameters())
+    moments = TorchTable(Tracker(), "t", bag.weight, optimizer=adam, columns=["exp_avg"])
+    ones = np.ones((10, DIM), np.float32)
+    moments.load_pieces([(moments.keys(), {"row": ones, "exp_avg": 2 * ones})])
+    bag.weight.grad = torch.sparse_coo_tensor([[3]], torch.zeros(1, DIM), (10, DIM))
+    adam.step()  # its state is whole, as if the optimizer had created it
+    bag.weight.grad = None
+    assert (moments.gather(np.array([2], np.uint64)).columns["exp_avg"] == 2).all()
+    wrong = TorchTable(
+        Tracker(),
+        "t",
+        bag.weight,
+        optimizer=torch.optim.SparseAdam(bag.parameters()),
+        columns=["sum"],
+    )
+    with pytest.raises(InvalidArgument, match="keeps no 'sum' for its weight"):
+        wrong.load_pieces([(wrong.keys(), {"row": ones, "sum": ones})])
     adagrad = torch.optim.Adagrad(bag.parameters())
     with pytest.raises(InvalidArgument, match="keeps no 'summ' for its weight, but 'step', 'sum'"):
         TorchTable(tracker, "t", bag.weight, optimizer=adagrad, columns=["summ"])
