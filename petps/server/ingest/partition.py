@@ -330,9 +330,10 @@ class PartitionState:
 
     def follow(self) -> None:
         """Follow, and clear the reason for a stop."""
+        if not self.is_following:  # no apply of a stopped partition is in flight
+            self.refused = None
         self.mode = Mode.FOLLOWING
         self.reason = self.search_error = ""
-        self.refused = None
         self.standing = Standing.FOLLOWING
         self.target = 0
         self.marker = None

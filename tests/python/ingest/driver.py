@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +17,7 @@ from petps.delta import Delivery, DeltaLog, Message, RowsBody, TableSchema, deco
 from petps.delta.directory import DirectoryLog
 from petps.delta.schema import partition_of
 from petps.publish import Position, Publisher
+from petps.server.ingest import follow
 from petps.server.ingest.applier import Applier, InlineApplier
 from petps.server.ingest.follow import Follower
 from petps.server.ingest.ingest import ROWS_MAX
@@ -23,6 +29,50 @@ from tests.python.ingest.world import write_rows
 SCHEMAS = [TableSchema("user", "f32", 4), TableSchema("item", "f32", 2)]
 P = 3
 Rows = dict[tuple[str, int], bytes]
+
+
+class StepApplier:
+    """Applier whose action runs once the caller has executed ``steps`` lines of ingest.
+
+    So the applying thread runs at a chosen point of the reading thread. Lines count while an action
+    is pending. An action that is waited for runs at once. After ``steps`` lines, ``again`` returns
+    the next number; a negative one: never again.
+    """
+
+    def __init__(self, steps: int, again: Callable[[], int] = lambda: -1) -> None:
+        self.steps = steps
+        self.again = again
+        self.pending: list[Callable[[], None]] = []
+
+    def submit(self, action: Callable[[], None]) -> None:
+        self.wait()
+        self.pending.append(action)
+
+    def wait(self) -> None:
+        while self.pending:
+            self.pending.pop()()
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Count the lines that the block executes."""
+        room = os.path.dirname(follow.__file__)
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            if not frame.f_code.co_filename.startswith(room):
+                return None
+            if event == "line" and self.pending and self.steps >= 0:
+                self.steps -= 1
+                if self.steps < 0:
+                    self.steps = self.again()
+                    self.wait()
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
 
 
 @dataclass
@@ -71,6 +121,7 @@ class Driver:
                     self.subscription.seek(event.partition, offset)
                     sought.add(event.partition)
             self.follower.flush()
+            self.follower.stop_refused()
             if not events and not self.follower.catching_up:
                 self.follower.settle()
                 retries = self.follower.retry_full()

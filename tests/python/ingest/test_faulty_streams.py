@@ -22,6 +22,7 @@ from tests.python.ingest.driver import (
     Driver,
     P,
     Rows,
+    StepApplier,
     Stream,
     publish_versions,
     rows_by_partition,
@@ -478,3 +479,31 @@ def test_random_faults_and_then_a_base_give_the_trainers_rows(
     # Only garbage after all messages can keep a partition stopped: the base has no newer rows.
     for state in repaired.states.values():
         assert state.is_following or state.recorded.seq == position.seqs[state.partition]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_faults_while_tables_are_full_lose_no_row(
+    tmp_path: Path, stream: Stream, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    print(f"seed {seed}")
+    messages = {p: mutate(rng, clean) for p, clean in stream.messages.items()}
+    instance = MemoryTables(SCHEMAS, P)
+    for table in instance.by_name.values():
+        table.capacity = int(rng.integers(20, 60))
+    applier = StepApplier(0, lambda: int(rng.integers(0, 200)))
+    log = write_log(tmp_path / "log", messages)
+    driver = Driver(log, instance, Letters(), poll_bytes=3000, applier=applier)
+    with applier.stepping():
+        driver.run()
+    rows = rows_by_partition(instance)
+    for p, state in driver.states.items():
+        if state.mode is not Mode.FULL:  # else a part of the next record may be stored
+            assert rows[p] == stream.rows_at(p, state.recorded.run, state.recorded.seq)
+    for table in instance.by_name.values():
+        table.capacity = 1 << 30
+    for state in driver.states.values():
+        state.retry_at = 0.0
+    driver.run().close()
+    assert all(state.mode is not Mode.FULL for state in driver.states.values())
+    check_rows(driver, stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from tests.python.ingest.driver import (
     SCHEMAS,
     Driver,
     P,
+    StepApplier,
     publish_versions,
     rows_by_partition,
     stream_of,
@@ -165,6 +167,36 @@ def test_a_version_that_replaces_keys_fits_in_a_full_table(tmp_path: Path) -> No
     driver.close()
 
 
+def test_a_refusal_at_any_line_of_the_reading_thread_loses_no_row(tmp_path: Path) -> None:
+    stopped = StoppedLog(tmp_path)
+    stream = stream_of(stopped.log, stopped.publisher.position())
+    recorded_before = dict(stopped.instance.recorded)
+    rows_before = dict(stopped.table.rows)
+    for steps in count():
+        stopped.instance.recorded = dict(recorded_before)
+        stopped.table.rows = dict(rows_before)
+        stopped.table.capacity = 4
+        applier = StepApplier(steps)
+        driver = Driver(stopped.log, stopped.instance, Letters(), rows_max=1, applier=applier)
+        with applier.stepping():
+            driver.run()
+        rows = rows_by_partition(stopped.instance)
+        for p, state in driver.states.items():
+            place = (p, state.recorded.run, state.recorded.seq)
+            if state.is_following:
+                assert rows[p] == stream.rows_at(*place), f"after {steps} lines: {place}"
+        assert driver.states[0].recorded.version == 1, f"after {steps} lines"
+        stopped.table.capacity = 5
+        for state in driver.states.values():
+            state.retry_at = 0.0
+        driver.run()
+        driver.close()
+        assert rows_by_partition(stopped.instance) == stream.final(), f"after {steps} lines"
+        if applier.steps >= 0:  # the block had fewer lines
+            break
+    assert steps > 100
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_every_row_is_stored_in_the_end(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -176,17 +208,19 @@ def test_every_row_is_stored_in_the_end(tmp_path: Path, seed: int) -> None:
     for table in instance.by_name.values():
         table.capacity = int(rng.integers(1, 30))
     rows_max = int(rng.integers(1, 100))
-    driver = Driver(log, instance, Letters(), rows_max=rows_max)
+    applier = StepApplier(0, lambda: int(rng.integers(0, 200)))
+    driver = Driver(log, instance, Letters(), rows_max=rows_max, applier=applier)
     before = [0] * P
     for _ in range(8):
         publish_versions(publisher, rng, 2)
-        driver.run()
+        with applier.stepping():
+            driver.run()
         versions = [state.recorded.version for state in driver.states.values()]
         assert all(new >= old for new, old in zip(versions, before, strict=True))
         before = versions
         if rng.random() < 0.3:
             driver.close()
-            driver = Driver(log, instance, Letters(), rows_max=rows_max)
+            driver = Driver(log, instance, Letters(), rows_max=rows_max, applier=applier)
         if rng.random() < 0.5:
             name = SCHEMAS[int(rng.integers(0, 2))].name
             instance.by_name[name].capacity += int(rng.integers(1, 20))
