@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
+PUBLISHED: Final = ROOT / "bench" / "published"  # what `make bench` measured
 SERVER_SECONDS_MAX: Final = 60.0
 
 
@@ -34,7 +35,9 @@ def write_pages(folder: Path) -> None:
         "command-line.md": command_line(),
         "configuration.md": configuration(),
         "metrics.md": metrics(),
+        "measured.md": measured(),
     }
+    draw_ratios(folder / "measured.svg")
     for name, text in pages.items():
         path = folder / name
         if not path.exists() or path.read_text() != text:  # unchanged pages are not built again
@@ -149,6 +152,77 @@ def _scrape() -> str:
                     return body.decode()
             finally:
                 server.terminate()
+
+
+def measured() -> str:
+    """Return the published figures, each with its limit and its target."""
+    from bench.targets import bounds, missed
+
+    config = json.loads((PUBLISHED / "config.json").read_text())
+    lines = [
+        f"The figures of `make bench` at revision {config['revision']}, on {config['processors']}",
+        f"processors ({config['cpu']}), Linux {config['kernel'].split('-')[0]}. Where two media",
+        "are measured, a figure without `.dram` is on a file. The plot shows the ratio of each",
+        "figure to its limit; a bar is its target, and a red point misses it.",
+        "",
+        "![Ratio of each figure to its limit, with its target](measured.svg)",
+        "",
+        "| figure | value | ratio | to | target |",
+        "|---|---|---|---|---|",
+    ]
+    for result in _published():
+        ratio = "" if result["ratio"] is None else f"{result['ratio']:.2f}"
+        value = f"{_figure(result['value'])} {result['unit']}"
+        target = bounds(result) + (" **missed**" if missed(result) else "")
+        lines.append(
+            f"| `{result['name']}` | {value} | {ratio} | {result['ratio_to'] or ''} | {target} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _published() -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = json.loads((PUBLISHED / "results.json").read_text())
+    return results
+
+
+def _figure(value: float) -> str:
+    """Return a value with three digits, and millions as M."""
+    return (
+        f"{value / 1e6:.3g} M"
+        if value >= 1e6
+        else f"{value:,.3g}"
+        if value < 1000
+        else f"{value:,.0f}"
+    )
+
+
+def draw_ratios(path: Path) -> None:
+    """Draw the ratio of each published figure to its limit, and its target."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "petps"  # the same figures give the same file
+    from matplotlib import pyplot
+
+    from bench.targets import TARGETS, missed
+
+    shown = [result for result in reversed(_published()) if result["ratio"] is not None]
+    figure, axes = pyplot.subplots(figsize=(8, 0.28 * len(shown) + 1), layout="constrained")
+    for at, result in enumerate(shown):
+        colour = "tab:red" if missed(result) else "tab:blue"
+        axes.plot(result["ratio"], at, "o", color=colour)
+        field, bound, _ = TARGETS.get(result["name"], ("", 0.0, True))
+        if field == "ratio":
+            axes.plot([bound, bound], [at - 0.4, at + 0.4], color="0.4", linewidth=2)
+    axes.axvline(1, color="0.8", zorder=0)
+    axes.set_yticks(range(len(shown)), [result["name"] for result in shown])
+    axes.set_xlim(left=0)
+    axes.set_ylim(-0.7, len(shown) - 0.3)
+    axes.set_xlabel("ratio to the limit (bar: target)")
+    axes.grid(axis="x", color="0.92")
+    axes.set_axisbelow(True)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
 
 
 if __name__ == "__main__":
