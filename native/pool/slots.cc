@@ -26,9 +26,15 @@ using base::Status;
 using media::Site;
 
 namespace {
-constexpr uint64_t kRowAlignment = 256;  // rows begin on a media block
-constexpr uint64_t kMapHeaderBytes = 8;  // checksum in front of a stored free map
-constexpr uint64_t kSpareShare = 8;      // 1/8 of the slots of a written table is kept free
+constexpr uint64_t kRowAlignment = 256;      // rows begin on a media block
+constexpr uint64_t kMapHeaderBytes = 8;      // checksum in front of a stored free map
+constexpr uint64_t kSpareShare = 8;          // 1/8 of the slots of a written table is kept free
+constexpr uint64_t kRegionBytes = 64 << 10;  // the folio size of new file space (media.cc)
+// A region is recent while at most 16 MiB of rows were written since its last. A larger number
+// would save more as long as the kernel writes nothing back, but cost more after it did.
+constexpr uint64_t kPartBytes = 1 << 20;
+constexpr uint16_t kRecentParts = 16;
+constexpr size_t kMaxRecent = 16384;  // more than a batch leaves
 __extension__ typedef unsigned __int128 Wide;
 
 uint64_t words_for(uint64_t slots) { return (slots + 63) / 64; }
@@ -181,18 +187,75 @@ Status Slots::zero_headers(const Pool::Extent& extent) {
                                     Site::kReusedSync);
 }
 
-// Add an extent if too few slots are free; called once per round of the cursor. When few slots
-// are free they lie far apart, and so do rows that are written one after another: each write then
-// costs a page-table walk and a header's line. Spare slots keep them near. If there is no room
-// for more, go on without.
+// Add an extent if too few slots are free; called once per round of the cursor, and once per
+// extent's worth of slots, so that a table which is written has its share soon. When few slots are
+// free they lie far apart, and so do rows that are written one after another: each write then costs
+// a page-table walk, a header's line and, on a file, a clean folio. Spare slots keep them near. If
+// there is no room for more, go on without.
 void Slots::grow_spare(std::unique_lock<std::mutex>& lock) {
   const uint64_t total = total_.load(std::memory_order_relaxed);
+  swept_ = 0;
   if (free_.load(std::memory_order_relaxed) < total / kSpareShare && total < max_slots_)
     static_cast<void>(grow(lock));
 }
 
-// Take up to out.size() free slots in address order, starting at the cursor.
-uint64_t Slots::take_locked(std::span<SlotRef> out, SlotHeader** headers, bool* finished_round) {
+// Return true if the kernel writes dirty pages back by itself, and only it. With durability `power`
+// each drain cleans all pages, so neighbouring slots are better.
+bool Slots::prefers_recent() const {
+  const media::Media& medium = pool_->medium();
+  return medium.kind() == media::Kind::kFile && medium.durability() == media::Durability::kProcess;
+}
+
+bool Slots::is_recent(const Extent& extent, SlotRef ref) const {
+  if (extent.written.empty()) return false;
+  const uint16_t written = extent.written[(ref - extent.offset) / kRegionBytes];
+  return static_cast<uint16_t>(written_now() - written) <= kRecentParts;
+}
+
+uint16_t Slots::written_now() const {
+  return static_cast<uint16_t>(written_bytes_ / kPartBytes + kRecentParts + 1);
+}
+
+void Slots::note_written(std::span<const SlotRef> refs) {
+  const ByUnit::View extents = by_unit();
+  const uint16_t now = written_now();
+  for (const SlotRef ref : refs) {
+    Extent& extent = *extents.at(ref);
+    if (extent.written.empty()) {
+      extent.written.assign((extent.bytes + kRegionBytes - 1) / kRegionBytes, 0);
+      allocator_bytes_.fetch_add(extent.written.size() * sizeof now, std::memory_order_relaxed);
+    }
+    extent.written[(ref - extent.offset) / kRegionBytes] = now;
+  }
+  written_bytes_ += refs.size() * row_bytes_;
+}
+
+// Take up to out.size() free slots of pages that are probably dirty, the last one freed first.
+uint64_t Slots::take_recent(std::span<SlotRef> out, SlotHeader** headers) {
+  uint64_t taken = 0;
+  const ByUnit::View extents = by_unit();
+  while (taken < out.size() && !recent_.empty()) {
+    const SlotRef ref = recent_.back();
+    recent_.pop_back();
+    Extent& extent = *extents.at(ref);
+    const uint64_t slot = slot_of(extent, ref);
+    const uint64_t bit = uint64_t{1} << (slot % 64);
+    // It may have been taken since, and its page may have been written back.
+    if ((extent.free_bits[slot / 64] & bit) == 0 || !is_recent(extent, ref)) continue;
+    extent.free_bits[slot / 64] &= ~bit;
+    extent.free -= 1;
+    if (headers != nullptr)
+      headers[taken] = reinterpret_cast<SlotHeader*>(pool_->at(extent.headers)) + slot;
+    out[taken++] = ref;
+  }
+  free_.fetch_sub(taken, std::memory_order_relaxed);
+  return taken;
+}
+
+// Take up to out.size() free slots in address order, starting at the cursor. If `recent_only`, stop
+// at the first region whose pages are probably clean.
+uint64_t Slots::take_locked(std::span<SlotRef> out, SlotHeader** headers, bool recent_only,
+                            bool* finished_round) {
   uint64_t taken = 0;
   const size_t extents = extents_.size();
   for (size_t visited = 0; visited <= extents && taken < out.size(); ++visited) {
@@ -200,19 +263,23 @@ uint64_t Slots::take_locked(std::span<SlotRef> out, SlotHeader** headers, bool* 
     if (extent.free > 0) {
       const uint64_t before = taken;
       auto* const first_header = reinterpret_cast<SlotHeader*>(pool_->at(extent.headers));
+      bool stopped = false;
       while (cursor_word_ < extent.free_bits.size()) {
         uint64_t word = extent.free_bits[cursor_word_];
         for (; word != 0 && taken < out.size(); word &= word - 1) {
           const uint64_t slot = cursor_word_ * 64 + static_cast<uint64_t>(std::countr_zero(word));
+          const SlotRef ref = extent.rows + slot * row_bytes_;
+          stopped = recent_only && !is_recent(extent, ref);
+          if (stopped) break;
           if (headers != nullptr) headers[taken] = first_header + slot;
-          out[taken++] = extent.rows + slot * row_bytes_;
+          out[taken++] = ref;
         }
         extent.free_bits[cursor_word_] = word;
-        if (taken == out.size()) break;
+        if (stopped || taken == out.size()) break;
         ++cursor_word_;
       }
       extent.free -= taken - before;
-      if (taken == out.size()) break;
+      if (stopped || taken == out.size()) break;
     }
     cursor_word_ = 0;
     cursor_extent_ = (cursor_extent_ + 1) % extents;
@@ -235,10 +302,20 @@ Status Slots::allocate(std::span<SlotRef> out, bool* wait_for_walk, SlotHeader**
     return status;
   }
   bool finished_round = false;
-  const uint64_t taken = take_locked(out, headers, &finished_round);
+  uint64_t taken = 0;
+  const auto rest = [&] { return out.subspan(taken); };
+  const auto rest_headers = [&] { return headers == nullptr ? nullptr : headers + taken; };
+  const bool recent = prefers_recent();
+  if (recent) {
+    taken += take_locked(rest(), rest_headers(), /*recent_only=*/true, &finished_round);
+    taken += take_recent(rest(), rest_headers());
+  }
+  swept_ += out.size() - taken;
+  taken += take_locked(rest(), rest_headers(), /*recent_only=*/false, &finished_round);
   PETPS_CHECK(taken == out.size(), "the free count and the free bits disagree");
+  if (recent) note_written(out);
   for (const SlotRef ref : out) PETPS_UNPOISON(row(ref), row_bytes_);
-  if (finished_round) grow_spare(lock);
+  if (finished_round || swept_ > extents_.back()->count) grow_spare(lock);
   return Status();
 }
 
@@ -257,8 +334,9 @@ void Slots::free_locked(Extent* extent, SlotRef ref) {
 void Slots::release(std::span<const SlotRef> refs) {
   std::lock_guard lock(mutex_);
   const bool walking = needs_walk();
-  const size_t kept = deferred_.capacity();
+  const size_t kept = deferred_.capacity() + recent_.capacity();
   const ByUnit::View extents = by_unit();
+  const bool recent = prefers_recent();
   uint64_t freed = 0;
   for (const SlotRef ref : refs) {
     if (walking && !is_slot(ref)) continue;  // the ref of a damaged entry; verify reports it
@@ -268,10 +346,11 @@ void Slots::release(std::span<const SlotRef> refs) {
     } else {
       free_locked(extent, ref);
       freed += 1;
+      if (recent && recent_.size() < kMaxRecent && is_recent(*extent, ref)) recent_.push_back(ref);
     }
   }
   free_.fetch_add(freed, std::memory_order_relaxed);
-  allocator_bytes_.fetch_add((deferred_.capacity() - kept) * sizeof(SlotRef),
+  allocator_bytes_.fetch_add((deferred_.capacity() + recent_.capacity() - kept) * sizeof(SlotRef),
                              std::memory_order_relaxed);
 }
 

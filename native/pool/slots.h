@@ -3,6 +3,11 @@
 // An extent of slots is [free map | headers | rows]. Only a clean close writes the free map;
 // until then the free list is in DRAM, one bit per slot. After an unclean stop, nothing is free
 // in the extents that existed at open until finish_walk(): new rows take fresh extents.
+//
+// Free slots are taken in address order, round after round, so that rows that are written one after
+// another lie near each other. But where the kernel writes dirty pages back automatically (a file
+// with durability `process`), free slots of pages written a short time ago come first: these pages
+// are dirty already. The first store to a clean page costs a fault, and the write-back of a folio.
 #pragma once
 
 #include <atomic>
@@ -69,6 +74,9 @@ class Slots {
     // One bit per slot. For an old extent: empty until the walk ends, so that opening costs
     // nothing.
     std::vector<uint64_t> free_bits;
+    // By region of kRegionBytes: written_now() at its last write, modulo 2^16; empty before the
+    // first. A wrong "recent" costs time only.
+    std::vector<uint16_t> written;
     // Only for an old extent, from its first mark until the walk ends. One bit per slot; owned.
     std::atomic<std::atomic<uint64_t>*> marks{nullptr};
     ~Extent() { delete[] marks.load(std::memory_order_relaxed); }
@@ -86,7 +94,13 @@ class Slots {
   std::atomic<uint64_t>* marks_of(Extent* extent);
   void adopt_free_bits(Extent* extent, std::vector<uint64_t> bits);
   void end_walk_locked();
-  uint64_t take_locked(std::span<SlotRef> out, SlotHeader** headers, bool* finished_round);
+  uint64_t take_locked(std::span<SlotRef> out, SlotHeader** headers, bool recent_only,
+                       bool* finished_round);
+  bool prefers_recent() const;
+  uint16_t written_now() const;
+  void note_written(std::span<const SlotRef> refs);
+  bool is_recent(const Extent& extent, SlotRef ref) const;
+  uint64_t take_recent(std::span<SlotRef> out, SlotHeader** headers);
 
   Pool* pool_;
   uint32_t table_;
@@ -135,6 +149,9 @@ class Slots {
   mutable std::mutex by_unit_mutex_;  // for building by_unit_ and adding an extent; after mutex_
   size_t cursor_extent_ = 0;
   uint64_t cursor_word_ = 0;
+  std::vector<SlotRef> recent_;  // free slots of recent regions; some have been taken since
+  uint64_t swept_ = 0;           // slots taken by the cursor since grow_spare()
+  uint64_t written_bytes_ = 0;   // rows for which a slot was taken
   std::vector<SlotRef> deferred_;
   std::atomic<uint64_t> total_{0};
   std::atomic<uint64_t> free_{0};

@@ -41,7 +41,9 @@ class Memory {
   // Make the pool's present length the length of the next open.
   void keep(const Pool& pool) { used = pool.medium().size(); }
   std::unique_ptr<media::Media> medium() {
-    return media::Media::borrow(base(), used, reserve_, nullptr);
+    auto medium = media::Media::borrow(base(), used, reserve_, nullptr, kind);
+    medium->set_durability(durability);
+    return medium;
   }
 
   template <typename T>
@@ -56,6 +58,8 @@ class Memory {
   }
 
   uint64_t used = 0;
+  media::Kind kind = media::Kind::kDram;
+  media::Durability durability = media::Durability::kPower;  // of a file
 
  private:
   uint64_t reserve_;

@@ -1,0 +1,148 @@
+// apply.zipf: small batches of new rows for keys that exist, drawn from a Zipf distribution, as
+// servers receive them from trainers. The result has the pages that became dirty, and the page
+// faults, for each changed row. Each round begins with clean pages.
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <vector>
+
+#include "bench/common/arguments.h"
+#include "bench/common/loaded_table.h"
+#include "bench/common/measure.h"
+#include "bench/common/random.h"
+
+namespace petps::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Setting {
+  uint64_t batch;
+  uint64_t batches;  // of a round
+  uint32_t rounds;
+};
+
+// Return the bytes of file pages that have become dirty since the machine started.
+double dirtied_bytes() {
+  std::ifstream counters("/proc/vmstat");
+  std::string name;
+  uint64_t value;
+  while (counters >> name >> value) {
+    if (name == "nr_dirtied") return static_cast<double>(value) * 4096;
+  }
+  fail("/proc/vmstat has no nr_dirtied");
+}
+
+double faults() {
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_minflt);
+}
+
+// Write every dirty page of the folder's file system to the disk.
+void clean(const std::string& folder) {
+  const int file = open(folder.c_str(), O_RDONLY);
+  if (file < 0 || syncfs(file) != 0) fail("cannot sync " + folder);
+  close(file);
+}
+
+// Draws the keys of one batch. They are distinct, as in a delta.
+class Keys {
+ public:
+  Keys(uint64_t rows, uint64_t batch) : zipf_(rows, 0.99), random_(17), batch_(batch) {}
+  const std::vector<uint64_t>& next() {
+    keys_.clear();
+    while (keys_.size() < batch_) {
+      while (keys_.size() < batch_) keys_.push_back(LoadedTable::key(zipf_.next(random_)));
+      std::sort(keys_.begin(), keys_.end());
+      keys_.erase(std::unique(keys_.begin(), keys_.end()), keys_.end());
+    }
+    return keys_;
+  }
+
+ private:
+  Zipf zipf_;
+  Random random_;
+  uint64_t batch_;
+  std::vector<uint64_t> keys_;
+};
+
+struct Figures {
+  std::vector<double> rates;
+  std::vector<double> batch_us;
+  double faults = 0;
+  double dirtied = 0;
+  double rows = 0;
+};
+
+void run_round(LoadedTable& loaded, const TableShape& shape, const Setting& setting, Keys& keys,
+               Figures* figures) {
+  std::vector<std::byte> rows(setting.batch * loaded.row_bytes());
+  clean(shape.folder);
+  const double dirtied_before = dirtied_bytes();
+  const double faults_before = faults();
+  double seconds = 0;
+  for (uint64_t b = 0; b < setting.batches; ++b) {
+    const std::vector<uint64_t>& batch = keys.next();
+    for (uint64_t i = 0; i < batch.size(); ++i)
+      LoadedTable::fill(batch[i], b + 1, rows.data() + i * loaded.row_bytes(), loaded.row_bytes());
+    const auto begun = Clock::now();
+    const auto report = value_of(loaded.table().apply({batch, rows.data(), {}, 1}));
+    const std::chrono::duration<double> taken = Clock::now() - begun;
+    if (report.updated != batch.size()) fail("apply did not update every row");
+    seconds += taken.count();
+    figures->batch_us.push_back(taken.count() * 1e6);
+  }
+  const auto changed = static_cast<double>(setting.batch * setting.batches);
+  figures->rates.push_back(changed / seconds);
+  figures->faults += faults() - faults_before;
+  figures->dirtied += dirtied_bytes() - dirtied_before;
+  figures->rows += changed;
+}
+
+void measure(const TableShape& shape, const Setting& setting) {
+  LoadedTable loaded(shape);
+  Keys keys(loaded.rows(), setting.batch);
+  // A table that is written takes spare slots until it has its share.
+  for (Figures warm_up; warm_up.rows < static_cast<double>(loaded.rows()) / 4;)
+    run_round(loaded, shape, setting, keys, &warm_up);
+  Figures figures;
+  for (uint32_t round = 0; round < setting.rounds; ++round)
+    run_round(loaded, shape, setting, keys, &figures);
+  std::sort(figures.batch_us.begin(), figures.batch_us.end());
+  Line("apply.zipf")
+      .text("medium", shape.medium)
+      .text("durability", shape.durability)
+      .text("unit", "rows/s")
+      .number("rows", static_cast<double>(loaded.rows()))
+      .number("batch", static_cast<double>(setting.batch))
+      .number("value", median(figures.rates))
+      .number("batch_p50_us", percentile(figures.batch_us, 0.5))
+      .number("batch_p99_us", percentile(figures.batch_us, 0.99))
+      .number("faults_per_row", figures.faults / figures.rows)
+      .number("dirtied_bytes_per_row", figures.dirtied / figures.rows);
+}
+
+}  // namespace
+}  // namespace petps::bench
+
+int main(int count, char** values) {
+  using namespace petps::bench;
+  Arguments arguments(count, values);
+  TableShape shape;
+  shape.medium = arguments.text("medium", "file");
+  shape.rows = arguments.number("rows", 2'000'000);
+  shape.dim = arguments.small_number("dim", 128);
+  shape.folder = arguments.text("folder", shape.folder);
+  shape.durability = arguments.text("durability", shape.durability);
+  Setting setting;
+  setting.batch = arguments.number("batch", 500);
+  setting.batches = arguments.number("batches", 2000);
+  setting.rounds = arguments.small_number("rounds", 5);
+  arguments.finish();
+  measure(shape, setting);
+}
