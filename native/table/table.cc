@@ -129,8 +129,9 @@ TableStatus Table::status() const {
 void Table::set_hot_keys(std::vector<uint64_t> keys) {
   {
     std::lock_guard lock(impl_->hot_mutex);
-    if (impl_->hot_keys.size() + keys.size() > kMaxPendingHot) impl_->hot_keys.clear();
-    impl_->hot_keys.insert(impl_->hot_keys.end(), keys.begin(), keys.end());
+    std::vector<uint64_t>& pending = impl_->hot_keys;
+    keys.resize(std::min(keys.size(), kMaxPendingHot - pending.size()));
+    pending.insert(pending.end(), keys.begin(), keys.end());
   }
   impl_->owner.wake();
 }

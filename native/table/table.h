@@ -125,9 +125,9 @@ class Table {
   // the batch may have been.
   base::Result<ApplyReport> apply(const Batch& batch);
 
-  // Add a client's hot set. The background thread moves these keys to their home buckets, with
-  // those of other pending sets. If the pending keys would exceed the limit, this set replaces
-  // the others.
+  // Add a client's hot set, the hottest key first. The background thread moves these keys to
+  // their home buckets, with those of other pending sets. Keys beyond the limit of pending keys
+  // are dropped: the client will send them again.
   void set_hot_keys(std::vector<uint64_t> keys);
   // Synchronous forms, for tests and benchmarks. Return the number of moved entries. While a scan
   // is open nothing moves; the background thread does it later.

@@ -44,8 +44,8 @@ struct Options {
   uint32_t connections = 16;        // limit per server; further calls wait for a connection
   // One pull in this number is sampled for the hot set; 0: no hot sets are sent.
   uint32_t hot_sample_every = 16;
-  uint32_t hot_keys = 4'096;  // limit of a table's hot set
-  uint32_t hot_set_ms = 0;    // period of sending hot sets; 0: the servers' choice (10 s)
+  uint32_t hot_keys = 65'536;  // limit of a table's hot set
+  uint32_t hot_set_ms = 0;     // period of sending hot sets; 0: the servers' choice (10 s)
   // Pull over this device from servers that offer RDMA. Servers without RDMA, or that refuse
   // it, are used over TCP.
   std::shared_ptr<transport::Verbs> rdma;

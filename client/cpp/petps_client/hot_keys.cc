@@ -14,7 +14,9 @@ constexpr size_t kMaxSampledKeys = 1024;
 }  // namespace
 
 HotKeys::HotKeys(size_t hot_keys)
-    : hot_keys_(hot_keys), cells_(std::bit_ceil(std::max<size_t>(hot_keys, 2) * 4)) {}
+    : hot_keys_(hot_keys),
+      most_cells_(std::bit_ceil(std::max(hot_keys * kCellsPerKey, kWays))),
+      cells_(std::min(most_cells_, kFirstCells)) {}
 
 void HotKeys::sample(std::span<const uint64_t> keys) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
@@ -37,13 +39,16 @@ void HotKeys::sample(std::span<const uint64_t> keys) {
 
 std::vector<uint64_t> HotKeys::take() {
   std::vector<Cell> repeated;
+  size_t count = hot_keys_;
   {
     const std::lock_guard lock(mutex_);
+    count = std::min(count, cells_.size() / kCellsPerKey);
     std::copy_if(cells_.begin(), cells_.end(), std::back_inserter(repeated),
                  [](const Cell& cell) { return cell.count > 1; });
-    std::fill(cells_.begin(), cells_.end(), Cell{});
+    const bool is_filled = repeated.size() >= count && cells_.size() < most_cells_;
+    cells_.assign(is_filled ? cells_.size() * 2 : cells_.size(), Cell{});
   }
-  const size_t count = std::min(hot_keys_, repeated.size());
+  count = std::min(count, repeated.size());
   std::partial_sort(repeated.begin(), repeated.begin() + static_cast<ptrdiff_t>(count),
                     repeated.end(), [](const Cell& a, const Cell& b) { return a.count > b.count; });
   std::vector<uint64_t> keys;

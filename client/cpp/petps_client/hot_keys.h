@@ -11,17 +11,19 @@ namespace petps::client {
 
 // Space-saving (Metwally et al.) in sets of eight cells, so that a key touches one set only. A
 // new key takes the cell with the lowest count of its set, and inherits that count plus one. A
-// key with more than an eighth of its set's samples is therefore always present.
+// key with more than an eighth of its set's samples is therefore always present. There are four
+// cells per key of the longest hot set: with fewer, its tail would be random. A table with few hot
+// keys takes little memory: the cells begin as few, and double when a hot set has filled them.
 // Threads: all methods from any. If another thread is sampling, sample() does nothing, because a
 // pull must not wait for statistics.
 class HotKeys {
  public:
-  // Allocate four cells per key of the longest hot set: with fewer, its tail would be random.
-  explicit HotKeys(size_t hot_keys);
+  explicit HotKeys(size_t hot_keys);  // of the longest hot set
   void sample(std::span<const uint64_t> keys);
   // Return the keys with the highest counts, highest first, without those counted once. Clear the
   // counts.
   std::vector<uint64_t> take();
+  size_t memory_bytes() const { return cells_.size() * sizeof(Cell); }
 
  private:
   struct Cell {
@@ -29,8 +31,11 @@ class HotKeys {
     uint64_t count;  // 0: free
   };
   static constexpr size_t kWays = 8;
+  static constexpr size_t kCellsPerKey = 4;
+  static constexpr size_t kFirstCells = 16384;
 
   const size_t hot_keys_;
+  const size_t most_cells_;
   std::mutex mutex_;
   std::vector<Cell> cells_;
 };

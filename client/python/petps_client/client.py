@@ -111,7 +111,7 @@ def connect(
     requests_in_flight: int = 8,
     connections: int = 16,
     hot_sample_every: int = 16,
-    hot_keys: int = 4096,
+    hot_keys: int = 65_536,
     hot_set_ms: int = 0,
     catalogue_ms: int = 5000,
 ) -> Client:

@@ -111,6 +111,27 @@ TEST(HotKeys, FindsTheMostFrequentKeysOfASkewedStream) {
   EXPECT_TRUE(hot.take().empty()) << "take() clears the counts";
 }
 
+// A table with few hot keys takes little memory; one with many gets the cells that it needs.
+TEST(HotKeys, TakeTheMemoryThatTheHotSetNeeds) {
+  HotKeys few(65536);
+  HotKeys many(65536);
+  std::vector<uint64_t> keys(60'000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  const auto sample_all = [&](HotKeys& hot, size_t count) {
+    for (int turn = 0; turn < 2; ++turn) {
+      for (size_t at = 0; at < count; at += 500) hot.sample({keys.data() + at, 500});
+    }
+    return hot.take().size();
+  };
+  const size_t first_bytes = few.memory_bytes();
+  for (int interval = 0; interval < 8; ++interval) EXPECT_EQ(sample_all(few, 1000), 1000u);
+  EXPECT_EQ(few.memory_bytes(), first_bytes);
+  EXPECT_LT(sample_all(many, keys.size()), keys.size() / 2);
+  for (int interval = 0; interval < 8; ++interval) sample_all(many, keys.size());
+  EXPECT_GT(sample_all(many, keys.size()), keys.size() * 9 / 10);
+  EXPECT_LE(many.memory_bytes(), 16 * first_bytes);
+}
+
 TEST(HotKeys, KeysSeenOnceAreNotHot) {
   HotKeys hot(1000);
   const std::vector<uint64_t> keys = {1, 2, 3, 3};

@@ -84,6 +84,15 @@ TEST(HotKeys, ASetDoesNotReplaceAPendingOne) {
   EXPECT_EQ(rig.table->impl().hot_keys.size(), 3u);
 }
 
+TEST(HotKeys, MoreSetsThanFitDropNoPendingOne) {
+  Rig rig;
+  rig.table->set_hot_keys({rig.displaced[0]});
+  for (int set = 0; set < 5; ++set)
+    rig.table->set_hot_keys(std::vector<uint64_t>(kMaxPendingHot / 4, 1));
+  EXPECT_EQ(rig.table->impl().hot_keys.size(), kMaxPendingHot);
+  EXPECT_EQ(rig.table->impl().hot_keys.front(), rig.displaced[0]);
+}
+
 TEST(HotKeys, AreBoundedInNumber) {
   HotKeys hot(8);
   for (uint64_t key = 0; key < 100; ++key) {
