@@ -119,7 +119,7 @@ def demo(
     """
     _check_options(context, train)
     from examples.demo.interrupt import interrupt_once
-    from petps.delta import kafka_options
+    from petps.cli.options import kafka_options
 
     shared = {"seed": seed, "log": log, "kafka": kafka_options(kafka_option)}
     with interrupt_once(), _work_folder(folder, keep) as work:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Final
 
 import typer
@@ -18,6 +19,7 @@ __all__ = [
     "RowColumn",
     "TableName",
     "TargetName",
+    "kafka_options",
     "parse_key",
 ]
 
@@ -46,6 +48,17 @@ TargetName = Annotated[
         help="A pool's path, or a server: petps://HOST:PORT or petps://HOST:PORT/MODEL.",
     ),
 ]
+
+
+def kafka_options(texts: Iterable[str] | None) -> dict[str, str]:
+    """Return options written as NAME=VALUE, by name. Raises InvalidArgument."""
+    options = {}
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InvalidArgument(f"Kafka option {text!r}: write NAME=VALUE")
+        options[name] = value
+    return options
 
 
 def parse_key(text: str) -> int:

@@ -10,7 +10,7 @@ Called by:   publish, ingest, checkpoint, server, cli.
 from petps.delta.errors import DeltaError, Fault, LogLocked
 from petps.delta.headers import MAX_MESSAGE_BYTES, Message
 from petps.delta.log import Damage, Delivery, DeltaLog, Event, Lost, Subscription
-from petps.delta.open import is_kafka, kafka_options, open_log
+from petps.delta.open import is_kafka, open_log
 from petps.delta.position import Position
 from petps.delta.record import (
     BaseBody,
@@ -52,7 +52,6 @@ __all__ = [
     "decode_record",
     "encode_record",
     "is_kafka",
-    "kafka_options",
     "open_log",
     "read_header",
 ]

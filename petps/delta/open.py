@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ from petps.delta.directory import DirectoryLog
 from petps.delta.log import DeltaLog
 from petps.errors import InvalidArgument, NotFound
 
-__all__ = ["is_kafka", "kafka_options", "open_log"]
+__all__ = ["is_kafka", "open_log"]
 
 KAFKA: Final = "kafka://"
 
@@ -18,17 +18,6 @@ KAFKA: Final = "kafka://"
 def is_kafka(location: str | Path) -> bool:
     """Return whether a location is in Kafka; otherwise it is a folder."""
     return str(location).startswith(KAFKA)
-
-
-def kafka_options(texts: Iterable[str] | None) -> dict[str, str]:
-    """Return options written as NAME=VALUE, by name. Raises InvalidArgument."""
-    options = {}
-    for text in texts or []:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise InvalidArgument(f"Kafka option {text!r}: write NAME=VALUE")
-        options[name] = value
-    return options
 
 
 def open_log(

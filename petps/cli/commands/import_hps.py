@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from petps.cli.options import LOG_HELP, JsonReport, KafkaOption
+from petps.cli.options import LOG_HELP, JsonReport, KafkaOption, kafka_options
 from petps.cli.output import json_out, note
 from petps.errors import InvalidArgument
 
@@ -57,7 +57,7 @@ def import_hps(
         petps import-hps kafka-1:9092 kafka://kafka-1:9092/ctr-deltas --model ctr
         --table user:16 --table item:64:int8 --state /var/lib/petps/hps.json
     """
-    from petps.delta import kafka_options, open_log
+    from petps.delta import open_log
     from petps.publish import Publisher, end_of
     from petps.publish.hps import HpsSource
 

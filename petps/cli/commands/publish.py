@@ -17,6 +17,7 @@ from petps.cli.options import (
     KeyColumn,
     RowColumn,
     TableName,
+    kafka_options,
     parse_key,
 )
 from petps.cli.output import json_out, note, progress
@@ -89,7 +90,7 @@ def publish(
         petps publish kafka://127.0.0.1:9092/deltas items changed.npz --partitions 8
     """
     from petps.cli.sources import Columns, open_sources
-    from petps.delta import kafka_options, open_log
+    from petps.delta import open_log
 
     if not source and not delete and base is None:
         raise InvalidArgument("nothing to publish: name files of rows, --delete KEY or --base")

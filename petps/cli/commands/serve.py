@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from petps.cli.options import LOG_HELP, KafkaOption
+from petps.cli.options import LOG_HELP, KafkaOption, kafka_options
 from petps.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -87,7 +87,6 @@ def serve(
     import logging
 
     from petps import _native
-    from petps.delta import kafka_options
     from petps.server import serve as run
 
     _native.stop_on_lost_pool()
