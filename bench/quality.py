@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import petps_client
 
 from petps import _native
 
 Keys = npt.NDArray[np.uint64]
 BATCH = 50_000
+PULL = 500
 
 
-def _table(rows: int, dim: int) -> tuple[_native.Tables, _native.Table]:
-    tables = _native.Tables.create("", background=False)
+def _table(
+    rows: int, dim: int, *, background: bool = False
+) -> tuple[_native.Tables, _native.Table]:
+    tables = _native.Tables.create("", background=background)
     instance = tables.create_instance("bench", "bench@1", 1)
     table = tables.create_table("t", instance=instance.id, dim=dim, dtype="f32", capacity=rows)
     return tables, table
@@ -90,6 +97,41 @@ def bucket_reads(workload: dict[str, Any], seed: int = 1) -> dict[str, float]:
     table.rehome()
     figures["churned"] = _reads_per_hit(table, keys)
     return figures
+
+
+def served_bucket_reads(workload: dict[str, Any], seed: int = 2) -> dict[str, float]:
+    """Return the bucket reads per hit after several clients pulled from a server for a while.
+
+    Clients and server have their defaults: clients sample their pulls and send hot sets, the
+    server merges them and moves keys home. ``value_before``: before the first pull.
+    """
+    rng = np.random.default_rng(seed)
+    rows = int(workload["rows"])
+    tables, table = _table(rows, dim=2, background=True)
+    keys = rng.permutation(rows * 2)[:rows].astype(np.uint64)
+    _add(table, keys)
+    popular = rng.permutation(keys)
+    drawn = popular[_zipf(rng, rows, int(workload["pulls"]))]
+    before = _reads_per_hit(table, drawn)
+    server = _native.Server.start(tables, port=0)
+    url = f"petps://127.0.0.1:{server.port}/bench"
+    ends_at = time.monotonic() + float(workload["served_seconds"])
+    clients = int(workload["served_clients"])
+    with ThreadPoolExecutor(clients) as pool:
+        draws = [popular[_zipf(rng, rows, int(workload["pulls"]))] for _ in range(clients)]
+        list(pool.map(lambda mine: _pull_until(ends_at, url, mine), draws))
+    after = _reads_per_hit(table, drawn)
+    server.stop()
+    tables.close()
+    return {"value": after, "value_before": before, "clients": clients}
+
+
+def _pull_until(ends_at: float, url: str, keys: Keys) -> None:
+    with petps_client.connect(url) as client:
+        for begin in itertools.cycle(range(0, len(keys) - PULL + 1, PULL)):
+            if time.monotonic() > ends_at:
+                return
+            client.pull("t", keys[begin : begin + PULL])
 
 
 def overhead_bytes_per_row(workload: dict[str, Any]) -> dict[str, float]:

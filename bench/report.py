@@ -149,16 +149,62 @@ def _apply(work: Workload) -> Iterator[Result]:
         yield from _on(medium, "apply", rows=rows, rounds=work["rounds"], **options)
 
 
+def _updates(work: Workload) -> Iterator[Result]:
+    size = work["updates"]
+    for durability, batches in size["batches"].items():
+        prefix = "apply.zipf" if durability == "process" else f"apply.zipf.{durability}"
+        smallest = 0.0
+        for label, rows in size["rows"].items():
+            sizes = {"rows": rows, "batches": batches, "rounds": work["rounds"]}
+            (result,) = _on("file", "updates", durability=durability, **sizes)
+            smallest = smallest or result["value"]
+            has_reference = result["value"] != smallest
+            yield {
+                **result,
+                "name": f"{prefix}.{label}",
+                "ratio_to": f"the same table with {next(iter(size['rows'].values())):,} rows"
+                if has_reference
+                else None,
+                "ratio": result["value"] / smallest if has_reference else None,
+            }
+            yield {
+                "name": f"{prefix}.dirtied_bytes_per_row.{label}",
+                "medium": "file",
+                "value": result["dirtied_bytes_per_row"],
+                "unit": "bytes",
+            }
+
+
+def _peers(work: Workload) -> Iterator[Result]:
+    try:
+        _program("peers")
+    except SystemExit:
+        print(
+            "skipped peers: their libraries are not installed; bench/peers/CMakeLists.txt names "
+            "the packages",
+            file=sys.stderr,
+            flush=True,
+        )
+        return
+    for side in ("tcp", "process"):
+        with tempfile.TemporaryDirectory(dir=OUTPUT) as folder:
+            yield from _run(
+                "peers", side=side, folder=folder, rounds=work["rounds"], **work["peers"]
+            )
+
+
 def _search(work: Workload) -> Iterator[Result]:
     for medium in MEDIA:
         yield from _on(medium, "index_search", rows=work["search"]["keys"], rounds=work["rounds"])
 
 
 def _quality(work: Workload) -> Iterator[Result]:
-    from bench.quality import bucket_reads
+    from bench.quality import bucket_reads, served_bucket_reads
 
+    prefix, unit = "index.bucket_reads_per_hit", "buckets"
     for name, value in bucket_reads(work["quality"]).items():
-        yield {"name": f"index.bucket_reads_per_hit.{name}", "value": value, "unit": "buckets"}
+        yield {"name": f"{prefix}.{name}", "value": value, "unit": unit}
+    yield {"name": f"{prefix}.served", "unit": unit, **served_bucket_reads(work["quality"])}
 
 
 def _memory(work: Workload) -> Iterator[Result]:
@@ -293,6 +339,8 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("pull.tcp.connections", _connections),
     ("gather", _gather),
     ("apply", _apply),
+    ("apply.zipf", _updates),
+    ("peers", _peers),
     ("index.search", _search),
     ("index.bucket_reads", _quality),
     ("memory", _memory),

@@ -1,9 +1,9 @@
 """tracker.jagged_unique: ids a second, against a loop of numpy.unique and torch.unique.
 
 The grid is DECK's Figure 6. Each table draws its ids from half as many row numbers as it has ids,
-so 0.43 of them are distinct. For `ratio_spread`, which some cells have, the ids are spread over all
-numbers. torch takes part if it can be imported (bench.report uses .venv-train if that exists), with
-as many threads as it chooses; petps uses one thread.
+so 0.43 of them are distinct. `tracker.jagged_unique.hashed` has as many ids spread over all
+numbers, as hashes are. torch takes part if it can be imported (bench.report uses .venv-train if
+that exists), with as many threads as it chooses; petps uses one thread.
 """
 
 from __future__ import annotations
@@ -27,28 +27,30 @@ Result = dict[str, Any]
 
 
 def figures(work: dict[str, Any]) -> Iterator[Result]:
-    """Yield one result for each cell of the grid, then the worst of them."""
+    """Yield one result for each cell of both grids, then the worst of each."""
     loops = _loops()
-    results = []
-    for tables in work["tables"]:
-        rivals, spread_rivals = dict(loops), dict(loops)
-        for ids in sorted(work["ids"]):
-            values, offsets = _draw(int(ids), int(tables))
-            rounds = int(work["rounds"])
-            rates = _rates(values, offsets, rounds, rivals)
-            rivals = _drop_hopeless(rates, rivals)
-            result = _compare(f"tracker.jagged_unique.{ids}.{tables}", rates)
-            if ids in work["spread"]:
-                # Odd multiples: other numbers below 2^63, with as many distinct ones.
-                spread = ((values.view(np.uint64) * SPREAD) >> np.uint64(1)).view(np.int64)
-                rates = _rates(spread, offsets, rounds, spread_rivals)
-                spread_rivals = _drop_hopeless(rates, spread_rivals)
-                spread_result = _compare("", rates)
-                result |= {"ratio_spread": spread_result["ratio"], "rates_spread": rates}
-            results.append(result)
-            yield result
-    worst = min(results, key=lambda result: float(result["ratio"]))
-    yield worst | {"name": "tracker.jagged_unique", "cell": worst["name"]}
+    for prefix, is_hashed in (
+        ("tracker.jagged_unique", False),
+        ("tracker.jagged_unique.hashed", True),
+    ):
+        results = []
+        for tables in work["tables"]:
+            rivals = dict(loops)
+            for ids in sorted(work["ids"]):
+                values, offsets = _draw(int(ids), int(tables))
+                if is_hashed:
+                    values = _hashed(values)
+                rates = _rates(values, offsets, int(work["rounds"]), rivals)
+                rivals = _drop_hopeless(rates, rivals)
+                results.append(_compare(f"{prefix}.{ids}.{tables}", rates))
+                yield results[-1]
+        worst = min(results, key=lambda result: float(result["ratio"]))
+        yield worst | {"name": prefix, "cell": worst["name"]}
+
+
+def _hashed(values: Ids) -> Ids:
+    """Return odd multiples: as many distinct numbers, spread over all below 2^63."""
+    return ((values.view(np.uint64) * SPREAD) >> np.uint64(1)).view(np.int64)
 
 
 def _draw(ids: int, tables: int) -> tuple[Ids, Ids]:

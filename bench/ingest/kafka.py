@@ -111,7 +111,7 @@ def _figures(work: dict[str, Any], broker: Broker, folder: Path) -> Iterator[Res
         "applying": statistics.median(apply_rates),
         **sizes,
     }
-    yield _pulls_during(place, folder, keys, rate, work)
+    yield from _pulls_during(place, folder, keys, rate, work)
     yield from _freshness(f"kafka://{broker.address}/live", folder, keys, rate, work)
 
 
@@ -353,8 +353,12 @@ def _pulls_round(
 
 def _pulls_during(
     place: str, folder: Path, keys: Keys, peak: float, work: dict[str, Any]
-) -> Result:
-    """Compare the p99 of open-loop pulls during ingest at half the peak with that of idle."""
+) -> Iterator[Result]:
+    """Compare the p99 of open-loop pulls during ingest at half the peak.
+
+    It is compared with that beside a consumer that discards the same topic at the same rate, and
+    with that of an idle machine.
+    """
     rate = int(peak / 2)
     with _run_in_real_time() as permitted:
         pass
@@ -369,14 +373,23 @@ def _pulls_during(
     def median(name: str) -> float:
         return statistics.median(values[name] for values in rounds)
 
-    def ratio(name: str, selected_rounds: list[dict[str, float]]) -> float | None:
+    def ratio(name: str, selected_rounds: list[dict[str, float]], to: str = "idle") -> float | None:
         return (
-            statistics.median(values[name] / values["idle"] for values in selected_rounds)
+            statistics.median(values[name] / values[to] for values in selected_rounds)
             if selected_rounds
             else None
         )
 
-    return {
+    yield {
+        "name": "pull.p99_during_ingest.vs_consumer",
+        "value": median("busy"),
+        "unit": "us",
+        "ratio_to": "the same pulls beside a consumer that discards the topic at the same rate",
+        "ratio": ratio("busy", rounds, "consumer"),
+        "limit": median("consumer"),
+        "rounds": [values["busy"] / values["consumer"] for values in rounds],
+    }
+    yield {
         "name": "pull.p99_during_ingest",
         "value": median("busy"),
         "unit": "us",
