@@ -21,8 +21,9 @@ class Memcached : public Peer {
   explicit Memcached(const PeerShape& shape)
       : shape_(shape),
         port_(free_port()),
+        // A change of user would undo that the server is killed with this process.
         server_(shape.folder, "memcached",
-                {"memcached", "-u", "nobody", "-l", "127.0.0.1", "-p", std::to_string(port_), "-m",
+                {"memcached", "-u", "root", "-l", "127.0.0.1", "-p", std::to_string(port_), "-m",
                  std::to_string(megabytes(shape)), "-t", "1"}) {
     for (memcached_st*& connection : connections_) {
       connection = memcached_create(nullptr);
