@@ -36,9 +36,13 @@ MEDIA: Final = ("file", "dram")
 Workload = dict[str, Any]
 
 
-def _program(name: str) -> Path:
+def _program_path(name: str) -> Path:
     folder = Path(os.environ.get("PETPS_BENCH_FOLDER", ROOT / "build" / "release" / "bench"))
-    path = folder / f"bench_{name}"
+    return folder / f"bench_{name}"
+
+
+def _program(name: str) -> Path:
+    path = _program_path(name)
     if not path.exists():
         raise SystemExit(f"{path} does not exist: run `make bench`, which builds it")
     return path
@@ -153,20 +157,17 @@ def _updates(work: Workload) -> Iterator[Result]:
     size = work["updates"]
     for durability, batches in size["batches"].items():
         prefix = "apply.zipf" if durability == "process" else f"apply.zipf.{durability}"
-        smallest = 0.0
+        smallest: Result | None = None
         for label, rows in size["rows"].items():
             sizes = {"rows": rows, "batches": batches, "rounds": work["rounds"]}
             (result,) = _on("file", "updates", durability=durability, **sizes)
-            smallest = smallest or result["value"]
-            has_reference = result["value"] != smallest
             yield {
                 **result,
                 "name": f"{prefix}.{label}",
-                "ratio_to": f"the same table with {next(iter(size['rows'].values())):,} rows"
-                if has_reference
-                else None,
-                "ratio": result["value"] / smallest if has_reference else None,
+                "ratio_to": smallest and f"the same table with {smallest['rows']:,.0f} rows",
+                "ratio": smallest and result["value"] / smallest["value"],
             }
+            smallest = smallest or result
             yield {
                 "name": f"{prefix}.dirtied_bytes_per_row.{label}",
                 "medium": "file",
@@ -176,9 +177,7 @@ def _updates(work: Workload) -> Iterator[Result]:
 
 
 def _peers(work: Workload) -> Iterator[Result]:
-    try:
-        _program("peers")
-    except SystemExit:
+    if not _program_path("peers").exists():
         print(
             "skipped peers: their libraries are not installed; bench/peers/CMakeLists.txt names "
             "the packages",

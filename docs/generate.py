@@ -187,13 +187,9 @@ def _published() -> list[dict[str, Any]]:
 
 def _figure(value: float) -> str:
     """Return a value with three digits, and millions as M."""
-    return (
-        f"{value / 1e6:.3g} M"
-        if value >= 1e6
-        else f"{value:,.3g}"
-        if value < 1000
-        else f"{value:,.0f}"
-    )
+    if value >= 1e6:
+        return f"{value / 1e6:.3g} M"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def draw_ratios(path: Path) -> None:

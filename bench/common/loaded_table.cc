@@ -25,6 +25,16 @@ void check_ok(const base::Status& status) {
   if (!status.ok()) fail(status.to_string());
 }
 
+TableShape read_shape(Arguments& arguments) {
+  TableShape shape;
+  shape.rows = arguments.number("rows", 2'000'000);
+  shape.dim = arguments.small_number("dim", shape.dim);
+  shape.medium = arguments.text("medium", "file");
+  shape.folder = arguments.text("folder", shape.folder);
+  shape.durability = arguments.text("durability", shape.durability);
+  return shape;
+}
+
 uint64_t LoadedTable::key(uint64_t row) { return mix(row + 1); }
 
 void LoadedTable::fill(uint64_t key, uint64_t turn, std::byte* row, uint32_t row_bytes) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "bench/common/arguments.h"
 #include "table/table.h"
 
 namespace petps::bench {
@@ -18,6 +19,9 @@ struct TableShape {
   uint64_t capacity = 0;  // 0: the same as rows, so that the index is at its load of 0.8
   uint32_t dim = 128;     // f32 values
 };
+
+// Read the arguments rows (2 M), dim, medium (a file), folder and durability.
+TableShape read_shape(Arguments& arguments);
 
 class LoadedTable {
  public:

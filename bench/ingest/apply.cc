@@ -204,12 +204,7 @@ void measure(const TableShape& shape, const Setting& setting) {
 int main(int count, char** values) {
   using namespace petps::bench;
   Arguments arguments(count, values);
-  TableShape shape;
-  shape.rows = arguments.number("rows", 2'000'000);
-  shape.dim = arguments.small_number("dim", 128);
-  shape.medium = arguments.text("medium", "file");
-  shape.folder = arguments.text("folder", shape.folder);
-  shape.durability = arguments.text("durability", shape.durability);
+  const TableShape shape = read_shape(arguments);
   Setting setting;
   setting.batch = arguments.number("batch", 2000);
   setting.window_batches = arguments.number("window_batches", 5);

@@ -133,12 +133,7 @@ void measure(const TableShape& shape, const Setting& setting) {
 int main(int count, char** values) {
   using namespace petps::bench;
   Arguments arguments(count, values);
-  TableShape shape;
-  shape.medium = arguments.text("medium", "file");
-  shape.rows = arguments.number("rows", 2'000'000);
-  shape.dim = arguments.small_number("dim", 128);
-  shape.folder = arguments.text("folder", shape.folder);
-  shape.durability = arguments.text("durability", shape.durability);
+  const TableShape shape = read_shape(arguments);
   Setting setting;
   setting.batch = arguments.number("batch", 500);
   setting.batches = arguments.number("batches", 2000);

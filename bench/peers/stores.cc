@@ -50,7 +50,6 @@ class Rocks : public Peer {
   }
   void settle() override {
     check(database_->CompactRange({}, nullptr, nullptr));
-    std::vector<std::byte> row(shape_.row_bytes);
     std::unique_ptr<rocksdb::Iterator> all(database_->NewIterator({}));
     for (all->SeekToFirst(); all->Valid(); all->Next()) {  // fills the cache
     }

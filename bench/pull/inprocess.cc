@@ -154,11 +154,7 @@ void measure(LoadedTable& loaded, const std::string& medium, Access access, uint
 int main(int count, char** values) {
   using namespace petps::bench;
   Arguments arguments(count, values);
-  TableShape shape;
-  shape.rows = arguments.number("rows", 2'000'000);
-  shape.dim = arguments.small_number("dim", 128);
-  shape.medium = arguments.text("medium", "file");
-  shape.folder = arguments.text("folder", shape.folder);
+  const TableShape shape = read_shape(arguments);
   const uint64_t request_keys = arguments.number("request_keys", 500);
   const uint64_t window_pulls = arguments.number("window_pulls", 60);
   Plan plan;

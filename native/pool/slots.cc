@@ -177,9 +177,7 @@ Status Slots::grow(std::unique_lock<std::mutex>& lock) {
 // loss under durability `process` an entry may have reached the disk without its row; a header
 // that still named the key would then vouch for the old row.
 Status Slots::zero_headers(const Pool::Extent& extent) {
-  const media::Media& medium = pool_->medium();
-  if (medium.kind() != media::Kind::kFile || medium.durability() != media::Durability::kProcess)
-    return Status();
+  if (!kernel_writes_back()) return Status();
   const auto parts = lay_out(extent.offset, extent.bytes);
   media::Flusher flusher(pool_->medium());
   pool_->zero(parts->headers, parts->rows, Site::kReusedExtent, flusher);
@@ -188,20 +186,20 @@ Status Slots::zero_headers(const Pool::Extent& extent) {
 }
 
 // Add an extent if too few slots are free; called once per round of the cursor, and once per
-// extent's worth of slots, so that a table which is written has its share soon. When few slots are
-// free they lie far apart, and so do rows that are written one after another: each write then costs
-// a page-table walk, a header's line and, on a file, a clean folio. Spare slots keep them near. If
-// there is no room for more, go on without.
+// extent's worth of replaced rows, so that a table whose rows change has its share soon, and one
+// that is only loaded takes none. When few slots are free they lie far apart, and so do rows that
+// are written one after another: each write then costs a page-table walk, a header's line and, on a
+// file, a clean folio. Spare slots keep them near. If there is no room for more, go on without.
 void Slots::grow_spare(std::unique_lock<std::mutex>& lock) {
   const uint64_t total = total_.load(std::memory_order_relaxed);
-  swept_ = 0;
+  replaced_ = 0;
   if (free_.load(std::memory_order_relaxed) < total / kSpareShare && total < max_slots_)
     static_cast<void>(grow(lock));
 }
 
-// Return true if the kernel writes dirty pages back by itself, and only it. With durability `power`
-// each drain cleans all pages, so neighbouring slots are better.
-bool Slots::prefers_recent() const {
+// Return true if only the kernel decides when a store reaches the disk. Otherwise a drain does: it
+// cleans all pages, so neighbouring slots are better than recent ones.
+bool Slots::kernel_writes_back() const {
   const media::Media& medium = pool_->medium();
   return medium.kind() == media::Kind::kFile && medium.durability() == media::Durability::kProcess;
 }
@@ -290,8 +288,9 @@ uint64_t Slots::take_locked(std::span<SlotRef> out, SlotHeader** headers, bool r
 }
 
 Status Slots::allocate(std::span<SlotRef> out, bool* wait_for_walk, SlotHeader** headers) {
-  std::unique_lock lock(mutex_);
   *wait_for_walk = false;
+  if (out.empty()) return Status();
+  std::unique_lock lock(mutex_);
   while (free_.load(std::memory_order_relaxed) < out.size()) {
     const bool at_limit = total_.load(std::memory_order_relaxed) >= max_slots_ + out.size();
     Status status =
@@ -305,17 +304,16 @@ Status Slots::allocate(std::span<SlotRef> out, bool* wait_for_walk, SlotHeader**
   uint64_t taken = 0;
   const auto rest = [&] { return out.subspan(taken); };
   const auto rest_headers = [&] { return headers == nullptr ? nullptr : headers + taken; };
-  const bool recent = prefers_recent();
+  const bool recent = kernel_writes_back();
   if (recent) {
     taken += take_locked(rest(), rest_headers(), /*recent_only=*/true, &finished_round);
     taken += take_recent(rest(), rest_headers());
   }
-  swept_ += out.size() - taken;
   taken += take_locked(rest(), rest_headers(), /*recent_only=*/false, &finished_round);
   PETPS_CHECK(taken == out.size(), "the free count and the free bits disagree");
   if (recent) note_written(out);
   for (const SlotRef ref : out) PETPS_UNPOISON(row(ref), row_bytes_);
-  if (finished_round || swept_ > extents_.back()->count) grow_spare(lock);
+  if (finished_round || replaced_ > extents_.back()->count) grow_spare(lock);
   return Status();
 }
 
@@ -336,7 +334,7 @@ void Slots::release(std::span<const SlotRef> refs) {
   const bool walking = needs_walk();
   const size_t kept = deferred_.capacity() + recent_.capacity();
   const ByUnit::View extents = by_unit();
-  const bool recent = prefers_recent();
+  const bool recent = kernel_writes_back();
   uint64_t freed = 0;
   for (const SlotRef ref : refs) {
     if (walking && !is_slot(ref)) continue;  // the ref of a damaged entry; verify reports it
@@ -349,6 +347,7 @@ void Slots::release(std::span<const SlotRef> refs) {
       if (recent && recent_.size() < kMaxRecent && is_recent(*extent, ref)) recent_.push_back(ref);
     }
   }
+  replaced_ += refs.size();
   free_.fetch_add(freed, std::memory_order_relaxed);
   allocator_bytes_.fetch_add((deferred_.capacity() + recent_.capacity() - kept) * sizeof(SlotRef),
                              std::memory_order_relaxed);

@@ -96,7 +96,7 @@ class Slots {
   void end_walk_locked();
   uint64_t take_locked(std::span<SlotRef> out, SlotHeader** headers, bool recent_only,
                        bool* finished_round);
-  bool prefers_recent() const;
+  bool kernel_writes_back() const;
   uint16_t written_now() const;
   void note_written(std::span<const SlotRef> refs);
   bool is_recent(const Extent& extent, SlotRef ref) const;
@@ -150,7 +150,7 @@ class Slots {
   size_t cursor_extent_ = 0;
   uint64_t cursor_word_ = 0;
   std::vector<SlotRef> recent_;  // free slots of recent regions; some have been taken since
-  uint64_t swept_ = 0;           // slots taken by the cursor since grow_spare()
+  uint64_t replaced_ = 0;        // rows whose slots were released since grow_spare()
   uint64_t written_bytes_ = 0;   // rows for which a slot was taken
   std::vector<SlotRef> deferred_;
   std::atomic<uint64_t> total_{0};

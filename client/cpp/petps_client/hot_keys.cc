@@ -56,4 +56,9 @@ std::vector<uint64_t> HotKeys::take() {
   return keys;
 }
 
+size_t HotKeys::memory_bytes() {
+  const std::lock_guard lock(mutex_);
+  return cells_.size() * sizeof(Cell);
+}
+
 }  // namespace petps::client

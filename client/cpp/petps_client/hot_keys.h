@@ -13,7 +13,7 @@ namespace petps::client {
 // new key takes the cell with the lowest count of its set, and inherits that count plus one. A
 // key with more than an eighth of its set's samples is therefore always present. There are four
 // cells per key of the longest hot set: with fewer, its tail would be random. A table with few hot
-// keys takes little memory: the cells begin as few, and double when a hot set has filled them.
+// keys takes little memory: there are few cells at first, and they double when a hot set fills them.
 // Threads: all methods from any. If another thread is sampling, sample() does nothing, because a
 // pull must not wait for statistics.
 class HotKeys {
@@ -23,7 +23,7 @@ class HotKeys {
   // Return the keys with the highest counts, highest first, without those counted once. Clear the
   // counts.
   std::vector<uint64_t> take();
-  size_t memory_bytes() const { return cells_.size() * sizeof(Cell); }
+  size_t memory_bytes();
 
  private:
   struct Cell {

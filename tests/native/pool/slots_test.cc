@@ -200,6 +200,22 @@ TEST(Slots, AWrittenTableKeepsAShareOfItsSlotsFree) {
   EXPECT_LE(slots.total(), slots.max_slots());
 }
 
+TEST(Slots, ATableThatIsOnlyLoadedTakesNoSpareSlots) {
+  for (const media::Kind kind : {media::Kind::kDram, media::Kind::kFile}) {
+    Memory memory(uint64_t{64} << 20);
+    memory.kind = kind;
+    memory.durability = media::Durability::kProcess;
+    const auto pool = memory.format();
+    ASSERT_TRUE(pool->create_table(spec("t", 60'000, 512)).ok());
+    Slots& slots = pool->slots(1);
+    bool wait = false;
+    std::vector<SlotRef> refs(50);
+    for (uint64_t loaded = 0; loaded < 50'000; loaded += refs.size())
+      ASSERT_TRUE(slots.allocate(refs, &wait).ok());
+    EXPECT_LE(slots.free_count(), kSlotsExtentMaxUnits * kTestUnitBytes / 512) << "one extent";
+  }
+}
+
 // Replace rows of a file. Return the number of 64 KiB regions that were written.
 size_t regions_written(media::Durability durability) {
   Memory memory;

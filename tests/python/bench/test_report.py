@@ -97,7 +97,7 @@ def test_an_interrupted_run_leaves_its_results_and_goes_on(
     assert "running second ... (2 parts left" in shown
     assert _names(tmp_path) == _names(tmp_path, "all") == ["a", "b", "c", "d", "e"]
 
-    # Without --resume a run begins anew. It knows how long each part took before.
+    # Without --resume a run starts from the beginning. It knows how long each part took before.
     capsys.readouterr()
     _run(monkeypatch, tmp_path, {"third": _part("e")})
     assert "running third ... (1 part left, about 1 min)" in capsys.readouterr().err
