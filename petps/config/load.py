@@ -14,11 +14,6 @@ from petps.config.reference import nested_section
 from petps.config.schema import Config
 from petps.errors import InvalidArgument, NotFound
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 __all__ = ["load", "merge", "parse"]
 
 MAX_CONFIG_BYTES = 1 << 20  # 4,096 tables take 800 KiB; a larger file is the wrong file
@@ -53,6 +48,11 @@ def load(path: Path | str) -> Config:
 
 def parse(text: str, source: str = "configuration") -> Config:
     """Return the configuration in ``text``; ``source`` names it in messages."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -33,7 +33,13 @@ Port = Annotated[int, Field(ge=0, le=MAX_PORT)]
 class Section(BaseModel):
     """One TOML table of the file. Unknown keys are refused; load.py names the nearest known key."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    # Only Config's validator is built: those of its sections would delay the start of a server.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+
+
+def _section(description: str) -> Any:
+    """Return the field of a section. If the file lacks it, its keys have their defaults."""
+    return Field(default_factory=dict, validate_default=True, description=description)
 
 
 class PoolConfig(Section):
@@ -209,7 +215,7 @@ class ServerConfig(Section):
         description="Seconds for which a stopping server waits for requests in flight before it "
         "cuts them. SIGHUP reloads it.",
     )
-    limits: LimitsConfig = Field(default_factory=LimitsConfig, description="See [server.limits].")
+    limits: LimitsConfig = _section("See [server.limits].")
 
 
 class IngestConfig(Section):
@@ -307,9 +313,9 @@ class Config(Section):
     """A whole file."""
 
     pool: PoolConfig = Field(description="Place and durability of the rows.")
-    model: ModelConfig = Field(default_factory=ModelConfig, description="The model of the tables.")
-    server: ServerConfig = Field(default_factory=ServerConfig, description="Addresses and threads.")
-    ingest: IngestConfig = Field(default_factory=IngestConfig, description="Source of deltas.")
+    model: ModelConfig = _section("The model of the tables.")
+    server: ServerConfig = _section("Addresses and threads.")
+    ingest: IngestConfig = _section("Source of deltas.")
     kafka: dict[str, str | int | float | bool] = Field(
         default_factory=dict,
         description="Options of Kafka by librdkafka's names (TLS, SASL, ...), and "

@@ -424,7 +424,7 @@ def _open(config: Config) -> _native.Tables:
 
 def _limits(limits: LimitsConfig) -> dict[str, int]:
     """Return the limits for the native server, with times in milliseconds."""
-    values = limits.model_dump()
+    values: dict[str, Any] = dict(limits)  # model_dump() would build the section's serializer
     values["idle_ms"] = round(1e3 * values.pop("idle_seconds"))
     return values
 

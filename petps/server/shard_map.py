@@ -42,7 +42,7 @@ _Partitions = Annotated[list[_U32], BeforeValidator(_expand_ranges)]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)
 
 
 class _ServerEntry(_Model):

@@ -1,40 +1,59 @@
-"""One module for each command. They import only typer and the standard library at first."""
+"""One module for each command, imported when the command is used.
+
+The modules import only typer and the standard library at first.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any, Final
+
 import typer
 
-from petps.cli.commands import (
-    checkpoint,
-    config,
-    create,
-    demo,
-    export,
-    import_hps,
-    load,
-    publish,
-    pull,
-    push,
-    serve,
-    status,
-    verify,
-    versions,
-)
-
-__all__ = ["register"]
+__all__ = ["Commands"]
 
 # The commands by their heading in the help text.
-_HEADINGS = {
-    "Pools": (create.create, status.status, verify.verify, config.config),
-    "Versions": (versions.instances, versions.alias, versions.drop),
-    "Rows": (load.load, pull.pull, push.push, export.export, publish.publish),
-    "Running": (serve.serve, import_hps.import_hps, demo.demo),
+_HEADINGS: Final = {
+    "Pools": ("create", "status", "verify", "config"),
+    "Versions": ("instances", "alias", "drop", "checkpoint"),
+    "Rows": ("load", "pull", "push", "export", "publish"),
+    "Running": ("serve", "import-hps", "demo"),
 }
+# The modules of commands that do not have a module of their own name.
+_MODULES: Final = {"instances": "versions", "alias": "versions", "drop": "versions"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add every command to the app."""
-    for heading, functions in _HEADINGS.items():
-        for function in functions:
-            app.command(rich_help_panel=heading)(function)
-    app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel="Versions")
+class Commands(Mapping[str, Any]):
+    """Every command by name, built when it is looked up: to build all takes longer than to serve.
+
+    A command's module has a function of its name, or the commands of a group in ``app``.
+    """
+
+    def __init__(self) -> None:
+        self._headings = {name: heading for heading, names in _HEADINGS.items() for name in names}
+        self._built: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._built:
+            self._built[name] = _build(name, self._headings[name])
+        return self._built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._headings)
+
+    def __len__(self) -> int:
+        return len(self._headings)
+
+
+def _build(name: str, heading: str) -> Any:
+    identifier = name.replace("-", "_")
+    module = import_module(f"petps.cli.commands.{_MODULES.get(name, identifier)}")
+    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    app.callback()(lambda: None)  # makes it a group, also with one command
+    if hasattr(module, "app"):
+        app.add_typer(module.app, name=name, rich_help_panel=heading)
+    else:
+        app.command(name, rich_help_panel=heading)(getattr(module, identifier))
+    group: Any = typer.main.get_command(app)
+    return group.commands[name]
