@@ -56,20 +56,23 @@ Worker::Outcome Worker::push(const Request& request, Status& refusal) {
   if (!refusal.ok()) return Outcome::kDone;
   const table::TablePointer table = shared_.tables.find(push.table);
   refusal = table == nullptr ? unknown_table(push.table) : check_push(push, *table);
-  return refusal.ok() ? queue(request, table) : Outcome::kDone;
+  return refusal.ok() ? queue(request, table, push.stamp, push.keys.size()) : Outcome::kDone;
 }
 
 Worker::Outcome Worker::control(const Request& request, Status& refusal) {
   wire::ControlRequest control;
   refusal = wire::decode_control(request.header, request.body(), control);
-  return refusal.ok() ? queue(request, nullptr) : Outcome::kDone;
+  return refusal.ok() ? queue(request, nullptr, 0, 0) : Outcome::kDone;
 }
 
-Worker::Outcome Worker::queue(const Request& request, const table::TablePointer& table) {
+Worker::Outcome Worker::queue(const Request& request, const table::TablePointer& table,
+                              uint32_t stamp, size_t keys) {
   ConnectionState& state = state_of(request.connection);
   if (state.pushes_in_flight >= shared_.options.limits.in_flight) return Outcome::kWait;
   PushJob job{{number_, request.connection, request.header, request.start_ns},
               table,
+              stamp,
+              keys,
               {request.frame.begin(), request.frame.end()}};
   if (!shared_.writer->queue(job)) return Outcome::kWait;
   ++state.pushes_in_flight;

@@ -55,14 +55,28 @@ void PushWriter::run() {
   while (true) {
     ready_.wait(lock, [this] { return finishing_ || !jobs_.empty(); });
     if (jobs_.empty()) return;
-    PushJob job = std::move(jobs_.front());
-    jobs_.pop_front();
-    bytes_ -= job.frame.size();
+    const std::vector<PushJob> group = take_group();
     lock.unlock();
-    done_(perform(job));
-    memory_.change(job.frame.size(), 0);
+    perform(group);
+    for (const PushJob& job : group) memory_.change(job.frame.size(), 0);
     lock.lock();
   }
+}
+
+// Take the first job, and the pushes behind it that share its drains. The caller holds mutex_.
+std::vector<PushJob> PushWriter::take_group() {
+  std::vector<PushJob> group;
+  size_t keys = 0;
+  do {
+    PushJob& job = jobs_.front();
+    keys += job.keys;
+    bytes_ -= job.frame.size();
+    group.push_back(std::move(job));
+    jobs_.pop_front();
+  } while (group[0].table != nullptr && !jobs_.empty() && jobs_.front().table == group[0].table &&
+           jobs_.front().stamp == group[0].stamp &&
+           keys + jobs_.front().keys <= group[0].table->keys_together());
+  return group;
 }
 
 void GivenUpPushes::combine(Calls& known, Calls other) {
@@ -86,14 +100,16 @@ bool GivenUpPushes::has(const wire::PushOrder& order) {
   return place < wire::kPushOrderCalls && ((known.finished >> place) & 1) != 0;
 }
 
-PushDone PushWriter::perform(const PushJob& job) {
-  if (job.origin.header.opcode == static_cast<uint16_t>(wire::Opcode::kControl))
-    return {job.origin, change_catalogue(job), {}};
-  const base::Result<wire::PushReply> reply = apply(job);
-  return {job.origin, reply.status(), reply.ok() ? reply.value() : wire::PushReply()};
+void PushWriter::perform(const std::vector<PushJob>& group) {
+  if (group[0].table == nullptr) {
+    done_({group[0].origin, change_catalogue(group[0]), {}});
+  } else {
+    apply(group);
+  }
 }
 
-base::Result<wire::PushReply> PushWriter::apply(const PushJob& job) {
+// Add the push to batches_, or say why it cannot be applied.
+Status PushWriter::add_batch(const PushJob& job) {
   wire::PushRequest push;
   PETPS_RETURN_IF_ERROR(wire::decode_push(job.origin.header, job.body(), limits_, push));
   if (given_up_.has(push.order)) {
@@ -102,22 +118,43 @@ base::Result<wire::PushReply> PushWriter::apply(const PushJob& job) {
                       " rows was not applied: its client gave it up and sent a newer push before "
                       "it arrived");
   }
-  table::Batch batch;
+  table::Batch& batch = batches_.emplace_back();
   batch.keys = push.keys;
   batch.rows = push.row_bytes == 0 ? nullptr : push.rows.data();
   batch.stamp = push.stamp;
   if (!push.deletions.empty()) {
-    deleted_.resize(push.keys.size());
-    for (size_t i = 0; i < deleted_.size(); ++i) {
-      deleted_[i] = static_cast<uint8_t>((push.deletions[i / 64] >> (i % 64)) & 1);
-    }
-    batch.deleted = deleted_;
+    std::vector<uint8_t>& deleted = deleted_.emplace_back(push.keys.size());
+    for (size_t i = 0; i < deleted.size(); ++i)
+      deleted[i] = static_cast<uint8_t>((push.deletions[i / 64] >> (i % 64)) & 1);
+    batch.deleted = deleted;
   }
-  const base::Result<table::ApplyReport> report = job.table->apply(batch);
-  if (!report.ok()) return report.status();
-  const table::ApplyReport& counts = report.value();
-  return wire::PushReply{counts.inserted, counts.updated, counts.deleted, counts.absent,
-                         counts.refused};
+  return Status();
+}
+
+void PushWriter::apply(const std::vector<PushJob>& group) {
+  batches_.clear();
+  deleted_.clear();
+  std::vector<const PushJob*> jobs;
+  for (const PushJob& job : group) {
+    if (Status refusal = add_batch(job); refusal.ok()) {
+      jobs.push_back(&job);
+    } else {
+      done_({job.origin, std::move(refusal), {}});
+    }
+  }
+  if (jobs.empty()) return;
+  groups_.fetch_add(1, std::memory_order_relaxed);
+  table::Table& table = *group[0].table;
+  reports_.assign(jobs.size(), {});
+  Status status = table.apply_together(batches_, reports_);
+  const bool one_by_one = !status.ok() && jobs.size() > 1;  // some may fit where all do not
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    if (one_by_one) status = table.apply_together({&batches_[i], 1}, {&reports_[i], 1});
+    const table::ApplyReport& counts = reports_[i];
+    done_({jobs[i]->origin,
+           status,
+           {counts.inserted, counts.updated, counts.deleted, counts.absent, counts.refused}});
+  }
 }
 
 Status PushWriter::change_catalogue(const PushJob& job) {

@@ -2,6 +2,7 @@
 // milliseconds, and no pull may wait for it. Internal to server.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -60,6 +61,8 @@ struct JobOrigin {
 struct PushJob {
   JobOrigin origin;
   table::TablePointer table;     // null for a control request
+  uint32_t stamp = 0;            // of a push
+  size_t keys = 0;               // of a push
   std::vector<std::byte> frame;  // a whole, checked frame
   std::span<const std::byte> body() const { return std::span(frame).subspan(wire::kHeaderBytes); }
 };
@@ -72,7 +75,8 @@ struct PushDone {
 
 class PushWriter {
  public:
-  // Call `done` for each finished job, on the writer's thread.
+  // Call `done` for each finished job, on the writer's thread. Pushes that wait while another one
+  // is applied are applied together, if they are of one table and stamp: they share its drains.
   PushWriter(table::Tables& tables, const wire::Limits& limits, transport::MemoryBudget& memory,
              std::function<void(PushDone)> done);
   ~PushWriter();  // calls finish()
@@ -82,11 +86,14 @@ class PushWriter {
   // Queue a job. Return false, with `job` unchanged, if the queue is full.
   bool queue(PushJob& job);
   size_t waiting() const;
+  uint64_t groups() const { return groups_.load(std::memory_order_relaxed); }
 
  private:
   void run();
-  PushDone perform(const PushJob& job);
-  base::Result<wire::PushReply> apply(const PushJob& job);
+  std::vector<PushJob> take_group();
+  void perform(const std::vector<PushJob>& group);
+  void apply(const std::vector<PushJob>& group);
+  base::Status add_batch(const PushJob& job);
   base::Status change_catalogue(const PushJob& job);
 
   table::Tables& tables_;
@@ -98,7 +105,11 @@ class PushWriter {
   std::deque<PushJob> jobs_;
   size_t bytes_ = 0;
   bool finishing_ = false;
-  std::vector<uint8_t> deleted_;  // only the writer's thread uses deleted_ and given_up_
+  std::atomic<uint64_t> groups_{0};  // of pushes, applied so far
+  // Only the writer's thread uses the rest.
+  std::vector<table::Batch> batches_;
+  std::vector<table::ApplyReport> reports_;
+  std::deque<std::vector<uint8_t>> deleted_;  // marks of the batches that delete
   GivenUpPushes given_up_;
   std::thread thread_;
 };

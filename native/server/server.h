@@ -103,6 +103,7 @@ struct StatsSnapshot {
   uint64_t memory_used_bytes = 0;            // held by requests and replies now
   uint64_t memory_limit_bytes = 0;
   uint64_t pushes_waiting = 0;  // in the writer's queue
+  uint64_t push_groups = 0;     // pushes of a group are written together
   // By opcode number (wire::Opcode): from the decoded request to the posted reply.
   std::array<HistogramSnapshot, wire::kOpcodesEnd> latency;
 };

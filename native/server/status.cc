@@ -177,6 +177,7 @@ constexpr StatField kFields[] = {
     {"rows_found", &Stats::rows_found},
     {"misses", &Stats::misses},
     {"pushes", &Stats::pushes},
+    {"push_groups", &Stats::push_groups},
     {"rows_pushed", &Stats::rows_pushed},
     {"rows_refused", &Stats::rows_refused},
     {"pushes_waiting", &Stats::pushes_waiting},
@@ -265,6 +266,7 @@ StatsSnapshot Shared::stats() const {
   }
   snapshot.connections_refused = transport->refused() + (rdma == nullptr ? 0 : rdma->refused());
   snapshot.pushes_waiting = writer->waiting();
+  snapshot.push_groups = writer->groups();
   snapshot.refused_for_memory = memory->refused();
   snapshot.memory_used_bytes = memory->used();
   snapshot.memory_limit_bytes = memory->limit();

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <numeric>
 
 #include "base/prefetch.h"
 #include "table/slice.h"
@@ -30,16 +31,19 @@ constexpr size_t kSourceAhead = 6;  // rows of a divided batch to prefetch ahead
 // Moves are held off throughout, so that every entry stays where the search saw it.
 class Apply {
  public:
-  Apply(Table::Impl& table, const Slice& slice, uint32_t stamp, Table::Impl::Scratch& scratch)
+  Apply(Table::Impl& table, const Slice& slice, uint32_t stamp, Table::Impl::Scratch& scratch,
+        Retiring& retiring)
       : table_(table),
         keys_(slice.keys),
         rows_(slice.rows),
         places_(slice.places),
         deleted_(slice.deleted),
         refused_(slice.refused),
+        group_(slice.group),
         stamp_(stamp),
         flusher_(table.pool.medium()),
-        scratch_(scratch) {
+        scratch_(scratch),
+        retiring_(retiring) {
     scratch_.entries.resize(keys_.size());
     scratch_.old.resize(keys_.size());
   }
@@ -58,7 +62,7 @@ class Apply {
     const Status status = replaces_all ? replace(report) : publish_ops(has_slots, report);
     moves.unlock();
     settle_reservations();
-    if (status.ok()) retire();
+    if (status.ok()) retiring_.add(scratch_.old);
     return status;
   }
 
@@ -83,7 +87,7 @@ class Apply {
   void count(ApplyReport* report);
 
   void mark_replaced();
-  void retire();
+  void set_outcome(const Op& op, Outcome outcome);
 
   Table::Impl& table_;
   std::span<const uint64_t> keys_;
@@ -91,11 +95,14 @@ class Apply {
   const uint32_t* places_;
   const uint8_t* deleted_;
   std::vector<uint32_t>* refused_;
+  const Group* group_;
   uint32_t stamp_;
   Flusher flusher_;
   Table::Impl::Scratch& scratch_;
+  Retiring& retiring_;
   size_t next_ = 0;  // the slot in scratch_.taken to fill next
   std::vector<Op> ops_;
+  std::vector<uint32_t> order_;  // of a group: the keys of ops_, if they are in another order
   std::vector<SlotRef> unused_;
   uint64_t reserved_ = 0;       // our part of table_.occupied, until settle_reservations()
   bool deletes_first_ = false;  // new keys take the room of deleted keys
@@ -109,7 +116,8 @@ size_t Apply::count_upserts() const {
 Status Apply::allocate(size_t count) {
   scratch_.taken.resize(count);
   scratch_.headers.resize(count);
-  return count == 0 ? Status() : table_.allocate(scratch_.taken, scratch_.headers.data());
+  if (count == 0) return Status();
+  return table_.allocate(scratch_.taken, retiring_, scratch_.headers.data());
 }
 
 size_t Apply::locate() {
@@ -118,14 +126,18 @@ size_t Apply::locate() {
 
 void Apply::fill_next(size_t i) {
   const uint64_t row_bytes = table_.record.spec.row_bytes;
-  size_t row = i;
-  if (places_ != nullptr) {  // the next rows are not the next in memory
-    row = places_[i];
+  const std::byte* row = nullptr;
+  if (group_ != nullptr) {
+    row = group_->rows[i];
+  } else if (places_ != nullptr) {  // the next rows are not the next in memory
+    row = rows_ + places_[i] * row_bytes;
     if (i + kSourceAhead < keys_.size())
       base::prefetch(rows_ + places_[i + kSourceAhead] * row_bytes, row_bytes);
+  } else {
+    row = rows_ + i * row_bytes;
   }
-  const uint32_t crc = flusher_.copy_with_crc32c(table_.slots.row(scratch_.taken[next_]),
-                                                 rows_ + row * row_bytes, row_bytes, Site::kRow);
+  const uint32_t crc = flusher_.copy_with_crc32c(table_.slots.row(scratch_.taken[next_]), row,
+                                                 row_bytes, Site::kRow);
   // The slots may be scattered, so their headers are in separate lines that are not in the cache.
   const SlotHeader header = {keys_[i], stamp_, crc};
   flusher_.copy_16(scratch_.headers[next_++], &header, Site::kRowHeader);
@@ -149,6 +161,7 @@ Status Apply::replace(ApplyReport* report) {
       table_.index.replace(scratch_.entries, scratch_.taken.data(), scratch_.old.data(), flusher_);
   report->superseded += repeats;
   report->updated += keys_.size() - repeats;
+  if (group_ != nullptr) std::ranges::fill(group_->outcomes, Outcome::kUpdated);
   if (gate.owns_lock()) mark_replaced();
   return flusher_.drain(Site::kPublished);
 }
@@ -179,6 +192,12 @@ void Apply::make_ops(bool has_slots) {
   table_.index.plan(ops_, scratch_.entries.data(), scratch_.old.data());
 }
 
+void Apply::set_outcome(const Op& op, Outcome outcome) {
+  if (group_ == nullptr) return;
+  const auto i = static_cast<size_t>(&op - ops_.data());
+  group_->outcomes[order_.empty() ? i : order_[i]] = outcome;
+}
+
 // Make the op a no-op and free the slot that it took.
 void Apply::drop(Op* op) {
   if (op->ref != 0 && op->ref != kToBeAllocated) unused_.push_back(op->ref);
@@ -194,7 +213,9 @@ void Apply::drop_superseded(ApplyReport* report) {
     size_t at = (ops_[i].key * 0x9E3779B97F4A7C15) >> (64 - std::countr_zero(places));
     while (seen[at] != 0 && ops_[seen[at] - 1].key != ops_[i].key) at = (at + 1) & (places - 1);
     if (seen[at] != 0) {
-      drop(&ops_[seen[at] - 1]);
+      Op& earlier = ops_[seen[at] - 1];
+      drop(&earlier);
+      set_outcome(earlier, Outcome::kSuperseded);
       report->superseded += 1;
     }
     seen[at] = static_cast<uint32_t>(i + 1);
@@ -220,6 +241,7 @@ Status Apply::refuse(ApplyReport* report) {
     } else {
       if (refused_ != nullptr) refused_->push_back(places_[&op - ops_.data()]);
       drop(&op);
+      set_outcome(op, Outcome::kRefused);
       report->refused += 1;
     }
   }
@@ -282,9 +304,13 @@ Status Apply::persist_and_publish() {
   }
   std::span<Op> rest = ops_;
   if (deletes_first_) {  // the buckets of a full table have no entries for both
-    const auto deleted = std::stable_partition(ops_.begin(), ops_.end(), [](const Op& op) {
-      return op.state == OpState::kPresent && op.ref == 0;
-    });
+    const auto erases = [](const Op& op) { return op.state == OpState::kPresent && op.ref == 0; };
+    if (group_ != nullptr) {
+      order_.resize(ops_.size());
+      std::iota(order_.begin(), order_.end(), 0);
+      std::ranges::stable_partition(order_, [&](uint32_t i) { return erases(ops_[i]); });
+    }
+    const auto deleted = std::stable_partition(ops_.begin(), ops_.end(), erases);
     rest = {deleted, ops_.end()};
     if (table_.slots.needs_walk()) gate.lock();
     table_.index.publish({ops_.begin(), deleted}, flusher_);
@@ -318,6 +344,7 @@ void Apply::count(ApplyReport* report) {
     if (op.state == OpState::kSkipped) {
       if (op.ref != 0) {  // every bucket is full
         unused_.push_back(op.ref);
+        set_outcome(op, Outcome::kRefused);
         report->refused += 1;
       }
       continue;
@@ -325,8 +352,10 @@ void Apply::count(ApplyReport* report) {
     if (op.old != 0) scratch_.old.push_back(op.old);
     if (op.ref != 0) {
       (op.old != 0 ? report->updated : report->inserted) += 1;
+      set_outcome(op, op.old != 0 ? Outcome::kUpdated : Outcome::kInserted);
     } else {
       (op.old != 0 ? erased : report->absent) += 1;
+      set_outcome(op, op.old != 0 ? Outcome::kDeleted : Outcome::kAbsent);
     }
   }
   report->deleted += erased;
@@ -343,15 +372,19 @@ void Apply::mark_replaced() {
   for (const SlotRef ref : scratch_.old) table_.slots.mark(ref);
 }
 
-void Apply::retire() {
-  if (!scratch_.old.empty()) {
-    table_.retired.fetch_add(scratch_.old.size(), std::memory_order_relaxed);
-    table_.epochs.retire(table_, scratch_.old);
-  }
-  table_.epochs.reclaim();
+}  // namespace
+
+void Retiring::add(std::span<const SlotRef> refs) {
+  table_.retired.fetch_add(refs.size(), std::memory_order_relaxed);
+  refs_.insert(refs_.end(), refs.begin(), refs.end());
+  if (refs_.size() >= kRetiredTogether) flush();
 }
 
-}  // namespace
+size_t Retiring::flush() {
+  table_.epochs.retire(table_, refs_);
+  refs_.clear();
+  return table_.epochs.reclaim();
+}
 
 Status Table::Impl::check_writable() const {
   if (!pool.read_only() && !pool.medium().failed()) return Status();
@@ -370,26 +403,28 @@ bool Table::Impl::reserve_row() {
   return false;
 }
 
-Status Table::Impl::allocate(std::span<SlotRef> refs, SlotHeader** headers) {
+Status Table::Impl::allocate(std::span<SlotRef> refs, Retiring& retiring, SlotHeader** headers) {
   const auto deadline =
       std::chrono::steady_clock::now() + std::chrono::milliseconds(kReclaimPatienceMs);
   for (;;) {
     bool walk_helps = false;
     const Status status = slots.allocate(refs, &walk_helps, headers);
     if (status.code() != Code::kResourceExhausted) return status;
+    const size_t released = retiring.flush();
     if (walk_helps && !pool.medium().failed()) {
       owner.walk();
       if (!owner.walked.load() && std::chrono::steady_clock::now() > deadline) return status;
-    } else if (epochs.reclaim() == 0) {
-      if (epochs.retired_items() == 0 || std::chrono::steady_clock::now() > deadline) return status;
+    } else if (released == 0) {
+      const bool none_comes = epochs.retired_items() == 0 && retired.load() == 0;
+      if (none_comes || std::chrono::steady_clock::now() > deadline) return status;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
 }
 
 Status apply_slice(Table::Impl& table, const Slice& slice, uint32_t stamp,
-                   Table::Impl::Scratch& scratch, ApplyReport* report) {
-  return Apply(table, slice, stamp, scratch).run(report);
+                   Table::Impl::Scratch& scratch, Retiring& retiring, ApplyReport* report) {
+  return Apply(table, slice, stamp, scratch, retiring).run(report);
 }
 
 }  // namespace petps::table

@@ -23,9 +23,10 @@ constexpr size_t kSlicesOfAThread = 16;  // before the threads join again
 // The writer of one batch, slice by slice.
 class Writer {
  public:
-  Writer(Table::Impl& table, const Batch& batch)
+  Writer(Table::Impl& table, const Batch& batch, const Group* group)
       : table_(table),
         batch_(batch),
+        group_(group),
         deletes_(std::any_of(batch.deleted.begin(), batch.deleted.end(),
                              [](uint8_t deleted) { return deleted != 0; })),
         number_(table.range_locks.enter()) {
@@ -39,13 +40,15 @@ class Writer {
   Writer& operator=(const Writer&) = delete;
 
   Result<ApplyReport> run() {
+    Retiring retiring(table_);
     for (size_t at = 0; at < batch_.keys.size();) {
       const size_t left = batch_.keys.size() - at;
       // Where a drain flushes the disk, two writers would flush twice. If the table may be full,
       // deleted keys must make room for new keys of other ranges.
-      const bool undivided = table_.synced() || must_make_room();
+      const bool undivided = table_.synced() || group_ != nullptr || must_make_room();
       const size_t threads = std::min({size_t{batch_.threads}, kRanges, left / kRowsOfAThread});
-      size_t n = std::min(left, table_.synced() ? kSliceKeysSynced : kSliceKeys);
+      size_t n = left;
+      if (group_ == nullptr) n = std::min(left, table_.synced() ? kSliceKeysSynced : kSliceKeys);
       if (!undivided && threads > 1) {
         n = std::min(left, kSliceKeys * kRanges * kSlicesOfAThread);
         PETPS_RETURN_IF_ERROR(apply_by_range(at, n, threads));
@@ -53,11 +56,11 @@ class Writer {
         n = std::min(left, kSliceKeys * kRanges);
         PETPS_RETURN_IF_ERROR(apply_by_range(at, n, 1));
       } else {
-        PETPS_RETURN_IF_ERROR(apply_whole(at, n));
+        PETPS_RETURN_IF_ERROR(apply_whole(at, n, retiring));
       }
       at += n;
     }
-    PETPS_RETURN_IF_ERROR(retry_refused());
+    PETPS_RETURN_IF_ERROR(retry_refused(retiring));
     return report_;
   }
 
@@ -66,21 +69,22 @@ class Writer {
     return deletes_ && table_.occupied.load() + batch_.keys.size() > table_.record.spec.capacity;
   }
   // The caller holds the slice's ranges.
-  Status apply(const Slice& slice, Table::Impl::Scratch& scratch, ApplyReport* report) {
+  Status apply(const Slice& slice, Table::Impl::Scratch& scratch, Retiring& retiring,
+               ApplyReport* report) {
     if (table_.dropped) {
       return Status(Code::kNotFound, "table '" + table_.record.spec.name + "' has been dropped");
     }
-    return apply_slice(table_, slice, batch_.stamp, scratch, report);
+    return apply_slice(table_, slice, batch_.stamp, scratch, retiring, report);
   }
 
-  Status apply_whole(size_t at, size_t n) {
+  Status apply_whole(size_t at, size_t n, Retiring& retiring) {
     const uint64_t row_bytes = table_.record.spec.row_bytes;
     table_.range_locks.take_all();
     const Status status =
         apply({batch_.keys.subspan(at, n),
                batch_.rows == nullptr ? nullptr : batch_.rows + at * row_bytes, nullptr,
-               batch_.deleted.empty() ? nullptr : batch_.deleted.data() + at},
-              table_.scratch.front(), &report_);
+               batch_.deleted.empty() ? nullptr : batch_.deleted.data() + at, nullptr, group_},
+              table_.scratch.front(), retiring, &report_);
     table_.range_locks.give(kAllRanges);
     return status;
   }
@@ -111,9 +115,10 @@ class Writer {
     uint32_t left = 0;
     for (size_t range = first; range < kRanges; range += step)
       left |= shares_[range].keys.empty() ? 0 : 1u << range;
+    Retiring retiring(table_);
     while (left != 0) {
       const size_t range = table_.range_locks.take_one(left, number_);
-      const Status status = apply_next(range, report);
+      const Status status = apply_next(range, retiring, report);
       table_.range_locks.give(1u << range);
       PETPS_RETURN_IF_ERROR(status);
       if (shares_[range].applied == shares_[range].keys.size()) left &= ~(1u << range);
@@ -121,14 +126,14 @@ class Writer {
     return Status();
   }
 
-  Status apply_next(size_t range, ApplyReport* report) {
+  Status apply_next(size_t range, Retiring& retiring, ApplyReport* report) {
     Share& share = shares_[range];
     const size_t at = share.applied;
     const size_t n = std::min(kSliceKeys, share.keys.size() - at);
     share.applied += n;
     return apply({std::span(share.keys).subspan(at, n), batch_.rows, share.places.data() + at,
                   share.deleted.empty() ? nullptr : share.deleted.data() + at, &share.refused},
-                 table_.scratch[range], report);
+                 table_.scratch[range], retiring, report);
   }
 
   // Divide keys [at, at + n) of the batch by range, keeping their order.
@@ -144,7 +149,7 @@ class Writer {
 
   // Retry, undivided, the new keys that found no room because another range's deletions came
   // later. Skip a key that occurs again later in the batch.
-  Status retry_refused() {
+  Status retry_refused(Retiring& retiring) {
     if (refused_.empty()) return Status();
     std::unordered_map<uint64_t, uint32_t> last;
     for (const uint32_t place : refused_) last[batch_.keys[place]] = 0;
@@ -161,7 +166,7 @@ class Writer {
       table_.range_locks.take_all();
       const Status status =
           apply({std::span(keys).subspan(at, n), batch_.rows, refused_.data() + at, nullptr},
-                table_.scratch.front(), &report_);
+                table_.scratch.front(), retiring, &report_);
       table_.range_locks.give(kAllRanges);
       PETPS_RETURN_IF_ERROR(status);
     }
@@ -184,6 +189,7 @@ class Writer {
   };
   Table::Impl& table_;
   const Batch& batch_;
+  const Group* group_;
   bool deletes_;
   uint32_t number_;
   ApplyReport report_;
@@ -203,8 +209,11 @@ ApplyReport& ApplyReport::operator+=(const ApplyReport& other) {
   return *this;
 }
 
-Result<ApplyReport> Table::apply(const Batch& batch) {
-  Impl& table = *impl_;
+Result<ApplyReport> apply_batch(Table::Impl& table, const Batch& batch, const Group* group) {
+  return Writer(table, batch, group).run();
+}
+
+Status check_batch(const Batch& batch) {
   const bool all_deleted = batch.rows == nullptr;
   if (!batch.deleted.empty() && batch.deleted.size() != batch.keys.size()) {
     return Status(Code::kInvalidArgument, "a batch needs one deletion mark per key, or none");
@@ -216,8 +225,13 @@ Result<ApplyReport> Table::apply(const Batch& batch) {
   if (all_deleted && batch.deleted.empty() && !batch.keys.empty()) {
     return Status(Code::kInvalidArgument, "a batch needs rows or deletion marks");
   }
-  PETPS_RETURN_IF_ERROR(table.check_writable());
-  return Writer(table, batch).run();
+  return Status();
+}
+
+Result<ApplyReport> Table::apply(const Batch& batch) {
+  PETPS_RETURN_IF_ERROR(check_batch(batch));
+  PETPS_RETURN_IF_ERROR(impl_->check_writable());
+  return apply_batch(*impl_, batch, nullptr);
 }
 
 }  // namespace petps::table

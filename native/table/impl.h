@@ -19,6 +19,8 @@
 
 namespace petps::table {
 
+class Retiring;
+
 struct Table::Impl final : epoch::Reclaimer {
   Impl(Tables::Impl& tables, const pool::TableRecord& table);
   ~Impl() override;
@@ -37,9 +39,10 @@ struct Table::Impl final : epoch::Reclaimer {
   // the reservations of batches in flight, so no two batches take the same room.
   bool reserve_row();
   void set_counts(uint64_t rows, uint64_t displaced);  // for counts known without a walk
-  // Allocate slots; wait for the walk or for readers where that helps. headers: see
-  // Slots::allocate.
-  base::Status allocate(std::span<pool::SlotRef> refs, pool::SlotHeader** headers = nullptr);
+  // Allocate slots; wait for the walk or for readers where that helps. `retiring` is the
+  // caller's, which may be all that is free. headers: see Slots::allocate.
+  base::Status allocate(std::span<pool::SlotRef> refs, Retiring& retiring,
+                        pool::SlotHeader** headers = nullptr);
   void walk();
   void read_ahead(uint64_t bucket) const;
   base::Result<uint64_t> migrate(std::span<const uint64_t> hot_keys,
@@ -63,7 +66,7 @@ struct Table::Impl final : epoch::Reclaimer {
   std::atomic<uint64_t> occupied{0};
   uint64_t assumed_rows = 0;         // the part of `occupied` that the walk will correct
   std::atomic<uint64_t> erased{0};   // since the last re-homing
-  std::atomic<uint64_t> retired{0};  // slots given to epoch and not yet released
+  std::atomic<uint64_t> retired{0};  // slots of replaced rows that are not released yet
   // The numbers of batches that began and that ended; verify compares them to see that nothing
   // changed.
   std::atomic<uint64_t> begun{0};
@@ -142,6 +145,8 @@ struct Tables::Impl final : epoch::Reclaimer {
 // Keys of one round of the five verbs, where a drain is cheap.
 inline constexpr size_t kSliceKeys = 512;
 inline constexpr size_t kSliceKeysSynced = 65536;  // likewise, where a drain flushes the disk
+// Slots that a writer gives to epoch at once. More would leave the caches before they are reused.
+inline constexpr size_t kRetiredTogether = 4096;
 // A hot move takes three drains. Where a drain flushes the disk, one call makes at most this
 // number of moves, so that a hot set does not keep the disk from the deltas. The next hot set
 // continues.

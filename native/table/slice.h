@@ -11,6 +11,12 @@
 
 namespace petps::table {
 
+// Several batches that are applied as one (Table::apply_together).
+struct Group {
+  std::span<const std::byte* const> rows;  // the address of each key's row; null for a deletion
+  std::span<Outcome> outcomes;             // receives what became of each key
+};
+
 // A slice of a batch: some of its keys.
 struct Slice {
   std::span<const uint64_t> keys;
@@ -19,11 +25,36 @@ struct Slice {
   const uint8_t* deleted;  // one mark per key, or null
   // If not null, receives the row numbers of new keys that found no room.
   std::vector<uint32_t>* refused = nullptr;
+  const Group* group = nullptr;  // if not null, it has the rows, and the slice is all of it
+};
+
+// Replaced slots that a writer has not given to epoch yet. It does so once for several slices,
+// because epoch has one lock for all writers.
+class Retiring {
+ public:
+  explicit Retiring(Table::Impl& table) : table_(table) {}
+  ~Retiring() { flush(); }
+  Retiring(const Retiring&) = delete;
+  Retiring& operator=(const Retiring&) = delete;
+
+  // The refs have left the index, durably.
+  void add(std::span<const pool::SlotRef> refs);
+  // Give them to epoch, and take back what no reader holds. Return how many slots came back.
+  size_t flush();
+
+ private:
+  Table::Impl& table_;
+  std::vector<pool::SlotRef> refs_;
 };
 
 // Allocate, fill, persist, publish, retire. The caller holds the locks of the keys' ranges
 // (RangeLocks).
 base::Status apply_slice(Table::Impl& table, const Slice& slice, uint32_t stamp,
-                         Table::Impl::Scratch& scratch, ApplyReport* report);
+                         Table::Impl::Scratch& scratch, Retiring& retiring, ApplyReport* report);
+
+// Refuse a batch whose arrays do not fit together.
+base::Status check_batch(const Batch& batch);
+// Apply a checked batch; with a group, as one slice.
+base::Result<ApplyReport> apply_batch(Table::Impl& table, const Batch& batch, const Group* group);
 
 }  // namespace petps::table

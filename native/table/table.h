@@ -27,6 +27,9 @@
 
 namespace petps::table {
 
+// What apply did with a key.
+enum class Outcome : uint8_t { kSuperseded, kInserted, kUpdated, kDeleted, kAbsent, kRefused };
+
 // A batch of full rows or deletions for one table. A later entry of the same key wins.
 struct Batch {
   std::span<const uint64_t> keys;
@@ -124,6 +127,13 @@ class Table {
   // free slot (disk full): nothing of the slice that failed was published, but earlier slices of
   // the batch may have been.
   base::Result<ApplyReport> apply(const Batch& batch);
+  // Apply batches of one stamp as one, with the drains of one: a group commit. Keys, rows and
+  // reports are those of applying one batch after the other, but keys that a full table refuses
+  // may be others. The batches have at most keys_together() keys in all. After an error, each
+  // batch may be applied again.
+  base::Status apply_together(std::span<const Batch> batches, std::span<ApplyReport> reports);
+  // Return how many keys share the drains of a batch: beyond that, a group gains nothing.
+  size_t keys_together() const;
 
   // Add a client's hot set, the hottest key first. The background thread moves these keys to
   // their home buckets, with those of other pending sets. Keys beyond the limit of pending keys

@@ -26,6 +26,7 @@ _COUNTERS: Final = {
     "keys": "Keys requested by pulls.",
     "rows_found": "Rows found by pulls.",
     "misses": "Keys that pulls did not find.",
+    "push_groups": "Groups of pushes that were written together.",
     "pushes": "Pushes answered.",
     "rows_pushed": "Rows that pushes wrote or deleted.",
     "rows_refused": "New keys of pushes that full tables refused.",

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/crc32c.h"
-#include "table/impl.h"
+#include "table/slice.h"
 
 namespace petps::crash {
 
@@ -454,7 +454,8 @@ void single_forms(Driver& d, const Begin& begin) {
       const pool::SlotRef old = table.index.find_one(change.key).ref;
       if (erases) return table.index.erase(change.key, old);
       pool::SlotRef ref = 0;
-      PETPS_RETURN_IF_ERROR(table.allocate({&ref, 1}));
+      table::Retiring retiring(table);
+      PETPS_RETURN_IF_ERROR(table.allocate({&ref, 1}, retiring));
       std::vector<std::byte> row(kOddRow);
       write_row(change.key, change.value, row.data(), row.size());
       d.history.add("t", change.key, change.value);

@@ -8,6 +8,7 @@
 // Does not cover: page faults of the mapping, which the kernel serves without our locks.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <future>
 #include <mutex>
@@ -47,7 +48,9 @@ class SlowDisk final : public media::Observer {
 
   void on_store(const void*, size_t) override {}
   void on_flush(const void*, size_t, Site) override {}
+  uint64_t drains() const { return drains_.load(); }
   Status on_drain(Site site) override {
+    drains_.fetch_add(1);
     work(&site);
     return {};
   }
@@ -68,6 +71,7 @@ class SlowDisk final : public media::Observer {
     held_ = false;
   }
 
+  std::atomic<uint64_t> drains_{0};  // begun
   std::mutex mutex_;
   std::condition_variable changed_;
   IsSlow is_slow_;
@@ -262,6 +266,46 @@ TEST_F(SlowDiskTest, NoRequestWaitsWhileAnInstanceIsDropped) {
   other_.reset();
   disk_.hold_drain(Site::kSuperblockDrain);
   expect_no_request_waits([&] { return tables_->drop_instance(second_); });
+}
+
+// Pushes that wait for the disk are written together, by the drains of one.
+TEST_F(SlowDiskTest, PushesThatWaitAreWrittenTogether) {
+  const auto push = [&](uint64_t key, uint64_t request) {
+    const std::vector<uint64_t> keys = {key, key + 1};
+    return push_frame(request, *users_, keys, 7);
+  };
+  RawClient first(server_->port());
+  disk_.hold_drain(Site::kFilled);
+  ASSERT_TRUE(first.send(push(1, 1)));
+  ASSERT_TRUE(disk_.wait_until_held());
+  std::vector<std::unique_ptr<RawClient>> others;
+  for (uint64_t i = 0; i < 6; ++i) {
+    others.push_back(std::make_unique<RawClient>(server_->port()));
+    ASSERT_TRUE(others.back()->send(push(99 + i, 2)));  // keys 99, which exists, to 105
+  }
+  const auto waiting = [&] { return server_->stats().pushes_waiting; };
+  for (int waited = 0; waiting() < 6 && waited < kPatienceMs; ++waited)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ASSERT_EQ(waiting(), 6u);
+  const uint64_t drains = disk_.drains();
+  disk_.release();
+  EXPECT_TRUE(first.receive(kPatienceMs).error().ok());
+  wire::PushReply sum;
+  for (const auto& other : others) {
+    const Reply reply = other->receive(kPatienceMs);
+    wire::PushReply counts;
+    ASSERT_TRUE(wire::decode_push_reply(reply.header, reply.body, counts).ok());
+    EXPECT_EQ(counts.inserted + counts.updated, 2u);
+    sum.inserted += counts.inserted;
+    sum.updated += counts.updated;
+  }
+  EXPECT_EQ(sum.inserted, 6u) << "keys 100 to 105, each by the first push that has it";
+  EXPECT_EQ(sum.updated, 6u);
+  const StatsSnapshot stats = server_->stats();
+  EXPECT_EQ(stats.pushes, 7u);
+  EXPECT_EQ(stats.push_groups, 2u);
+  // The rest of the first push, and both drains of the others.
+  EXPECT_EQ(disk_.drains() - drains, 3u);
 }
 
 // A worker that lists the tables holds them, and may be the last holder of a dropped table.
