@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from petps import _native
-from petps.checkpoint import BaseFolder
-from petps.checkpoint.served import ServedVersions
 from petps.config import Config
 from petps.config.schema import MAX_APPLY_THREADS
 from petps.delta import DeltaLog, is_kafka, open_log
@@ -17,7 +15,11 @@ from petps.errors import FailedPrecondition, NotFound
 from petps.server.ingest import DirectoryDeadLetters, Ingest, LogDeadLetters
 from petps.server.ingest.dense import DenseLocations
 from petps.server.ingest.native_tables import NativeInstances, NativeInstanceTables
+from petps.server.ingest.protocols import BaseSource
 from petps.server.ingest.status import PartitionHealth
+
+if TYPE_CHECKING:
+    from petps.checkpoint import Base, BaseFolder
 
 __all__ = ["IngestPart", "start_ingest"]
 
@@ -103,15 +105,38 @@ def start_ingest(
         raise
 
 
-def _bases(
-    config: Config, instance: NativeInstanceTables, location: str
-) -> BaseFolder | ServedVersions:
-    bases = BaseFolder(config.bases() or Path(location).parent)
+class _BaseFolder:
+    """The bases in a folder. Imports petps.checkpoint at the first gap: few starts need it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def open(self, location: str) -> Base:
+        """Open the base that a marker names."""
+        return self._folder().open(location)
+
+    def of_model(self, model: str) -> Sequence[Base]:
+        """Return the model's bases, newest first."""
+        return self._folder().of_model(model)
+
+    def _folder(self) -> BaseFolder:
+        from petps.checkpoint import BaseFolder
+
+        return BaseFolder(self._root)
+
+
+def _bases(config: Config, instance: NativeInstanceTables, location: str) -> BaseSource:
+    root = config.bases() or Path(location).parent
     place = config.ingest.store
     if place is None:
-        return bases
+        return _BaseFolder(root)
+    from petps.checkpoint import BaseFolder
+    from petps.checkpoint.served import ServedVersions
+
     return ServedVersions(
-        place, bases, lambda: {name: table.schema for name, table in instance.tables().items()}
+        place,
+        BaseFolder(root),
+        lambda: {name: table.schema for name, table in instance.tables().items()},
     )
 
 

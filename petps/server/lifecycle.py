@@ -55,9 +55,10 @@ Log = Callable[[str], None]
 class Serving:
     """A running server of a pool. Use it as a context manager, or call close().
 
-    The constructor first imports ingest, so that the newest version of the log is served soon after
-    the first pull. Then it opens the pool, and from then on the server answers pulls. Then it
-    starts ingest, and after the log is read, HTTP and gRPC. Finally it calls ``on_serving``.
+    The constructor first imports most of what ingest needs, so that the newest version of the log
+    is served soon after the first pull. Then it opens the pool, and from then on the server answers
+    pulls. Then it starts ingest, and after the log is read, HTTP and gRPC. Finally it calls
+    ``on_serving``.
 
     The constructor raises the errors of the pool, of the ports and of ingest's settings. Before
     that, it closes everything that it has opened.
@@ -87,7 +88,7 @@ class Serving:
         self._report_error = ""
         self._ingested_partitions: list[int] | None = []
         if config.ingest.log is not None:
-            import petps.server.ingest_part  # noqa: F401
+            import petps.delta  # noqa: F401
         self.opened_at = time.monotonic()
         self._tables = _open(config)
         try:
@@ -514,7 +515,7 @@ def serve(
     if ready_file is not None and not ready_file.parent.is_dir():
         raise InvalidArgument(f"--ready-file: there is no folder {ready_file.parent}")
     if config.ingest.log is not None:
-        import petps.server.ingest_part  # noqa: F401
+        import petps.delta  # noqa: F401
 
         # Exclude the imported objects from garbage collection: a full collection over them would
         # pause the first apply for 25 ms.

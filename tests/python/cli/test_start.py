@@ -65,6 +65,18 @@ def test_serve_imports_nothing_that_serving_does_not_need(pool: Path) -> None:
     assert late.isdisjoint(facts["modules"])
 
 
+def test_serve_with_a_log_first_imports_what_takes_longest(pool: Path, tmp_path: Path) -> None:
+    # The rest of ingest follows within 0.1 s of the first pull (docs/decisions/0083*).
+    modules = set(facts_at_the_door(str(pool), "--log", str(tmp_path / "log"))["modules"])
+    assert {"numpy", "pyarrow", "petps.delta"} <= modules
+    assert modules.isdisjoint({"petps.checkpoint", "petps.server.ingest"})
+
+
+def test_ingest_imports_checkpoints_at_the_first_gap_only() -> None:
+    program = "import sys, petps.server.ingest_part; sys.exit('petps.checkpoint' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], timeout=120, check=True)
+
+
 def test_serve_builds_one_validator_and_searches_no_plugins(pool: Path) -> None:
     facts = facts_at_the_door(str(pool))
     assert facts["built"] == ["Config"]
