@@ -19,12 +19,12 @@ from petps import _native
 from petps.config import Config
 from petps.config.schema import LimitsConfig
 from petps.errors import InvalidArgument, NotFound, PetpsError
-from petps.server.shard_map import MapFile, ShardMap, ranges
 from petps.server.status import normalise_status
 from petps.server.tables import ignored_tables
 
 if TYPE_CHECKING:
     from petps.server.ingest.status import PartitionHealth
+    from petps.server.shard_map import MapFile, ShardMap
 
 __all__ = ["Serving", "serve"]
 
@@ -81,9 +81,13 @@ class Serving:
         self._http: Any = None
         self._grpc: Any = None
         self._metrics: Any = None
-        path = config.server.shard_map
-        self._map_file = None if path is None else MapFile(path)
-        self._map = None if self._map_file is None else self._map_file.read()
+        self._map_file: MapFile | None = None
+        self._map: ShardMap | None = None
+        if config.server.shard_map is not None:
+            from petps.server.shard_map import MapFile
+
+            self._map_file = MapFile(config.server.shard_map)
+            self._map = self._map_file.read()
         self._map_error = ""
         self._report_error = ""
         self._ingested_partitions: list[int] | None = []
@@ -220,6 +224,8 @@ class Serving:
     def _use_shard_map(self, new_map: ShardMap) -> None:
         if new_map == self._map:
             return
+        from petps.server.shard_map import ranges
+
         self._server.set_shard_map(new_map.owners)
         self._map = new_map
         partitions = ranges(new_map.owned_by(self._server.address))
