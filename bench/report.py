@@ -185,7 +185,7 @@ def _peers(work: Workload) -> Iterator[Result]:
             flush=True,
         )
         return
-    for side in ("tcp", "process"):
+    for side in ("tcp", "process", "restart"):
         with tempfile.TemporaryDirectory(dir=OUTPUT) as folder:
             yield from _run(
                 "peers", side=side, folder=folder, rounds=work["rounds"], **work["peers"]

@@ -80,4 +80,8 @@ std::vector<uint64_t> draw_keys(Access access, const Setting& setting);
 void measure_during_updates(const std::vector<std::unique_ptr<Contender>>& contenders,
                             const Setting& setting, bool over_tcp);
 
+// Measure the time from a kill to the first correct pull: peers.restart.*. The caller must have no
+// other threads.
+void measure_restart(const Setting& setting);
+
 }  // namespace petps::bench

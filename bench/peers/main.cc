@@ -87,5 +87,9 @@ int main(int count, char** values) {
   arguments.finish();
   if (side == "serve") serve_petps(setting.shape, port);
   run_on(client_core());
-  measure(setting, side == "tcp");
+  if (side == "restart") {
+    measure_restart(setting);
+  } else {
+    measure(setting, side == "tcp");
+  }
 }
