@@ -192,6 +192,18 @@ def _peers(work: Workload) -> Iterator[Result]:
             )
 
 
+def _scale(work: Workload) -> Iterator[Result]:
+    size = work["scale"]
+    power = {"rows": size["synced_rows"], "durability": "power"}
+    kinds: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("pull", {}), ("apply", {}), ("push", {}), ("push", power),
+    )  # fmt: skip
+    for what, options in kinds:
+        sizes = {"rows": size["rows"], "window_ms": size["window_ms"], "rounds": work["rounds"]}
+        yield from _on("file", "scale", what=what, **(sizes | options))
+    yield from _here("bench.scale.ingest", "scale_ingest")(work)
+
+
 def _search(work: Workload) -> Iterator[Result]:
     for medium in MEDIA:
         yield from _on(medium, "index_search", rows=work["search"]["keys"], rounds=work["rounds"])
@@ -340,6 +352,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("apply", _apply),
     ("apply.zipf", _updates),
     ("peers", _peers),
+    ("scale", _scale),
     ("index.search", _search),
     ("index.bucket_reads", _quality),
     ("memory", _memory),
