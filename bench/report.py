@@ -185,11 +185,23 @@ def _peers(work: Workload) -> Iterator[Result]:
             flush=True,
         )
         return
-    for side in ("tcp", "process"):
+    for side in ("tcp", "process", "restart"):
         with tempfile.TemporaryDirectory(dir=OUTPUT) as folder:
             yield from _run(
                 "peers", side=side, folder=folder, rounds=work["rounds"], **work["peers"]
             )
+
+
+def _scale(work: Workload) -> Iterator[Result]:
+    size = work["scale"]
+    power = {"rows": size["synced_rows"], "durability": "power"}
+    kinds: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("pull", {}), ("apply", {}), ("push", {}), ("push", power),
+    )  # fmt: skip
+    for what, options in kinds:
+        sizes = {"rows": size["rows"], "window_ms": size["window_ms"], "rounds": work["rounds"]}
+        yield from _on("file", "scale", what=what, **(sizes | options))
+    yield from _here("bench.scale.ingest", "scale_ingest")(work)
 
 
 def _search(work: Workload) -> Iterator[Result]:
@@ -340,6 +352,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("apply", _apply),
     ("apply.zipf", _updates),
     ("peers", _peers),
+    ("scale", _scale),
     ("index.search", _search),
     ("index.bucket_reads", _quality),
     ("memory", _memory),

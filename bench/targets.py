@@ -29,6 +29,8 @@ TARGETS: Final[dict[str, Target]] = {
     "peers.tcp.memcached": ("ratio", 5.0, True),
     "peers.inprocess.rocksdb": ("ratio", 2.5, True),
     "peers.inprocess.lmdb": ("ratio", 2.5, True),
+    "peers.restart.redis": ("ratio", 0.1, False),
+    "peers.restart.rocksdb": ("ratio", 0.1, False),
     "index.search.uniform": ("ratio", 0.9, True),
     "index.search.uniform.dram": ("ratio", 0.9, True),
     "index.search.zipf099": ("ratio", 0.9, True),

@@ -21,8 +21,12 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
-# The second is included by explanation/measurements.md.
-exclude_patterns = ["decisions/template.md", "reference/generated/measured.md"]
+# The last two are included by explanation/measurements.md.
+exclude_patterns = [
+    "decisions/template.md",
+    "reference/generated/measured.md",
+    "reference/generated/peers.md",
+]
 html_theme = "furo"
 html_title = f"petps {release}"
 graphviz_output_format = "svg"

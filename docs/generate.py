@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from peers import draw_peers, peers_page  # in this folder
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 PUBLISHED: Final = ROOT / "bench" / "published"  # what `make bench` measured
 SERVER_SECONDS_MAX: Final = 60.0
@@ -36,8 +38,10 @@ def write_pages(folder: Path) -> None:
         "configuration.md": configuration(),
         "metrics.md": metrics(),
         "measured.md": measured(),
+        "peers.md": peers_page(PUBLISHED),
     }
     draw_ratios(folder / "measured.svg")
+    draw_peers(folder / "peers.svg", PUBLISHED)
     for name, text in pages.items():
         path = folder / name
         if not path.exists() or path.read_text() != text:  # unchanged pages are not built again
@@ -163,7 +167,8 @@ def measured() -> str:
         f"The figures of `make bench` at revision {config['revision']}, on {config['processors']}",
         f"processors ({config['cpu']}), Linux {config['kernel'].split('-')[0]}. Where two media",
         "are measured, a figure without `.dram` is on a file. The plot shows the ratio of each",
-        "figure to its limit; a bar is its target, and a red point misses it.",
+        "figure to its limit; a bar is its target, and a red point misses it. Peers follow below,",
+        "and `scale.*`, which compares numbers of threads, is not in the plot.",
         "",
         "![Ratio of each figure to its limit, with its target](measured.svg)",
         "",
@@ -171,6 +176,8 @@ def measured() -> str:
         "|---|---|---|---|---|",
     ]
     for result in _published():
+        if result["name"].startswith("peers."):  # see peers.py
+            continue
         ratio = "" if result["ratio"] is None else f"{result['ratio']:.2f}"
         value = f"{_figure(result['value'])} {result['unit']}"
         target = bounds(result) + (" **missed**" if missed(result) else "")
@@ -202,7 +209,11 @@ def draw_ratios(path: Path) -> None:
 
     from bench.targets import TARGETS, missed
 
-    shown = [result for result in reversed(_published()) if result["ratio"] is not None]
+    shown = [
+        result
+        for result in reversed(_published())
+        if result["ratio"] is not None and not result["name"].startswith(("peers.", "scale."))
+    ]
     figure, axes = pyplot.subplots(figsize=(8, 0.28 * len(shown) + 1), layout="constrained")
     for at, result in enumerate(shown):
         colour = "tab:red" if missed(result) else "tab:blue"

@@ -13,7 +13,8 @@ import sys
 import time
 from contextlib import closing
 
-from bench.ingest.kafka import PARTITIONS, SCHEMA
+from bench.ingest.deltas import SCHEMA
+from bench.ingest.kafka import PARTITIONS
 from petps.delta import Delivery, open_log
 from petps.server.ingest.ingest import NICENESS, POLL_BYTES, POLL_SECONDS
 

@@ -18,36 +18,37 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import petps_client
 from confluent_kafka import Consumer, TopicPartition
 
+from bench.ingest.deltas import (
+    MODEL,
+    SCHEMA,
+    TABLE,
+    WAIT_SECONDS,
+    Keys,
+    draw_keys,
+    ingest_rate,
+    publish,
+    tables_of,
+)
 from petps import _native
-from petps.delta import TableSchema, open_log
-from petps.delta.headers import Message
+from petps.delta import open_log
 from petps.delta.kafka.options import KafkaOptions, parse_address
-from petps.publish import Publisher
-from petps.server.ingest import Ingest
 from petps.server.ingest.ingest import NICENESS, ROWS_MAX
 from petps.server.ingest.native_tables import NativeInstanceTables
 from tests.kafka.broker import Broker, NotAvailable
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-MODEL: Final = "bench"
-TABLE: Final = "t"
 PARTITIONS: Final = 8
-SCHEMA: Final = TableSchema(TABLE, "f32", 128)
 KEYS_PER_PULL: Final = 500
-WAIT_SECONDS: Final = 120.0
 PULLER_PRIORITY: Final = 10  # real-time priority, above that of real-time workers
 LOOP: Final = f"import os; os.nice({NICENESS}); print(flush=True)\nwhile True: pass"
 Result = dict[str, Any]
-Keys = npt.NDArray[np.uint64]
 
 
 def figures(work: dict[str, Any]) -> Iterator[Result]:
@@ -62,27 +63,26 @@ def figures(work: dict[str, Any]) -> Iterator[Result]:
 
 
 def _figures(work: dict[str, Any], broker: Broker, folder: Path) -> Iterator[Result]:
-    rng = np.random.default_rng(1)
-    keys = np.unique(rng.integers(1, 1 << 63, int(work["keys"]), dtype=np.uint64))
+    keys = draw_keys(int(work["keys"]))
     place = f"kafka://{broker.address}/rows"
+    versions = int(work["versions"])
+    total = publish(place, PARTITIONS, keys, int(work["version_rows"]), versions)
     with closing(open_log(place, partitions=PARTITIONS)) as log:
-        publisher = Publisher(log, MODEL, tables=[SCHEMA])
-        publisher.begin_continue(None)
-        total = _publish(publisher, keys, int(work["version_rows"]), int(work["versions"]))
         ends = log.end_offsets(range(PARTITIONS))
     consume_rates, ingest_rates, apply_rates = [], [], []
     for number in range(int(work["rounds"])):
         consume_rates.append(_consume(place, ends, total))
         pool = folder / f"round-{number}.pool"
-        with _tables(pool, keys) as tables:
+        with tables_of(pool, keys, PARTITIONS) as tables:
             apply_rates.append(_apply(tables, keys, total))
         pool.unlink()
-        with _tables(pool, keys) as tables:
-            ingest_rates.append(_ingest(place, tables, total, int(work["versions"])))
+        with tables_of(pool, keys, PARTITIONS) as tables:
+            rate = ingest_rate(place, PARTITIONS, tables, total, versions, threads=1)
+            ingest_rates.append(rate)
         pool.unlink()
     ratios = [
-        ingest_rate / consume_rate
-        for ingest_rate, consume_rate in zip(ingest_rates, consume_rates, strict=True)
+        ingesting / consuming
+        for ingesting, consuming in zip(ingest_rates, consume_rates, strict=True)
     ]
     bounds = [
         1 / (1 / consume_rate + 1 / apply_rate)
@@ -106,54 +106,13 @@ def _figures(work: dict[str, Any], broker: Broker, folder: Path) -> Iterator[Res
         "unit": "rows/s",
         "ratio_to": "1 / (1 / reading + 1 / applying from memory)",
         "ratio": statistics.median(
-            ingest_rate / bound for ingest_rate, bound in zip(ingest_rates, bounds, strict=True)
+            ingesting / bound for ingesting, bound in zip(ingest_rates, bounds, strict=True)
         ),
         "applying": statistics.median(apply_rates),
         **sizes,
     }
     yield from _pulls_during(place, folder, keys, rate, work)
     yield from _freshness(f"kafka://{broker.address}/live", folder, keys, rate, work)
-
-
-def deltas(keys: Keys, rows: int) -> Iterator[tuple[Keys, npt.NDArray[np.float32]]]:
-    """Yield endless deltas of ``rows`` full rows in random order.
-
-    They cost little time, so that they do not slow a publisher down.
-    """
-    rng = np.random.default_rng(2)
-    values = rng.standard_normal((rows, SCHEMA.dim), dtype=np.float32)
-    while True:
-        shuffled = rng.permutation(keys)
-        for begin in range(0, len(keys) - rows + 1, rows):
-            yield shuffled[begin : begin + rows], values
-
-
-def _publish(publisher: Publisher, keys: Keys, rows: int, versions: int) -> int:
-    for delta in islice(deltas(keys, rows), versions):
-        publisher.publish(TABLE, *delta)
-        publisher.commit()
-    return rows * versions
-
-
-@contextmanager
-def _tables(path: Path, keys: Keys) -> Iterator[_native.Tables]:
-    """Create a file pool whose table holds every key, so that deltas replace rows."""
-    tables = _native.Tables.create(str(path), durability="process")
-    try:
-        instance = tables.create_instance(MODEL, f"{MODEL}@1", PARTITIONS)
-        table = tables.create_table(
-            TABLE, instance=instance.id, dim=SCHEMA.dim, dtype="f32", capacity=len(keys),
-            feed="delta",
-        )  # fmt: skip
-        rows = np.ones((ROWS_MAX, SCHEMA.row_bytes), np.uint8)
-        # The second pass touches the slots that replaced rows will use.
-        for pass_number in range(2):
-            for begin in range(0, len(keys), ROWS_MAX):
-                part = keys[begin : begin + ROWS_MAX]
-                table.apply(part, rows[: len(part)], None, pass_number)
-        yield tables
-    finally:
-        tables.close()
 
 
 def _apply(tables: _native.Tables, keys: Keys, total: int) -> float:
@@ -192,35 +151,6 @@ def _consume(place: str, ends: dict[int, int], total: int) -> float:
     seconds = time.monotonic() - began
     consumer.close()
     return total * (1 - 1 / expected) / seconds
-
-
-def _ingest(place: str, tables: _native.Tables, total: int, versions: int) -> float:
-    """Return ingest's rows a second into a file pool, from the first applied version to the last.
-
-    The first versions are left out of the rate if more follow.
-    """
-    with closing(open_log(place, partitions=PARTITIONS)) as log:
-        ingest = Ingest(log, NativeInstanceTables(tables, MODEL), dead_letters=_NoDeadLetters())
-        began, first = time.monotonic(), 0
-        ingest.start()
-        if not ingest.wait_for(1, WAIT_SECONDS):
-            raise SystemExit(f"ingest makes no progress: {ingest.status().as_json()}")
-        # If all versions are applied already, the topic is too short to leave the first ones out.
-        if (applied := ingest.version()) < versions:
-            began, first = time.monotonic(), applied
-        if not ingest.wait_for(versions, WAIT_SECONDS):
-            raise SystemExit(f"ingest makes no progress: {ingest.status().as_json()}")
-        seconds = time.monotonic() - began
-        ingest.stop()
-    return total * (1 - first / versions) / seconds
-
-
-class _NoDeadLetters:
-    """A dead-letter sink that ends the benchmark, because nothing should be refused here."""
-
-    def add(self, partition: int, offset: int, reason: str, message: Message | None) -> None:
-        """End the benchmark."""
-        raise SystemExit(f"the message at {offset} of partition {partition} was refused: {reason}")
 
 
 @contextmanager
@@ -327,7 +257,7 @@ def _pulls_round(
     are left out.
     """
     pool = folder / "served.pool"
-    with _tables(pool, keys):
+    with tables_of(pool, keys, PARTITIONS):
         pass
     values: dict[str, float] = {}
     with (
@@ -412,7 +342,7 @@ def _freshness(
 ) -> Iterator[Result]:
     """Measure from a version's commit to its being servable, published live at half the peak."""
     pool = folder / "fresh.pool"
-    with _tables(pool, keys):
+    with tables_of(pool, keys, PARTITIONS):
         pass
     np.save(folder / "keys.npy", keys)
     target_rate = peak / 2

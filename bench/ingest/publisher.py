@@ -14,7 +14,8 @@ from contextlib import closing
 
 import numpy as np
 
-from bench.ingest.kafka import MODEL, PARTITIONS, SCHEMA, TABLE, deltas
+from bench.ingest.deltas import MODEL, SCHEMA, TABLE, deltas
+from bench.ingest.kafka import PARTITIONS
 from petps.delta import open_log
 from petps.publish import Publisher
 

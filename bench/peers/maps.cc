@@ -75,6 +75,8 @@ class MapPeer : public Peer {
       }
     }
   }
+  // A row would be copied while it changes.
+  bool writes_beside_pulls() const override { return false; }
 
  private:
   std::byte* row(uint32_t number) { return rows_.at() + uint64_t{number} * shape_.row_bytes; }

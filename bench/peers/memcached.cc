@@ -25,8 +25,8 @@ class Memcached : public Peer {
         server_(shape.folder, "memcached",
                 {"memcached", "-u", "root", "-l", "127.0.0.1", "-p", std::to_string(port_), "-m",
                  std::to_string(megabytes(shape)), "-t", "1"}) {
-    for (memcached_st*& connection : connections_) {
-      connection = memcached_create(nullptr);
+    for (memcached_st** place : {&connections_[0], &connections_[1], &writer_}) {
+      memcached_st* const connection = *place = memcached_create(nullptr);
       check(memcached_behavior_set(connection, MEMCACHED_BEHAVIOR_BINARY_PROTOCOL, 1), "protocol");
       check(memcached_behavior_set(connection, MEMCACHED_BEHAVIOR_TCP_NODELAY, 1), "no delay");
       check(memcached_server_add(connection, "127.0.0.1", port_), "address");
@@ -37,11 +37,12 @@ class Memcached : public Peer {
   ~Memcached() override {
     memcached_result_free(&result_);
     for (memcached_st* connection : connections_) memcached_free(connection);
+    memcached_free(writer_);
   }
 
   // Quiet sets in one buffer, then a request whose reply comes after all of them.
   void write(std::span<const uint64_t> keys, const std::byte* rows) override {
-    memcached_st* const connection = connections_[0];
+    memcached_st* const connection = writer_;
     memcached_behavior_set(connection, MEMCACHED_BEHAVIOR_NOREPLY, 1);
     memcached_behavior_set(connection, MEMCACHED_BEHAVIOR_BUFFER_REQUESTS, 1);
     for (size_t i = 0; i < keys.size(); ++i) {
@@ -100,6 +101,7 @@ class Memcached : public Peer {
   uint16_t port_;
   ServerProgram server_;
   memcached_st* connections_[kInFlight] = {};
+  memcached_st* writer_ = nullptr;  // a second thread may write
   memcached_result_st result_;
   std::vector<const char*> names_;
   std::vector<size_t> lengths_;

@@ -1,52 +1,56 @@
 // petps on a file pool with durability `process`: over TCP from a server in a child process, and in
 // this process.
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstring>
-#include <new>
+#include <filesystem>
 
 #include "base/prefetch.h"
 #include "bench/common/loaded_table.h"
 #include "bench/peers/peer.h"
-#include "bench/pull/tcp_processes.h"
 #include "petps_client/client.h"
 #include "server/server.h"
 
 namespace petps::bench {
 namespace {
 
-TableShape empty_table(const PeerShape& shape) {
-  TableShape table;
-  table.medium = "file";
-  table.folder = shape.folder;
-  table.capacity = shape.rows;
-  table.dim = shape.row_bytes / 4;
-  return table;
+// Open the pool in the peer's folder, or create it with an empty table.
+std::unique_ptr<table::Tables> open_pool(const PeerShape& shape) {
+  table::TablesOptions options;
+  options.pool.media.path = shape.folder + "/petps.pool";
+  options.pool.media.durability = media::Durability::kProcess;
+  if (std::filesystem::exists(options.pool.media.path))
+    return value_of(table::Tables::open(options));
+  auto tables = value_of(table::Tables::create(options));
+  pool::TableSpec spec;
+  spec.name = "rows";
+  spec.instance = value_of(tables->pool().create_instance("bench", "bench@1", 1)).id;
+  spec.dim = shape.row_bytes / 4;
+  spec.row_bytes = shape.row_bytes;
+  spec.capacity = shape.rows;
+  value_of(tables->create_table(spec));
+  return tables;
 }
 
 class InProcess : public Peer {
  public:
   explicit InProcess(const PeerShape& shape)
       : shape_(shape),
-        loaded_(empty_table(shape)),
+        tables_(open_pool(shape)),
+        table_(tables_->find("bench@1", "rows")),
         rows_(shape.request_keys),
-        reader_(loaded_.tables().epochs().lease()) {}
-  ~InProcess() override { loaded_.tables().epochs().release(reader_); }
+        reader_(tables_->epochs().lease()) {}
+  ~InProcess() override { tables_->epochs().release(reader_); }
 
   void write(std::span<const uint64_t> keys, const std::byte* rows) override {
-    if (value_of(loaded_.table().apply({keys, rows, {}, 0})).refused != 0)
-      fail("petps refused a row");
+    if (value_of(table_->apply({keys, rows, {}, 0})).refused != 0) fail("petps refused a row");
   }
   void pull(std::span<const uint64_t> keys, std::byte* out) override {
     const uint32_t bytes = shape_.row_bytes;
     for (; !keys.empty(); keys = keys.subspan(shape_.request_keys)) {
       const epoch::Pin pin = reader_->pin();
       const auto request = keys.first(shape_.request_keys);
-      loaded_.table().lookup(request, rows_.data(), [&](size_t searched, size_t ready) {
+      table_->lookup(request, rows_.data(), [&](size_t searched, size_t ready) {
         if (searched != table::kNoKey) base::prefetch(rows_[searched], bytes);
         if (ready == table::kNoKey) return;
         if (rows_[ready] == nullptr) fail("petps: a loaded key is missing");
@@ -58,31 +62,30 @@ class InProcess : public Peer {
 
  private:
   PeerShape shape_;
-  LoadedTable loaded_;
+  std::unique_ptr<table::Tables> tables_;
+  table::TablePointer table_;
   std::vector<const std::byte*> rows_;
   epoch::Reader* reader_;
 };
 
 class OverTcp : public Peer {
  public:
-  explicit OverTcp(const PeerShape& shape) : shape_(shape) {
-    void* shared =
-        mmap(nullptr, sizeof *port_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (shared == MAP_FAILED) fail("mmap failed");
-    port_ = new (shared) std::atomic<uint32_t>(0);
-    process_ = fork_child("peer-petps", [this] { serve(); });
-    retry("petps", [this] { return port_->load() != 0; });
+  explicit OverTcp(const PeerShape& shape)
+      : shape_(shape),
+        port_(free_port()),
+        server_(shape.folder, "petps",
+                {"/proc/self/exe", "--side=serve", "--folder=" + shape.folder,
+                 "--port=" + std::to_string(port_), "--rows=" + std::to_string(shape.rows),
+                 "--dim=" + std::to_string(shape.row_bytes / 4)}) {
     client::Options options;
     options.keys_per_request = shape.request_keys;
     options.requests_in_flight = kInFlight;
-    client_ = value_of(
-        client::Client::connect("petps://127.0.0.1:" + std::to_string(port_->load()), options));
-  }
-  ~OverTcp() override {
-    client_.reset();
-    kill(process_, SIGKILL);
-    waitpid(process_, nullptr, 0);
-    munmap(port_, sizeof *port_);
+    options.deadline_ms = 30'000;
+    retry("petps", [&] {
+      auto client = client::Client::connect("petps://127.0.0.1:" + std::to_string(port_), options);
+      if (client.ok()) client_ = std::move(client).value();
+      return client.ok();
+    });
   }
 
   void write(std::span<const uint64_t> keys, const std::byte* rows) override {
@@ -98,26 +101,24 @@ class OverTcp : public Peer {
         options));
     if (report.found != keys.size()) fail("petps: a loaded key is missing");
   }
-  pid_t server() const override { return process_; }
+  pid_t server() const override { return server_.process(); }
 
  private:
-  [[noreturn]] void serve() {
-    run_on(server_core());
-    LoadedTable loaded(empty_table(shape_));
-    server::ServerOptions options;
-    options.port = 0;
-    const auto server = value_of(server::Server::start(loaded.tables(), options));
-    port_->store(server->port());
-    for (;;) pause();
-  }
-
   PeerShape shape_;
-  std::atomic<uint32_t>* port_;
-  pid_t process_;
+  uint16_t port_;
+  ServerProgram server_;
   std::unique_ptr<client::Client> client_;
 };
 
 }  // namespace
+
+void serve_petps(const PeerShape& shape, uint16_t port) {
+  const auto tables = open_pool(shape);
+  server::ServerOptions options;
+  options.port = port;
+  const auto server = value_of(server::Server::start(*tables, options));
+  for (;;) pause();
+}
 
 std::unique_ptr<Peer> open_petps_in_process(const PeerShape& shape) {
   return std::make_unique<InProcess>(shape);

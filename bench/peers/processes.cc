@@ -50,7 +50,7 @@ uint16_t free_port() {
 }
 
 void retry(const std::string& what, const std::function<bool()>& attempt) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(2);
   while (!attempt()) {
     if (std::chrono::steady_clock::now() > deadline) fail(what + " does not answer");
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

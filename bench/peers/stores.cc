@@ -1,4 +1,5 @@
-// RocksDB and LMDB, in this process, without a sync for each write.
+// RocksDB and LMDB, in this process, without a sync for each write: rows survive a kill of the
+// process.
 #include <lmdb.h>
 #include <rocksdb/cache.h>
 #include <rocksdb/db.h>

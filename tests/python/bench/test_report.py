@@ -214,6 +214,13 @@ def test_every_promised_name_is_measured(tmp_path: Path) -> None:
     assert grid <= set(names)
     assert {f"gather.cpu_instructions_per_row.{mode}" for mode in ("copy", "sendmsg")} <= set(names)
     assert {f"pull.tcp.connections.{n}" for n in (1, 2, 8, 64, 1000)} <= set(names)
+    scaled = ("pull", "apply", "push", "push.small", "push.power", "push.power.small", "ingest")
+    assert {f"scale.{what}.{n}" for what in scaled for n in (1, 2, 4, 8, 16)} <= set(names)
+    if "skipped peers: " not in done.stderr:
+        updated = ("redis", "memcached", "rocksdb", "lmdb")
+        assert {f"peers.during_updates.{peer}" for peer in updated} <= set(names)
+        assert {f"peers.p99_during_updates.{peer}" for peer in updated} <= set(names)
+        assert "peers.restart.lmdb" in names
     assert {f"tracker.jagged_unique.{n}.{t}" for n in (20_000, 40_000) for t in (1, 10)} <= set(
         names
     )
