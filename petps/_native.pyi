@@ -399,12 +399,14 @@ class Server:
         call_workers: int = 0,
         rdma: str = "off",
         real_time: int = 0,
+        busy_poll_us: int = 0,
     ) -> Server:
         """Start a server, which listens and serves on return.
 
         address: the server's address in the shard map; by default host:port. call_workers: threads
         of ``calls``. rdma: "off", "auto" (the first device with an active port) or a device's name.
-        real_time: priority of the workers, 1 to 99; 0: none.
+        real_time: priority of the workers, 1 to 99; 0: none. busy_poll_us: microseconds after a
+        request in which a worker looks for the next one without sleeping.
 
         Raise InvalidArgument for an unknown limit. Raise FailedPrecondition if the RDMA device does
         not exist, if RDMA shall serve a pool whose file is not in memory, or if the process may not

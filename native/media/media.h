@@ -30,6 +30,7 @@
 #include "base/crc32c.h"
 #include "base/status.h"
 #include "media/bus_error.h"
+#include "media/pages.h"
 #include "media/site.h"
 #include "media/stream.h"
 
@@ -138,6 +139,9 @@ class Media {
   // Return true for a device-DAX device, whose pages no file system can move.
   bool is_device() const { return device_bytes_ > 0; }
   bool is_volatile() const { return kind_ == Kind::kDram; }
+  std::optional<MappedPages> sample_pages() const {  // of what this process has touched
+    return media::sample_pages(base_, size());
+  }
   const std::string& path() const { return path_; }
 
   // Make size() at least `bytes`. The new space is zeroed, allocated, mapped and pre-faulted

@@ -30,6 +30,10 @@ Status check_options(const ServerOptions& options) {
   if (options.call_workers > 0)
     PETPS_RETURN_IF_ERROR(check_limit("call_workers", options.call_workers, kMaxWorkers));
   PETPS_RETURN_IF_ERROR(check_real_time(options.real_time));
+  if (options.busy_poll_us > 0) {
+    PETPS_RETURN_IF_ERROR(
+        check_limit("busy_poll_us", options.busy_poll_us, transport::kBusyPollMaxUs));
+  }
   const wire::Limits& limits = options.limits;
   PETPS_RETURN_IF_ERROR(check_limit("body_bytes", limits.body_bytes, wire::kMaxBodyBytes));
   PETPS_RETURN_IF_ERROR(check_limit("keys_per_pull", limits.keys_per_pull, wire::kMaxKeysPerPull));
@@ -119,6 +123,7 @@ base::Result<std::unique_ptr<Server>> Server::start(table::Tables& tables,
   tcp.endpoints = options.workers;
   auto impl = std::make_unique<Impl>(tables, options);
   tcp.gather = impl->shared.gather;
+  tcp.busy_poll_us = options.busy_poll_us;
   tcp.limits = options.transport;
   tcp.limits.connections = options.limits.connections;
   tcp.memory = impl->shared.memory;

@@ -32,6 +32,7 @@ struct ServerOptions {
   uint32_t workers = 1;            // 1..kMaxWorkers
   uint32_t call_workers = 0;       // 0..kMaxWorkers: workers for Server::calls()
   uint32_t real_time = 0;          // 1..99: priority of the workers, see check_real_time; 0: none
+  uint32_t busy_poll_us = 0;       // TcpOptions::busy_poll_us
   // kAuto: measured while the server answers its first requests, see transport/GATHER.md.
   transport::GatherMode gather = transport::GatherMode::kAuto;
   wire::Limits limits;  // each at most the constant of room wire

@@ -72,6 +72,12 @@ void write_pool(table::Tables& tables, JsonWriter& json) {
   json.member("read_only", pool.read_only());
   json.member("failed", medium.failed());
   json.member("bytes", medium.size());
+  if (const auto pages = medium.sample_pages()) {
+    json.begin_object("sampled_pages");
+    json.member("mapped_bytes", pages->mapped);
+    json.member("huge_bytes", pages->huge);
+    json.end_object();
+  }
   json.member("generation", pool.generation());
   json.member("was_clean", pool.was_clean());
   json.member("walked", tables.walked());
@@ -217,6 +223,7 @@ std::string Shared::status_json() {
   json.member("workers", options.workers);
   json.member("call_workers", options.call_workers);
   json.member("real_time", options.real_time);
+  json.member("busy_poll_us", options.busy_poll_us);
   json.member("rdma", options.rdma == nullptr ? std::string("off") : options.rdma->device().name);
   json.member("rdma_unavailable", std::string(transport::load_verbs_library().message()));
   write_pool(tables, json);

@@ -151,6 +151,15 @@ class ServerConfig(Section):
         "Needs CAP_SYS_NICE or RLIMIT_RTPRIO (systemd: LimitRTPRIO). Configure fewer workers than "
         "processors: all other threads share the remaining processors.",
     )
+    busy_poll_us: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="Microseconds after a request in which a worker looks for the next one without "
+        "sleeping. Saves the time that the kernel takes to wake a thread, for a whole processor "
+        "per worker while requests come. Only for more processors than busy threads; 0: sleep at "
+        "once.",
+    )
     gather: Literal["auto", "copy", "sendmsg", "zerocopy"] = Field(
         default="auto",
         description="How a reply's rows are collected: copied into one buffer (copy), gathered by "

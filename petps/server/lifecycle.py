@@ -448,6 +448,7 @@ def _start(
         gather=server.gather,
         rdma=server.rdma,
         real_time=server.real_time,
+        busy_poll_us=server.busy_poll_us,
         hot_set_seconds=server.hot_set_seconds,
         drain_ms=round(1e3 * server.drain_seconds),
         limits=_limits(server.limits),

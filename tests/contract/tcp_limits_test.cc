@@ -23,6 +23,7 @@ class TcpLimits : public testing::Test {
     options.limits = limits_;
     options.rules = test_rules();
     options.memory = memory_;
+    options.busy_poll_us = busy_poll_us_;
     auto tcp = make_tcp(options);
     ASSERT_TRUE(tcp.ok()) << tcp.status().to_string();
     transport_ = std::move(tcp.value());
@@ -37,6 +38,12 @@ class TcpLimits : public testing::Test {
   std::unique_ptr<Client> connect() { return backend_named("tcp_copy").connect(*transport_); }
   const Counters& counters() { return echo_->endpoint().counters(); }
   bool is_served(Client& client) { return echo_->answers(client, kSmall); }
+  std::unique_ptr<Client> connect_by_steps() {
+    const int before = echo_->opened;
+    auto client = connect();
+    while (echo_->opened == before) echo_->step(50);
+    return client;
+  }
   // Connect until a frame is answered: on a busy machine a connection may count as idle before its
   // first frame arrives.
   std::unique_ptr<Client> connect_and_be_served() {
@@ -68,6 +75,7 @@ class TcpLimits : public testing::Test {
   static constexpr uint32_t kLarge = 2;
   static constexpr size_t kRowBytes = 4000;
   Limits limits_;
+  uint32_t busy_poll_us_ = 0;
   std::shared_ptr<MemoryBudget> memory_ = std::make_shared<MemoryBudget>();
   epoch::Domain domain_;
   std::unique_ptr<Transport> transport_;
@@ -126,6 +134,27 @@ TEST_F(TcpLimits, AnIdleLimitOfZeroClosesNothing) {
   EXPECT_EQ(counters().closed_idle, 0u);
 }
 
+// Sixty polls that sleep until the next sweep would take fifteen seconds.
+TEST_F(TcpLimits, ABusyPollSleepsOnlyWhenNoRequestCameForLong) {
+  busy_poll_us_ = kBusyPollMaxUs;
+  limits_.idle_ms = 0;
+  make();
+  auto client = connect_by_steps();
+  const auto polls_of_a_second = [&] {
+    const auto start = std::chrono::steady_clock::now();
+    int polls = 0;
+    for (; std::chrono::steady_clock::now() - start < std::chrono::seconds(1); ++polls)
+      echo_->step(1000);
+    return polls;
+  };
+  EXPECT_LT(polls_of_a_second(), 60) << "no request has come yet";
+  ASSERT_TRUE(client->send(test_frame(kSmall, 8)));
+  while (echo_->frames == 0) echo_->step(50);
+  EXPECT_GT(polls_of_a_second(), 60);
+  while (polls_of_a_second() >= 60) {  // until the time is over
+  }
+}
+
 // The tests call step() themselves, and only after every limit has passed. What waits in the socket
 // was sent in time, so no connection may be closed.
 class PolledTooLate : public TcpLimits {
@@ -133,12 +162,6 @@ class PolledTooLate : public TcpLimits {
   static constexpr uint64_t kLimitMs = 40;
   static void delay_poll() {
     std::this_thread::sleep_for(std::chrono::milliseconds(kLimitMs * 3 / 2));
-  }
-  std::unique_ptr<Client> connect_by_steps() {
-    const int before = echo_->opened;
-    auto client = connect();
-    while (echo_->opened == before) echo_->step(50);
-    return client;
   }
 };
 

@@ -146,6 +146,8 @@ int TcpEndpoint::wait(uint64_t now, bool is_busy, int timeout_ms) {
     // kLookEveryNs.
     if (now - looked_ns_ < kLookEveryNs) return 0;
     timeout_ms = 0;
+  } else if (now < busy_until_ns_) {
+    timeout_ms = 0;
   } else if (free_slots_.size() != slots_.size()) {
     // The sweep must check the limits of the connections in time.
     const int until = static_cast<int>((next_sweep_ns_ - now) / 1'000'000) + 1;
@@ -213,6 +215,8 @@ void TcpEndpoint::receive(Connection& c) {
   }
   const ssize_t n = ::recv(c.fd, space.data(), space.size(), 0);
   if (n > 0) {
+    if (options_.busy_poll_us > 0)
+      busy_until_ns_ = base::monotonic_ns() + uint64_t{options_.busy_poll_us} * 1000;
     const size_t touched = c.in.touched();
     c.in.commit(static_cast<size_t>(n));
     if (c.in.touched() != touched) count_memory(c);

@@ -125,6 +125,7 @@ class TcpEndpoint final : public StreamEndpoint {
   std::vector<std::byte> stage_;
   size_t staged_ = 0;
   Connection* staged_for_ = nullptr;
+  uint64_t busy_until_ns_ = 0;              // see TcpOptions::busy_poll_us
   uint64_t looked_ns_ = 0;                  // when epoll was last polled
   size_t in_flight_ = 0;                    // lists of all connections that the kernel reads
   std::vector<gather::GatherList> landed_;  // empty lists whose memory is reused

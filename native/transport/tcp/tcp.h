@@ -18,6 +18,8 @@ namespace petps::transport {
 // bytes (Documentation/networking/msg_zerocopy.rst puts the limit at 10 KB; this is four pages).
 inline constexpr size_t kZerocopyBytes = size_t{16} << 10;
 
+inline constexpr uint32_t kBusyPollMaxUs = 1'000'000;
+
 struct TcpOptions {
   std::string host = "127.0.0.1";  // numeric
   uint16_t port = 0;
@@ -25,6 +27,8 @@ struct TcpOptions {
   // How rows are sent. Shared, because the measurement publishes its figures into it later.
   std::shared_ptr<const GatherChoice> gather = std::make_shared<const GatherChoice>();
   size_t zerocopy_bytes = kZerocopyBytes;
+  // After a request an endpoint polls without sleeping for so long, up to kBusyPollMaxUs.
+  uint32_t busy_poll_us = 0;
   int socket_buffer_bytes = 0;  // SO_SNDBUF and SO_RCVBUF; 0: the kernel tunes them
   Limits limits;
   std::shared_ptr<MemoryBudget> memory = std::make_shared<MemoryBudget>();

@@ -84,6 +84,7 @@ def _show_pool(report: dict[str, Any]) -> None:
         ("pool", pool["path"] or "in memory"),
         ("medium", f"{pool['medium']}, durability {durability}"),
         ("size", bytes_text(pool["bytes"])),
+        *_pages(pool),
         ("state", state),
         ("last stop", "clean" if pool["was_clean"] else "a crash; recovered"),
     ]
@@ -113,6 +114,15 @@ def _show_pool(report: dict[str, Any]) -> None:
         text += f"version {instance['applied_version']}{alias}"
         pairs.append((f"instance {instance['name']}", text))
     facts(pairs)
+
+
+def _pages(pool: dict[str, Any]) -> list[tuple[str, object]]:
+    """Return which pages map the pool, if it is known: a sample of what this server has read."""
+    pages = pool.get("sampled_pages")
+    if not pages or not pages["mapped_bytes"]:
+        return []
+    share = pages["huge_bytes"] / pages["mapped_bytes"]
+    return [("pages", f"{100 * share:.0f} % of what is mapped is on huge pages (2 MiB)")]
 
 
 def _rdma_text(report: dict[str, Any]) -> str:

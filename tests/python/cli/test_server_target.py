@@ -51,6 +51,12 @@ def test_status_of_a_server(run: Command, url: str) -> None:
     output = run("status", url)
     for text in ("server", "items", "4 x f32", "connections"):
         assert text in output
+    pages = report["pool"].get("sampled_pages")
+    if pages is None:
+        pytest.skip("this kernel does not say which pages a mapping has (Linux 6.7)")
+    assert 0 <= pages["huge_bytes"] <= pages["mapped_bytes"]
+    assert pages["mapped_bytes"] > 0, "the server has written rows"
+    assert "of what is mapped is on huge pages" in output
 
 
 def test_a_server_refuses_bad_requests(run: Command, url: str, tmp_path: Path) -> None:
