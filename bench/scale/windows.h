@@ -27,7 +27,7 @@ struct Windows {
 };
 
 // Measure `name`.<threads> for each number of threads and print the lines. `prepare` returns the
-// work of so many threads. `describe` adds fields to a line.
+// work of that number of threads. `describe` adds fields to a line.
 void measure_scale(const std::string& name, const Windows& windows,
                    const std::function<Work(uint32_t threads)>& prepare,
                    const std::function<void(Line&)>& describe);

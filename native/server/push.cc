@@ -62,7 +62,7 @@ Worker::Outcome Worker::push(const Request& request, Status& refusal) {
 Worker::Outcome Worker::control(const Request& request, Status& refusal) {
   wire::ControlRequest control;
   refusal = wire::decode_control(request.header, request.body(), control);
-  return refusal.ok() ? queue(request, nullptr, 0, 0) : Outcome::kDone;
+  return refusal.ok() ? queue(request, nullptr) : Outcome::kDone;
 }
 
 Worker::Outcome Worker::queue(const Request& request, const table::TablePointer& table,

@@ -90,8 +90,8 @@ class Worker {
   Outcome push(const Request& request, base::Status& refusal);
   Outcome control(const Request& request, base::Status& refusal);
   // Queue a request for the writer's thread.
-  Outcome queue(const Request& request, const table::TablePointer& table, uint32_t stamp,
-                size_t keys);
+  Outcome queue(const Request& request, const table::TablePointer& table, uint32_t stamp = 0,
+                size_t keys = 0);
 
   // Parts of a pull.
   base::Status find_tables(const wire::PullRequest& request);

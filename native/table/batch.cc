@@ -51,9 +51,11 @@ class Writer {
       if (group_ == nullptr) n = std::min(left, table_.synced() ? kSliceKeysSynced : kSliceKeys);
       if (!undivided && threads > 1) {
         n = std::min(left, kSliceKeys * kRanges * kSlicesOfAThread);
+        retiring.flush();  // the threads may need these slots
         PETPS_RETURN_IF_ERROR(apply_by_range(at, n, threads));
       } else if (!undivided && !table_.range_locks.alone()) {
         n = std::min(left, kSliceKeys * kRanges);
+        retiring.flush();
         PETPS_RETURN_IF_ERROR(apply_by_range(at, n, 1));
       } else {
         PETPS_RETURN_IF_ERROR(apply_whole(at, n, retiring));
@@ -79,7 +81,7 @@ class Writer {
 
   Status apply_whole(size_t at, size_t n, Retiring& retiring) {
     const uint64_t row_bytes = table_.record.spec.row_bytes;
-    table_.range_locks.take_all();
+    table_.range_locks.take_all([&] { retiring.flush(); });
     const Status status =
         apply({batch_.keys.subspan(at, n),
                batch_.rows == nullptr ? nullptr : batch_.rows + at * row_bytes, nullptr,
@@ -117,7 +119,7 @@ class Writer {
       left |= shares_[range].keys.empty() ? 0 : 1u << range;
     Retiring retiring(table_);
     while (left != 0) {
-      const size_t range = table_.range_locks.take_one(left, number_);
+      const size_t range = table_.range_locks.take_one(left, number_, [&] { retiring.flush(); });
       const Status status = apply_next(range, retiring, report);
       table_.range_locks.give(1u << range);
       PETPS_RETURN_IF_ERROR(status);
@@ -163,7 +165,7 @@ class Writer {
     report_.refused -= keys.size();
     for (size_t at = 0; at < keys.size(); at += kSliceKeys) {
       const size_t n = std::min(kSliceKeys, keys.size() - at);
-      table_.range_locks.take_all();
+      table_.range_locks.take_all([&] { retiring.flush(); });
       const Status status =
           apply({std::span(keys).subspan(at, n), batch_.rows, refused_.data() + at, nullptr},
                 table_.scratch.front(), retiring, &report_);

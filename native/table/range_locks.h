@@ -23,6 +23,10 @@ inline constexpr size_t kRanges = 4;  // petps/config/schema.py MAX_APPLY_THREAD
 inline constexpr uint32_t kAllRanges = (1u << kRanges) - 1;
 
 class RangeLocks {
+  struct Nothing {
+    void operator()() const {}
+  };
+
  public:
   // Count a writer in, before its first take; leave() counts it out, after its last give. Return
   // its number among the present writers.
@@ -30,26 +34,28 @@ class RangeLocks {
   void leave() { writers_.fetch_sub(1, std::memory_order_relaxed); }
   bool alone() const { return writers_.load(std::memory_order_relaxed) == 1; }
 
-  void take_all() {
-    spin([this] { return busy_.load(std::memory_order_relaxed) == 0; });
+  // If the caller must sleep, call before_sleep() first, without a lock: a holder of a range may
+  // wait for what the caller keeps.
+  template <typename BeforeSleep = Nothing>
+  void take_all(const BeforeSleep& before_sleep = {}) {
+    const auto free = [this] { return busy_.load(std::memory_order_relaxed) == 0; };
+    spin(free);
     std::unique_lock lock(mutex_);
     all_wanted_ += 1;
-    waiting_ += 1;
-    given_.wait(lock, [this] { return busy_.load(std::memory_order_relaxed) == 0; });
-    waiting_ -= 1;
+    wait(lock, free, before_sleep);
     all_wanted_ -= 1;
     busy_.store(kAllRanges, std::memory_order_relaxed);
   }
   // Take one of the `wanted` ranges, as soon as one is free, and return it. Writers with odd
   // numbers begin at the other end, so that two of them rarely want the same range. A writer that
-  // waits for all ranges goes first.
-  size_t take_one(uint32_t wanted, uint32_t writer) {
+  // waits for all ranges goes first. before_sleep: see take_all.
+  template <typename BeforeSleep = Nothing>
+  size_t take_one(uint32_t wanted, uint32_t writer, const BeforeSleep& before_sleep = {}) {
     const auto open = [&] { return wanted & ~busy_.load(std::memory_order_relaxed); };
     spin([&] { return open() != 0; });
     std::unique_lock lock(mutex_);
-    waiting_ += 1;
-    given_.wait(lock, [&] { return all_wanted_ == 0 && open() != 0; });
-    waiting_ -= 1;
+    wait(
+        lock, [&] { return all_wanted_ == 0 && open() != 0; }, before_sleep);
     const int range = writer % 2 == 0 ? std::countr_zero(open()) : 31 - std::countl_zero(open());
     busy_.fetch_or(1u << range, std::memory_order_relaxed);
     return static_cast<size_t>(range);
@@ -66,6 +72,18 @@ class RangeLocks {
   static void spin(Free is_free) {
     constexpr int kSpins = 2000;
     for (int i = 0; i < kSpins && !is_free(); ++i) base::pause();
+  }
+
+  template <typename Ready, typename BeforeSleep>
+  void wait(std::unique_lock<std::mutex>& lock, const Ready& ready,
+            const BeforeSleep& before_sleep) {
+    if (ready()) return;
+    lock.unlock();
+    before_sleep();
+    lock.lock();
+    waiting_ += 1;
+    given_.wait(lock, ready);
+    waiting_ -= 1;
   }
 
   std::mutex mutex_;  // orders what successive holders of a range do

@@ -11,6 +11,9 @@
 
 namespace petps::table {
 
+// What apply did with a key.
+enum class Outcome : uint8_t { kSuperseded, kInserted, kUpdated, kDeleted, kAbsent, kRefused };
+
 // Several batches that are applied as one (Table::apply_together).
 struct Group {
   std::span<const std::byte* const> rows;  // the address of each key's row; null for a deletion
@@ -29,7 +32,8 @@ struct Slice {
 };
 
 // Replaced slots that a writer has not given to epoch yet. It does so once for several slices,
-// because epoch has one lock for all writers.
+// because epoch has one lock for all writers. It keeps none back while it waits for a range of keys
+// or for other threads, which may wait for these slots.
 class Retiring {
  public:
   explicit Retiring(Table::Impl& table) : table_(table) {}

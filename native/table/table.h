@@ -27,9 +27,6 @@
 
 namespace petps::table {
 
-// What apply did with a key.
-enum class Outcome : uint8_t { kSuperseded, kInserted, kUpdated, kDeleted, kAbsent, kRefused };
-
 // A batch of full rows or deletions for one table. A later entry of the same key wins.
 struct Batch {
   std::span<const uint64_t> keys;

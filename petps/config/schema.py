@@ -155,10 +155,10 @@ class ServerConfig(Section):
         default=0,
         ge=0,
         le=1_000_000,
-        description="Microseconds after a request in which a worker looks for the next one without "
-        "sleeping. Saves the time that the kernel takes to wake a thread, for a whole processor "
-        "per worker while requests come. Only for more processors than busy threads; 0: sleep at "
-        "once.",
+        description="Microseconds after a request over TCP in which a worker looks for the next "
+        "one without sleeping. Saves the time that the kernel takes to wake a thread, for a whole "
+        "processor per worker while requests come. Only for more processors than busy threads; 0: "
+        "sleep at once.",
     )
     gather: Literal["auto", "copy", "sendmsg", "zerocopy"] = Field(
         default="auto",

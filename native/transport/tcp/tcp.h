@@ -27,7 +27,7 @@ struct TcpOptions {
   // How rows are sent. Shared, because the measurement publishes its figures into it later.
   std::shared_ptr<const GatherChoice> gather = std::make_shared<const GatherChoice>();
   size_t zerocopy_bytes = kZerocopyBytes;
-  // After a request an endpoint polls without sleeping for so long, up to kBusyPollMaxUs.
+  // After a request an endpoint polls for this time without sleeping; at most kBusyPollMaxUs.
   uint32_t busy_poll_us = 0;
   int socket_buffer_bytes = 0;  // SO_SNDBUF and SO_RCVBUF; 0: the kernel tunes them
   Limits limits;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "model.h"
 #include "rig.h"
@@ -118,26 +119,56 @@ TEST(Group, BatchesOfDifferentStampsAreRefused) {
   EXPECT_EQ(rig.table->status().rows, 0u);
 }
 
+// A pool without room, whose one table has fewer free slots than a writer may keep.
+struct NearlyFull {
+  static constexpr uint64_t kDeleted = 3000;  // more than four slices hold at a time
+  NearlyFull() : rig(60'000, 64, /*background=*/false, uint64_t{8} << 20) {
+    base::Status filled;
+    for (; filled.ok(); ++end) filled = testing::apply(*rig.table, {{end, 1, false}}).status();
+    EXPECT_EQ(filled.code(), base::Code::kResourceExhausted) << filled.to_string();
+    end -= 1;
+    std::vector<Change> changes;
+    for (uint64_t key = 0; key < first; ++key) changes.push_back({key, 0, true});
+    EXPECT_TRUE(testing::apply(*rig.table, changes).ok());
+    EXPECT_LT(rig.table->status().free_slots, kRetiredTogether) << "otherwise this shows nothing";
+    EXPECT_GT(end - first, 2 * kRetiredTogether);
+  }
+  Rig rig;
+  uint64_t first = kDeleted;  // the table has the keys [first, end)
+  uint64_t end = 0;
+};
+
 // The slots that a writer replaced may be all that it can take next: it may not keep them back.
 TEST(Retiring, ABatchReusesItsOwnSlotsWhenNoOthersAreFree) {
-  Rig rig(60'000, 64, /*background=*/false, uint64_t{4} << 20);
-  base::Status filled;
-  uint64_t rows = 0;
-  for (; filled.ok(); ++rows) filled = testing::apply(*rig.table, {{rows, 1, false}}).status();
-  ASSERT_EQ(filled.code(), base::Code::kResourceExhausted) << filled.to_string();
-  rows -= 1;
+  NearlyFull full;
   std::vector<Change> changes;
-  for (uint64_t key = 0; key < 1000; ++key) changes.push_back({key, 0, true});
-  ASSERT_TRUE(testing::apply(*rig.table, changes).ok());
-  const uint64_t free_slots = rig.table->status().free_slots;
-  ASSERT_LT(free_slots, kRetiredTogether) << "otherwise this test shows nothing";
-  changes.clear();
-  for (uint64_t key = 1000; key < rows; ++key) changes.push_back({key, 2, false});
-  ASSERT_GT(changes.size(), kRetiredTogether);
-  const auto report = testing::apply(*rig.table, changes);
+  for (uint64_t key = full.first; key < full.end; ++key) changes.push_back({key, 2, false});
+  const auto report = testing::apply(*full.rig.table, changes);
   ASSERT_TRUE(report.ok()) << report.status().to_string();
   EXPECT_EQ(report.value().updated, changes.size());
-  EXPECT_EQ(rig.table->status().retired_slots, 0u);
+  EXPECT_EQ(full.rig.table->status().retired_slots, 0u);
+}
+
+// Each of two writers may keep the slots that the other needs, and hold a range that the other
+// waits for.
+TEST(Retiring, TwoWritersInANearlyFullPoolDoNotWaitForOneAnother) {
+  NearlyFull full;
+  std::vector<std::thread> writers;
+  for (uint64_t writer = 0; writer < 2; ++writer) {
+    writers.emplace_back([&, writer] {
+      std::vector<Change> changes;
+      for (uint64_t key = full.first + writer; key < full.end; key += 2)
+        changes.push_back({key, 2, false});
+      for (int round = 0; round < 20; ++round) {
+        const auto report = testing::apply(*full.rig.table, changes, writer == 0 ? 1 : 3);
+        ASSERT_TRUE(report.ok()) << report.status().to_string();
+        EXPECT_EQ(report.value().updated, changes.size());
+      }
+    });
+  }
+  for (std::thread& writer : writers) writer.join();
+  EXPECT_EQ(full.rig.table->status().retired_slots, 0u);
+  expect_clean(*full.rig.tables);
 }
 
 }  // namespace
