@@ -15,7 +15,7 @@ namespace petps::media {
 namespace {
 
 constexpr uint64_t kHugeBytes = uint64_t{2} << 20;
-constexpr uint64_t kSamples = 64;  // about 10 us each
+constexpr uint64_t kSamples = 16;  // 7 us each, which pulls of the same worker wait for
 
 // PAGEMAP_SCAN of linux/fs.h, which older headers do not have.
 struct Region {

@@ -42,7 +42,7 @@ TEST_F(Pages, SmallPagesAreNotHuge) {
   ASSERT_EQ(::madvise(base_, kMapped, MADV_NOHUGEPAGE), 0);
   for (uint64_t at = 0; at < kMapped; at += kHugeBytes) std::memset(base_ + at, 1, kHugeBytes / 2);
   const MappedPages pages = sample();
-  EXPECT_EQ(pages.mapped, 64 * kHugeBytes / 2);
+  EXPECT_EQ(pages.mapped, 16 * kHugeBytes / 2);
   EXPECT_EQ(pages.huge, 0u);
 }
 
@@ -51,7 +51,7 @@ TEST_F(Pages, HugePagesAreFound) {
   ASSERT_EQ(::madvise(base_ + kMapped / 2, kMapped / 2, MADV_NOHUGEPAGE), 0);
   std::memset(base_, 1, kMapped);
   const MappedPages pages = sample();
-  EXPECT_EQ(pages.mapped, 64 * kHugeBytes);
+  EXPECT_EQ(pages.mapped, 16 * kHugeBytes);
   if (pages.huge == 0) GTEST_SKIP() << "the kernel gave no huge pages";
   EXPECT_LE(pages.huge, pages.mapped / 2);
 }
