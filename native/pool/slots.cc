@@ -34,7 +34,8 @@ constexpr uint64_t kRegionBytes = 64 << 10;  // the folio size of new file space
 // would save more as long as the kernel writes nothing back, but cost more after it did.
 constexpr uint64_t kPartBytes = 1 << 20;
 constexpr uint16_t kRecentParts = 16;
-constexpr size_t kMaxRecent = 16384;  // more than a batch leaves
+constexpr size_t kMaxRecent = 16384;   // more than a batch leaves
+constexpr uint64_t kSkippedWords = 8;  // of sparse groups, at most, for each slot that is wanted
 __extension__ typedef unsigned __int128 Wide;
 
 uint64_t words_for(uint64_t slots) { return (slots + 63) / 64; }
@@ -47,6 +48,7 @@ Slots::Slots(Pool& pool, uint32_t table, uint32_t row_bytes, uint64_t capacity)
       row_share_(~uint64_t{0} / row_bytes + 1),
       capacity_(capacity),
       max_slots_(capacity + capacity / 8 + kSpareSlots),
+      group_words_(std::max<uint64_t>(1, kRegionBytes / row_bytes / 64)),
       by_unit_(pool.medium().reserved(), pool.unit_bytes()) {}
 
 Slots::ByUnit::ByUnit(uint64_t reserved, uint64_t unit_bytes)
@@ -210,6 +212,12 @@ bool Slots::is_recent(const Extent& extent, SlotRef ref) const {
   return static_cast<uint16_t>(written_now() - written) <= kRecentParts;
 }
 
+// Return how many free slots make a group of words dense: 5/4 of its share of the free slots.
+uint64_t Slots::dense_group() const {
+  return free_.load(std::memory_order_relaxed) * group_words_ * 64 * 5 /
+         (total_.load(std::memory_order_relaxed) * 4);
+}
+
 uint16_t Slots::written_now() const {
   return static_cast<uint16_t>(written_bytes_ / kPartBytes + kRecentParts + 1);
 }
@@ -250,11 +258,23 @@ uint64_t Slots::take_recent(std::span<SlotRef> out, SlotHeader** headers) {
   return taken;
 }
 
-// Take up to out.size() free slots in address order, starting at the cursor. If `recent_only`, stop
-// at the first region whose pages are probably clean.
-uint64_t Slots::take_locked(std::span<SlotRef> out, SlotHeader** headers, bool recent_only,
+// Return the words of the group that begins at the cursor if it has fewer than `min_free` free
+// slots, else 0. Also return 0 within a group: its beginning was dense.
+uint64_t Slots::sparse_words(const Extent& extent, uint64_t min_free) const {
+  if (cursor_word_ % group_words_ != 0) return 0;
+  const auto words = std::span(extent.free_bits).subspan(cursor_word_);
+  const auto group = words.first(std::min<size_t>(group_words_, words.size()));
+  uint64_t free = 0;
+  for (const uint64_t word : group) free += static_cast<uint64_t>(std::popcount(word));
+  return free < min_free ? group.size() : 0;
+}
+
+// Take up to out.size() free slots in address order, starting at the cursor.
+uint64_t Slots::take_locked(std::span<SlotRef> out, SlotHeader** headers, Choice choice,
                             bool* finished_round) {
   uint64_t taken = 0;
+  uint64_t may_skip = choice == Choice::kDense ? out.size() * kSkippedWords : 0;
+  const uint64_t min_free = dense_group();
   const size_t extents = extents_.size();
   for (size_t visited = 0; visited <= extents && taken < out.size(); ++visited) {
     Extent& extent = *extents_[cursor_extent_];
@@ -263,11 +283,17 @@ uint64_t Slots::take_locked(std::span<SlotRef> out, SlotHeader** headers, bool r
       auto* const first_header = reinterpret_cast<SlotHeader*>(pool_->at(extent.headers));
       bool stopped = false;
       while (cursor_word_ < extent.free_bits.size()) {
+        if (may_skip > 0) {
+          const uint64_t skipped = sparse_words(extent, min_free);
+          may_skip -= std::min(may_skip, skipped);
+          cursor_word_ += skipped;
+          if (skipped > 0) continue;
+        }
         uint64_t word = extent.free_bits[cursor_word_];
         for (; word != 0 && taken < out.size(); word &= word - 1) {
           const uint64_t slot = cursor_word_ * 64 + static_cast<uint64_t>(std::countr_zero(word));
           const SlotRef ref = extent.rows + slot * row_bytes_;
-          stopped = recent_only && !is_recent(extent, ref);
+          stopped = choice == Choice::kRecent && !is_recent(extent, ref);
           if (stopped) break;
           if (headers != nullptr) headers[taken] = first_header + slot;
           out[taken++] = ref;
@@ -306,10 +332,11 @@ Status Slots::allocate(std::span<SlotRef> out, bool* wait_for_walk, SlotHeader**
   const auto rest_headers = [&] { return headers == nullptr ? nullptr : headers + taken; };
   const bool recent = kernel_writes_back();
   if (recent) {
-    taken += take_locked(rest(), rest_headers(), /*recent_only=*/true, &finished_round);
+    taken += take_locked(rest(), rest_headers(), Choice::kRecent, &finished_round);
     taken += take_recent(rest(), rest_headers());
+    taken += take_locked(rest(), rest_headers(), Choice::kDense, &finished_round);
   }
-  taken += take_locked(rest(), rest_headers(), /*recent_only=*/false, &finished_round);
+  taken += take_locked(rest(), rest_headers(), Choice::kAny, &finished_round);
   PETPS_CHECK(taken == out.size(), "the free count and the free bits disagree");
   if (recent) note_written(out);
   for (const SlotRef ref : out) PETPS_UNPOISON(row(ref), row_bytes_);

@@ -8,6 +8,8 @@
 // another lie near each other. But where the kernel writes dirty pages back automatically (a file
 // with durability `process`), free slots of pages written a short time ago come first: these pages
 // are dirty already. The first store to a clean page costs a fault, and the write-back of a folio.
+// Then come regions where many slots are free, so that one folio takes many rows; where few are
+// free, more become free until the next round.
 #pragma once
 
 #include <atomic>
@@ -94,8 +96,15 @@ class Slots {
   std::atomic<uint64_t>* marks_of(Extent* extent);
   void adopt_free_bits(Extent* extent, std::vector<uint64_t> bits);
   void end_walk_locked();
-  uint64_t take_locked(std::span<SlotRef> out, SlotHeader** headers, bool recent_only,
+  enum class Choice {
+    kRecent,  // until the first region whose pages are probably clean
+    kDense,   // without the groups of words where few slots are free, as long as few are skipped
+    kAny,
+  };
+  uint64_t take_locked(std::span<SlotRef> out, SlotHeader** headers, Choice choice,
                        bool* finished_round);
+  uint64_t sparse_words(const Extent& extent, uint64_t min_free) const;
+  uint64_t dense_group() const;
   bool kernel_writes_back() const;
   uint16_t written_now() const;
   void note_written(std::span<const SlotRef> refs);
@@ -108,6 +117,7 @@ class Slots {
   uint64_t row_share_;  // 2**64 / row_bytes_, rounded up: a multiplication replaces the division
   uint64_t capacity_;
   uint64_t max_slots_;
+  uint64_t group_words_;      // of free bits: the slots of one region, or 64 slots
   std::mutex growth_mutex_;   // one extent at a time; held while the disk works; before mutex_
   mutable std::mutex mutex_;  // guards the free slots; no disk operation holds it
   std::vector<std::unique_ptr<Extent>> extents_;  // by ordinal; under mutex_ and by_unit_mutex_
