@@ -1,5 +1,6 @@
 #include "bench/common/loaded_table.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +15,12 @@ namespace petps::bench {
 
 namespace {
 constexpr uint64_t kBatch = 32768;
+}
+
+void clean_pages(const std::string& folder) {
+  const int file = open(folder.c_str(), O_RDONLY);
+  if (file < 0 || syncfs(file) != 0) fail("cannot sync " + folder);
+  close(file);
 }
 
 void fail(const std::string& why) {

@@ -50,6 +50,10 @@ class LoadedTable {
   table::Table* table_ = nullptr;
 };
 
+// Write every dirty page of the folder's file system to the disk. The first store to a clean page
+// is expensive, so a measurement of updates must say which pages are dirty when it begins.
+void clean_pages(const std::string& folder);
+
 // Print a message and exit with status 1. A bench has no caller that could handle a Status.
 [[noreturn]] void fail(const std::string& why);
 // Fail if `status` is an error.

@@ -1,9 +1,7 @@
 // apply.zipf: small batches of new rows for keys that exist, drawn from a Zipf distribution, as
 // servers receive them from trainers. The result has the pages that became dirty, and the page
 // faults, for each changed row. Each round begins with clean pages.
-#include <fcntl.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -43,13 +41,6 @@ double faults() {
   return static_cast<double>(usage.ru_minflt);
 }
 
-// Write every dirty page of the folder's file system to the disk.
-void clean(const std::string& folder) {
-  const int file = open(folder.c_str(), O_RDONLY);
-  if (file < 0 || syncfs(file) != 0) fail("cannot sync " + folder);
-  close(file);
-}
-
 // Draws the keys of one batch. They are distinct, as in a delta.
 class Keys {
  public:
@@ -82,7 +73,7 @@ struct Figures {
 void run_round(LoadedTable& loaded, const TableShape& shape, const Setting& setting, Keys& keys,
                Figures* figures) {
   std::vector<std::byte> rows(setting.batch * loaded.row_bytes());
-  clean(shape.folder);
+  clean_pages(shape.folder);
   const double dirtied_before = dirtied_bytes();
   const double faults_before = faults();
   double seconds = 0;

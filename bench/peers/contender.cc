@@ -101,6 +101,7 @@ double Contender::update_batch(Random& random, uint64_t turn) {
 }
 
 void Contender::update(Random& random, uint64_t turn) {
+  clean_pages(shape_.folder);
   double seconds = 0;
   for (uint64_t batch = 0; batch < setting_.update_batches; ++batch)
     seconds += update_batch(random, turn);

@@ -39,7 +39,7 @@ class Contender {
   double time_pull(const std::vector<uint64_t>& keys, uint64_t* at);
   // Measure the latency of setting.latency_pulls pulls, one at a time, for print().
   void time_pulls(const std::vector<uint64_t>& keys, uint64_t* at);
-  // Measure the rate of setting.update_batches writes, for print().
+  // Measure the rate of setting.update_batches writes, for print(). It begins with clean pages.
   void update(Random& random, uint64_t turn);
   // Write kWriteRows random rows with the content of `turn`. Return the seconds that the peer
   // needed.
