@@ -94,6 +94,7 @@ class Writer {
   // Each thread takes the ranges whose number modulo `threads` is the thread's number.
   Status apply_by_range(size_t at, size_t n, size_t threads) {
     divide(at, n);
+    const std::lock_guard turn(table_.turns);
     std::vector<ApplyReport> reports(threads);
     std::vector<Status> results(threads);
     std::vector<std::thread> others;

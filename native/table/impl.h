@@ -1,6 +1,7 @@
 // The internals of Table and Tables, shared by the files of this room.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -72,6 +73,7 @@ struct Table::Impl final : epoch::Reclaimer {
   std::atomic<uint64_t> begun{0};
   std::atomic<uint64_t> ended{0};
   RangeLocks range_locks;
+  Turns turns{std::clamp(std::thread::hardware_concurrency(), 1u, uint32_t{kRanges})};
   bool dropped = false;  // changes under all ranges of `range_locks`
   // Buffers of the slice that holds the range; a slice that holds all ranges uses the first. One
   // item per key or slot.

@@ -12,6 +12,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <shared_mutex>
 
@@ -92,6 +93,48 @@ class RangeLocks {
   std::atomic<uint32_t> busy_{0};  // changes under mutex_
   uint32_t waiting_ = 0;
   uint32_t all_wanted_ = 0;
+};
+
+// Turns of the writers that take one range at a time. Only as many have a turn at once as can run,
+// and as there are ranges: more would sleep and wake each other at every range. In order of
+// arrival.
+class Turns {
+ public:
+  explicit Turns(uint32_t most) : left_(most) {}
+  void lock() {
+    std::unique_lock lock(mutex_);
+    if (left_ > 0) {
+      left_ -= 1;
+      return;
+    }
+    Waiting me;
+    waiting_.push_back(&me);
+    me.given.wait(lock, [&] { return me.has_turn; });
+  }
+  void unlock() {
+    std::lock_guard lock(mutex_);
+    if (waiting_.empty()) {
+      left_ += 1;
+      return;
+    }
+    Waiting& next = *waiting_.front();
+    waiting_.pop_front();
+    next.has_turn = true;
+    next.given.notify_one();
+  }
+  size_t waiting() {
+    std::lock_guard lock(mutex_);
+    return waiting_.size();
+  }
+
+ private:
+  struct Waiting {
+    std::condition_variable given;
+    bool has_turn = false;
+  };
+  std::mutex mutex_;
+  std::deque<Waiting*> waiting_;
+  uint32_t left_;
 };
 
 // A shared_mutex whose exclusive side is not starved by an endless chain of overlapping shared

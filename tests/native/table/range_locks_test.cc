@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -75,6 +76,41 @@ TEST(RangeLocks, AWriterOfAllRangesComesBeforeALaterWriterOfOne) {
   range_locks.give(0b0001);
   whole.join();
   EXPECT_EQ(all_taken_at, 1);
+}
+
+TEST(Turns, OnlySoManyWritersHaveATurn) {
+  Turns turns(2);
+  std::atomic<int> inside{0};
+  std::vector<std::thread> writers;
+  for (int writer = 0; writer < 6; ++writer) {
+    writers.emplace_back([&] {
+      for (int i = 0; i < 2000; ++i) {
+        const std::lock_guard turn(turns);
+        EXPECT_LE(inside.fetch_add(1) + 1, 2);
+        if (i % 16 == 0) std::this_thread::yield();
+        inside.fetch_sub(1);
+      }
+    });
+  }
+  for (std::thread& writer : writers) writer.join();
+}
+
+TEST(Turns, AreGivenInOrderOfArrival) {
+  Turns turns(1);
+  std::vector<size_t> order;
+  std::vector<std::thread> writers;
+  turns.lock();
+  for (size_t writer = 0; writer < 4; ++writer) {
+    writers.emplace_back([&, writer] {
+      const std::lock_guard turn(turns);
+      order.push_back(writer);
+    });
+    wait_until([&] { return turns.waiting() == writer + 1; });
+  }
+  turns.unlock();
+  { const std::lock_guard newcomer(turns); }
+  for (std::thread& writer : writers) writer.join();
+  EXPECT_EQ(order, (std::vector<size_t>{0, 1, 2, 3}));
 }
 
 // Two threads hold the shared side alternately, overlapping, so it is never empty unless a
