@@ -28,7 +28,7 @@ help:
 	@echo "make aarch64  cross-compile for aarch64 and run the C++ suites in an emulated processor"
 	@echo "make soak    the C++ suites with more test processes than processors, SOAK_ROUNDS=10 times"
 	@echo "make soak-pull  pulls under updates and reclaim in each gather mode; SOAK_SECONDS=600 each"
-	@echo "make bench   build, then measure; ONLY=pull,apply: parts; RESUME=1: continue; BEFORE=FOLDER: compare"
+	@echo "make bench   build, then measure; ONLY=pull,apply: parts; RESUME=1: continue; AGAIN=pull; BEFORE=FOLDER: compare"
 	@echo "make build   everything that is needed to run, into .venv and build/release"
 	@echo "make docs    the documentation as a site in build/docs; a warning is an error"
 	@echo "make wheels  both distributions into dist/, checked, and each tried in a clean environment"
@@ -91,7 +91,7 @@ soak-pull: build
 
 bench: build
 	cmake --build build/release -j $(JOBS) --target petps_bench
-	$(PYTHON) -m $(if $(BEFORE),bench.alternate $(BEFORE),bench.report) $(if $(ONLY),--only $(ONLY)) $(if $(RESUME),--resume)
+	$(PYTHON) -m $(if $(BEFORE),bench.alternate $(BEFORE),bench.report) $(if $(ONLY),--only $(ONLY)) $(if $(RESUME),--resume) $(if $(AGAIN),--again $(AGAIN))
 
 docs: build
 	@deploy/bootstrap.sh docs

@@ -1,7 +1,7 @@
 """The files of a run: config.json, all.json and results.json, written after each result.
 
-config.json has the machine, the revision, the sizes, and the seconds that each finished part took,
-here and in the run before.
+config.json has the machine, the revision, the sizes, the seconds that each finished part took, here
+and in the run before, and how often a part was measured again.
 all.json has every result, each with its part; results.json has the worst one of each name.
 """
 
@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ class Record:
         if it measured another revision, machine or workload.
         """
         self._folder = folder
-        self.config = config | {"part_seconds": {}, "earlier_seconds": {}}
+        self.config = config | {"part_seconds": {}, "earlier_seconds": {}, "measured_again": {}}
         self.results: list[Result] = []
         if resume:
             self._resume(config)
@@ -58,7 +59,7 @@ class Record:
                     f"--resume: the run in {self._folder} has {name} {earlier[name]}, this one has "
                     f"{config[name]}; begin a new one without --resume"
                 )
-        self.config = earlier
+        self.config = {"measured_again": {}} | earlier
         self.results = [result for result in results if result["part"] in part_seconds]
 
     def _read_earlier_seconds(self) -> None:
@@ -74,6 +75,18 @@ class Record:
     def is_finished(self, part: str) -> bool:
         """Return whether all results of this part are here."""
         return part in self.config["part_seconds"]
+
+    def forget(self, parts: Collection[str]) -> None:
+        """Drop the results of finished parts, which are then measured again, and count that."""
+        for part in parts:
+            if not self.is_finished(part):
+                raise SystemExit(f"--again: the run in {self._folder} has not finished part {part}")
+        counts = self.config["measured_again"]
+        for part in parts:
+            del self.config["part_seconds"][part]
+            counts[part] = counts.get(part, 0) + 1
+        self.results = [result for result in self.results if result["part"] not in parts]
+        self._write()
 
     def add(self, part: str, result: Result) -> None:
         """Append a result."""

@@ -454,12 +454,21 @@ def main() -> None:
     parser.add_argument(
         "--resume", action="store_true", help="continue the run in --output that was interrupted"
     )
+    parser.add_argument(
+        "--again",
+        default="",
+        help="parts of the run in --output to measure again, for example because the machine was "
+        "busy; config.json counts it",
+    )
     options = parser.parse_args()
     work = tomllib.loads((ROOT / "bench" / "workloads" / f"{options.workload}.toml").read_text())
     selected = parts_named(options.only)
     OUTPUT.mkdir(parents=True, exist_ok=True)
     config = configuration(options.workload, work)
-    record = Record(options.output, config, resume=options.resume)
+    record = Record(options.output, config, resume=options.resume or bool(options.again))
+    if options.again:
+        record.forget(again := parts_named(options.again))
+        selected = again if not options.only else selected
     parts = [part for part in PARTS if part[0] in selected and not record.is_finished(part[0])]
     print(json.dumps(record.config), flush=True)
     earlier = record.config["earlier_seconds"]

@@ -97,6 +97,14 @@ def test_an_interrupted_run_leaves_its_results_and_goes_on(
     assert "running second ... (2 parts left" in shown
     assert _names(tmp_path) == _names(tmp_path, "all") == ["a", "b", "c", "d", "e"]
 
+    # A finished part is measured again if that is asked for, and the run says so.
+    parts["second"] = _part("f")
+    _run(monkeypatch, tmp_path, parts, "--again", "second")
+    assert _names(tmp_path) == _names(tmp_path, "all") == ["a", "b", "e", "f"]
+    assert json.loads((tmp_path / "config.json").read_text())["measured_again"] == {"second": 1}
+    with pytest.raises(SystemExit, match="has not finished part fourth"):
+        _run(monkeypatch, tmp_path, parts | {"fourth": _part("g")}, "--again", "fourth")
+
     # Without --resume a run starts from the beginning. It knows how long each part took before.
     capsys.readouterr()
     _run(monkeypatch, tmp_path, {"third": _part("e")})
