@@ -17,7 +17,7 @@ Threads:     one thread makes all calls of a TrainerOutput, between two steps; a
 from petps.train.batch import Batch, Ragged
 from petps.train.clustering import ByKeys
 from petps.train.link import Links
-from petps.train.optimizer import Adam, RowwiseAdagrad, Sgd
+from petps.train.optimizer import Adam, RowwiseAdagrad, Sgd, SparseAdam
 from petps.train.options import PipelineOptions
 from petps.train.output import TrainerOutput
 from petps.train.pipeline import Pipeline
@@ -42,6 +42,7 @@ __all__ = [
     "RowwiseAdagrad",
     "Sgd",
     "ShardedTables",
+    "SparseAdam",
     "TableSpec",
     "Timeline",
     "TrackedSource",

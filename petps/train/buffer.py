@@ -90,10 +90,10 @@ class Buffer:
         """Apply the gradients, by block float32[n, dim], to the rows that exist."""
         for slots, gradient, rows in zip(self.slots, gradients, self._trained, strict=True):
             if rows is None:
-                optimizer.apply(slots, gradient)
+                optimizer.apply(slots, gradient, self.batch)
                 continue
             updated = slots.index_select(0, rows)
-            optimizer.apply(updated, gradient.index_select(0, rows))
+            optimizer.apply(updated, gradient.index_select(0, rows), self.batch)
             slots.index_copy_(0, rows, updated)
 
     def write_back(self, tables: ShardedTables, lane: Lane) -> None:
