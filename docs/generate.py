@@ -160,15 +160,27 @@ def _scrape() -> str:
 
 def measured() -> str:
     """Return the published figures, each with its limit and its target."""
+    from bench.report import PARTS
     from bench.targets import bounds, missed
 
     config = json.loads((PUBLISHED / "config.json").read_text())
+    again = [f"`{name}`" for name in config["measured_again"]]
+    left_out = [f"`{name}`" for name, _ in PARTS if name not in config["part_seconds"]]
+    notes = [
+        f"{text}: {', '.join(parts)}."
+        for text, parts in (
+            ("Measured again in this run, because the machine was busy the first time", again),
+            ("Not measured in this run", left_out),
+        )
+        if parts
+    ]
     lines = [
         f"The figures of `make bench` at revision {config['revision']}, on {config['processors']}",
         f"processors ({config['cpu']}), Linux {config['kernel'].split('-')[0]}. Where two media",
         "are measured, a figure without `.dram` is on a file. The plot shows the ratio of each",
         "figure to its limit; a bar is its target, and a red point misses it. Peers follow below,",
         "and `scale.*`, which compares numbers of threads, is not in the plot.",
+        *notes,
         "",
         "![Ratio of each figure to its limit, with its target](measured.svg)",
         "",
