@@ -118,7 +118,7 @@ def _micro(part: Batch, keys: Arrays, order: int) -> reference.Micro:
     bags = {}
     for feature, ragged in part.keys.items():
         own = keys[FEATURES.get(feature, feature)]
-        order = np.argsort(own)
-        rows = order[np.searchsorted(own, ragged.keys, sorter=order)]
+        by_key = np.argsort(own)
+        rows = by_key[np.searchsorted(own, ragged.keys, sorter=by_key)]
         bags[feature] = (torch.from_numpy(rows), torch.from_numpy(ragged.offsets))
     return reference.Micro(part.samples, bags, part.dense["dense"], part.dense["label"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -27,10 +28,10 @@ def main(kind: str, optimizer: str, micro_batches: int, rank: int, world: int, o
         arrays = run_petps(optimizer, micro_batches, rank, Links.of_processes())
     else:
         arrays = run_reference(optimizer, micro_batches, world, ddp=True)
-    np.savez(out / f"{kind}-{rank}.npz", **arrays)
+    np.savez(out / f"{kind}-{rank}.npz", **cast(dict[str, Any], arrays))
     distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    kind, optimizer, *numbers, folder = sys.argv[1:]
-    main(kind, optimizer, *(int(number) for number in numbers), Path(folder))
+    words = sys.argv[1:]
+    main(words[0], words[1], int(words[2]), int(words[3]), int(words[4]), Path(words[5]))

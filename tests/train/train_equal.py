@@ -24,7 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 WAIT_SECONDS = 600.0
 # FBGEMM multiplies by lr / (sqrt(sum) + eps); petps divides first, so a last bit may differ.
 SAME_ORDER = ("sgd", "adam", "sparse_adam")
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
+# Processes of 200 steps each; on a busy machine a test takes minutes.
+pytestmark = [pytest.mark.usefixtures("one_torch_thread"), pytest.mark.timeout(600)]
 
 
 def run_processes(kind: str, optimizer: str, micro_batches: int, world: int, out: Path) -> Arrays:
@@ -165,6 +166,6 @@ def test_a_wrong_gradient_sum_is_found(
         check(optimizer, 2, 2, trained)
 
 
-def test_without_a_mutation_threads_find_nothing() -> None:
-    for optimizer in OPTIMIZERS:
-        check(optimizer, 2, 2, in_two_threads(optimizer))
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_without_a_mutation_nothing_is_found(optimizer: str) -> None:
+    check(optimizer, 2, 2, in_two_threads(optimizer))
