@@ -79,9 +79,10 @@ def _tcp(work: Workload) -> Iterator[Result]:
 def _gather(work: Workload) -> Iterator[Result]:
     size = work["gather"]
     cells = {}
-    for cell in _run("gather", part="grid", **size["grid"]):
-        cells[cell["name"]] = cell
-        yield cell
+    for medium in MEDIA:
+        for cell in _on(medium, "gather", part="grid", **size["grid"]):
+            cells[cell["name"]] = cell
+            yield cell
     counts = _instructions_per_row(size["counted_lists"])
     for mode, instructions in counts.items():
         grid_cell = cells[f"gather.{mode}.512.500"]
@@ -135,7 +136,8 @@ def _instructions_per_row(lists: int) -> dict[str, Any]:
 
 
 def _connections(work: Workload) -> Iterator[Result]:
-    yield from _run("gather", part="connections", **work["gather"]["connections"])
+    for medium in MEDIA:
+        yield from _on(medium, "gather", part="connections", **work["gather"]["connections"])
 
 
 def _apply(work: Workload) -> Iterator[Result]:

@@ -16,6 +16,7 @@ TARGETS: Final[dict[str, Target]] = {
     "pull.tcp": ("ratio", 0.8, True),
     "pull.tcp.dram": ("ratio", 0.8, True),
     "pull.tcp.connections.1000": ("ratio", 0.7, True),  # throughput must not collapse
+    "pull.tcp.connections.1000.dram": ("ratio", 0.7, True),
     "apply": ("ratio", 0.5, True),
     "apply.dram": ("ratio", 0.5, True),
     "apply.zipf.10m": ("ratio", 0.5, True),

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <new>
@@ -42,12 +43,17 @@ constexpr size_t kMiddle = 2;  // 512-byte rows
 
 struct Setting {
   std::string part;
+  std::string medium;
+  std::string folder;
   uint64_t table_bytes = 0;
   uint32_t windows = 0;
   double window_s = 0;
   double connections_window_s = 0;
   uint32_t connections_max = 0;
   uint64_t rows(size_t r) const { return table_bytes / kRowBytes[r]; }
+  std::string pool_folder(size_t r) const {
+    return folder + "/gather-" + std::to_string(kRowBytes[r]);
+  }
 };
 
 // Memory shared with the server process.
@@ -66,6 +72,9 @@ struct Doors {
   for (size_t r = 0; r < kRowBytes.size(); ++r) {
     if (!grid && r != kMiddle) continue;
     TableShape shape;
+    shape.medium = setting.medium;
+    shape.folder = setting.pool_folder(r);
+    std::filesystem::create_directories(shape.folder);
     shape.rows = setting.rows(r);
     shape.dim = kRowBytes[r] / 4;
     tables.push_back(std::make_unique<LoadedTable>(shape));
@@ -85,7 +94,7 @@ struct Doors {
 
 class ServerProcess {
  public:
-  explicit ServerProcess(const Setting& setting) {
+  explicit ServerProcess(const Setting& setting) : setting_(setting) {
     void* shared =
         mmap(nullptr, sizeof(Doors), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) fail("mmap failed");
@@ -101,6 +110,8 @@ class ServerProcess {
     kill(process_, SIGKILL);
     waitpid(process_, nullptr, 0);
     munmap(doors_, sizeof(Doors));
+    for (size_t r = 0; r < kRowBytes.size(); ++r)
+      std::filesystem::remove_all(setting_.pool_folder(r));
   }
   ServerProcess(const ServerProcess&) = delete;
   ServerProcess& operator=(const ServerProcess&) = delete;
@@ -124,6 +135,7 @@ class ServerProcess {
   }
 
  private:
+  const Setting& setting_;
   Doors* doors_;
   pid_t process_ = 0;
   clockid_t clock_ = 0;
@@ -181,7 +193,8 @@ void measure_cell(const Setting& setting, const ServerProcess& server, size_t r,
     const double p99 = percentile(way.latencies, 0.99);
     const double cpu = way.cpu_s_per_million();
     Line line(std::string("gather.") + transport::gather_mode_name(kModes[m]) + "." +
-              std::to_string(kRowBytes[r]) + "." + std::to_string(keys));
+                  std::to_string(kRowBytes[r]) + "." + std::to_string(keys),
+              setting.medium);
     line.text("unit", "rows/s")
         .text("ratio_to", "gather by copy")
         .number("value", median(way.rates))
@@ -221,7 +234,7 @@ void measure_connections(const Setting& setting, const ServerProcess& server) {
   }
   for (auto& [n, way] : numbers) {
     std::sort(way.latencies.begin(), way.latencies.end());
-    Line("pull.tcp.connections." + std::to_string(n))
+    Line("pull.tcp.connections." + std::to_string(n), setting.medium)
         .text("unit", "rows/s")
         .text("ratio_to", "one connection with one pull in flight")
         .number("value", median(way.rates))
@@ -271,7 +284,7 @@ void measure_fairness(const Setting& setting, const ServerProcess& server) {
     std::sort(latencies->begin(), latencies->end());
   const double p99 = percentile(beside, 0.99);
   const double long_p50 = percentile(long_pulls, 0.5);
-  Line("pull.tcp.fairness")
+  Line("pull.tcp.fairness", setting.medium)
       .text("unit", "us")
       .text("ratio_to", "p50 of the 2,000-key pulls beside which the 10-key pulls run")
       .number("value", p99)
@@ -292,6 +305,8 @@ int main(int count, char** values) {
   Arguments arguments(count, values);
   Setting setting;
   setting.part = arguments.text("part", "grid");
+  setting.medium = arguments.text("medium", "file");
+  setting.folder = arguments.text("folder", "build/bench");
   setting.table_bytes = arguments.number("table_mib", 128) << 20;
   setting.windows = arguments.small_number("windows", 9);
   setting.window_s = static_cast<double>(arguments.number("window_ms", 25)) / 1e3;
