@@ -212,10 +212,12 @@ bool Slots::is_recent(const Extent& extent, SlotRef ref) const {
   return static_cast<uint16_t>(written_now() - written) <= kRecentParts;
 }
 
-// Return how many free slots make a group of words dense: 5/4 of its share of the free slots.
+// Return how many free slots make a word dense, times the words of a group: 5/4 of the share that
+// these words would have of the free slots, and at most all of their slots.
 uint64_t Slots::dense_group() const {
-  return free_.load(std::memory_order_relaxed) * group_words_ * 64 * 5 /
-         (total_.load(std::memory_order_relaxed) * 4);
+  const uint64_t slots = group_words_ * 64;
+  return std::min(slots, free_.load(std::memory_order_relaxed) * slots * 5 /
+                             (total_.load(std::memory_order_relaxed) * 4));
 }
 
 uint16_t Slots::written_now() const {
@@ -258,15 +260,17 @@ uint64_t Slots::take_recent(std::span<SlotRef> out, SlotHeader** headers) {
   return taken;
 }
 
-// Return the words of the group that begins at the cursor if it has fewer than `min_free` free
-// slots, else 0. Also return 0 within a group: its beginning was dense.
+// Return the words of the group that begins at the cursor if fewer of its slots are free than
+// `min_free` of a whole group, else 0. Also return 0 within a group: what is left of it is near.
 uint64_t Slots::sparse_words(const Extent& extent, uint64_t min_free) const {
   if (cursor_word_ % group_words_ != 0) return 0;
   const auto words = std::span(extent.free_bits).subspan(cursor_word_);
   const auto group = words.first(std::min<size_t>(group_words_, words.size()));
   uint64_t free = 0;
   for (const uint64_t word : group) free += static_cast<uint64_t>(std::popcount(word));
-  return free < min_free ? group.size() : 0;
+  // The last group of an extent is shorter, and its last word may have bits without a slot.
+  const uint64_t slots = std::min(group.size() * 64, extent.count - cursor_word_ * 64);
+  return free * group_words_ * 64 < min_free * slots ? group.size() : 0;
 }
 
 // Take up to out.size() free slots in address order, starting at the cursor.
@@ -334,7 +338,8 @@ Status Slots::allocate(std::span<SlotRef> out, bool* wait_for_walk, SlotHeader**
   if (recent) {
     taken += take_locked(rest(), rest_headers(), Choice::kRecent, &finished_round);
     taken += take_recent(rest(), rest_headers());
-    taken += take_locked(rest(), rest_headers(), Choice::kDense, &finished_round);
+    bool skipped_all = false;  // a round that skips is none: it must not make the table grow
+    taken += take_locked(rest(), rest_headers(), Choice::kDense, &skipped_all);
   }
   taken += take_locked(rest(), rest_headers(), Choice::kAny, &finished_round);
   PETPS_CHECK(taken == out.size(), "the free count and the free bits disagree");

@@ -94,7 +94,9 @@ class Writer {
   // Each thread takes the ranges whose number modulo `threads` is the thread's number.
   Status apply_by_range(size_t at, size_t n, size_t threads) {
     divide(at, n);
-    const std::lock_guard turn(table_.turns);
+    std::unique_lock turn(table_.turns, std::defer_lock);
+    // Deletions wait for no slots, and make room for those who do.
+    if (batch_.rows != nullptr) turn.lock();
     std::vector<ApplyReport> reports(threads);
     std::vector<Status> results(threads);
     std::vector<std::thread> others;

@@ -80,6 +80,10 @@ TEST(RangeLocks, AWriterOfAllRangesComesBeforeALaterWriterOfOne) {
 
 TEST(Turns, OnlySoManyWritersHaveATurn) {
   Turns turns(2);
+  {
+    const std::scoped_lock first(turns);
+    const std::scoped_lock second(turns);  // two have a turn
+  }
   std::atomic<int> inside{0};
   std::vector<std::thread> writers;
   for (int writer = 0; writer < 6; ++writer) {
@@ -108,9 +112,12 @@ TEST(Turns, AreGivenInOrderOfArrival) {
     wait_until([&] { return turns.waiting() == writer + 1; });
   }
   turns.unlock();
-  { const std::lock_guard newcomer(turns); }
+  {
+    const std::lock_guard newcomer(turns);
+    order.push_back(4);
+  }
   for (std::thread& writer : writers) writer.join();
-  EXPECT_EQ(order, (std::vector<size_t>{0, 1, 2, 3}));
+  EXPECT_EQ(order, (std::vector<size_t>{0, 1, 2, 3, 4}));
 }
 
 // Two threads hold the shared side alternately, overlapping, so it is never empty unless a
