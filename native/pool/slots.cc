@@ -212,8 +212,8 @@ bool Slots::is_recent(const Extent& extent, SlotRef ref) const {
   return static_cast<uint16_t>(written_now() - written) <= kRecentParts;
 }
 
-// Return how many free slots make a word dense, times the words of a group: 5/4 of the share that
-// these words would have of the free slots, and at most all of their slots.
+// Return how many free slots make a group of words dense: 5/4 of its share of the free slots, but
+// not more than it has slots.
 uint64_t Slots::dense_group() const {
   const uint64_t slots = group_words_ * 64;
   return std::min(slots, free_.load(std::memory_order_relaxed) * slots * 5 /
@@ -338,8 +338,8 @@ Status Slots::allocate(std::span<SlotRef> out, bool* wait_for_walk, SlotHeader**
   if (recent) {
     taken += take_locked(rest(), rest_headers(), Choice::kRecent, &finished_round);
     taken += take_recent(rest(), rest_headers());
-    bool skipped_all = false;  // a round that skips is none: it must not make the table grow
-    taken += take_locked(rest(), rest_headers(), Choice::kDense, &skipped_all);
+    bool skipped_round = false;  // it must not make the table grow
+    taken += take_locked(rest(), rest_headers(), Choice::kDense, &skipped_round);
   }
   taken += take_locked(rest(), rest_headers(), Choice::kAny, &finished_round);
   PETPS_CHECK(taken == out.size(), "the free count and the free bits disagree");

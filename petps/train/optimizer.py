@@ -89,16 +89,23 @@ class RowwiseAdagrad(Optimizer):
 
 
 @dataclass(frozen=True, slots=True)
-class Adam(Optimizer):
-    """Lazy Adam: each row has moments and a count of steps, and counts only its own steps."""
-
+class _AdamSettings(Optimizer):
     lr: float
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        _check_adam(self.lr, self.beta1, self.beta2, self.eps)
+        _check_positive("lr", self.lr)
+        _check_positive("eps", self.eps)
+        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
+            if not 0 <= beta < 1:
+                raise InvalidArgument(f"{name} must be at least 0 and below 1, got {beta}")
+
+
+@dataclass(frozen=True, slots=True)
+class Adam(_AdamSettings):
+    """Lazy Adam: each row has moments and a count of steps, and counts only its own steps."""
 
     def columns(self, dim: int) -> Mapping[str, int]:
         """See Optimizer."""
@@ -122,20 +129,12 @@ class Adam(Optimizer):
 
 
 @dataclass(frozen=True, slots=True)
-class SparseAdam(Optimizer):
+class SparseAdam(_AdamSettings):
     """Adam whose rows change only in the steps that look them up, with one count of steps for all.
 
     It computes the same as torch.optim.SparseAdam. The count is the number of the training step
     (PipelineOptions.first_step), so a restored training continues with it.
     """
-
-    lr: float
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-
-    def __post_init__(self) -> None:
-        _check_adam(self.lr, self.beta1, self.beta2, self.eps)
 
     def columns(self, dim: int) -> Mapping[str, int]:
         """See Optimizer."""
@@ -149,14 +148,6 @@ class SparseAdam(Optimizer):
         variance.add_(gradients.square().sub_(variance).mul_(1 - self.beta2))
         size = self.lr * math.sqrt(1 - self.beta2**step) / (1 - self.beta1**step)
         slots[:, :dim].add_(-size * (mean / variance.sqrt().add_(self.eps)))
-
-
-def _check_adam(lr: float, beta1: float, beta2: float, eps: float) -> None:
-    _check_positive("lr", lr)
-    _check_positive("eps", eps)
-    for name, beta in (("beta1", beta1), ("beta2", beta2)):
-        if not 0 <= beta < 1:
-            raise InvalidArgument(f"{name} must be at least 0 and below 1, got {beta}")
 
 
 def _check_positive(name: str, value: float) -> None:

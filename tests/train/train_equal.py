@@ -121,13 +121,18 @@ def in_two_threads(optimizer: str, changed: Any = None) -> Arrays:
     return merge(in_threads(2, work))
 
 
+class OneStepAhead(SparseAdam):
+    def apply(self, slots: Any, gradients: Any, step: int) -> None:
+        SparseAdam.apply(self, slots, gradients, step + 1)
+
+
 MUTATIONS = {
     "learning rate": ("sgd", Sgd(0.1 * (1 + 1e-4))),
     "learning rate of Adagrad": ("rowwise_adagrad", RowwiseAdagrad(0.1 * (1 + 1e-4))),
     "sum of squares": ("rowwise_adagrad", RowwiseAdagrad(0.1, initial_sum=1e-6)),
     "first moment": ("adam", Adam(0.02, beta1=0.9001)),
     "second moment": ("adam", Adam(0.02, beta2=0.9991)),
-    "count of steps": ("sparse_adam", Adam(0.02)),
+    "count of steps": ("sparse_adam", OneStepAhead(0.02)),
     "moment of SparseAdam": ("sparse_adam", SparseAdam(0.02, beta2=0.9991)),
 }
 
@@ -136,11 +141,6 @@ MUTATIONS = {
 def test_a_wrong_optimizer_is_found(mutation: str) -> None:
     optimizer, changed = MUTATIONS[mutation]
     trained = in_two_threads(optimizer, changed)
-    if mutation == "count of steps":  # its slots have a column more
-        trained = {
-            name: values if "." in name or "dense" in name else values[:, :-1]
-            for name, values in trained.items()
-        }
     with pytest.raises(AssertionError):
         check(optimizer, 2, 2, trained)
 
