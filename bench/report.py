@@ -158,24 +158,28 @@ def _apply(work: Workload) -> Iterator[Result]:
 def _updates(work: Workload) -> Iterator[Result]:
     size = work["updates"]
     for durability, batches in size["batches"].items():
-        prefix = "apply.zipf" if durability == "process" else f"apply.zipf.{durability}"
-        smallest: Result | None = None
+        suffix = "" if durability == "process" else f".{durability}"
+        smallest: dict[str, Result] = {}
         for label, rows in size["rows"].items():
             sizes = {"rows": rows, "batches": batches, "rounds": work["rounds"]}
-            (result,) = _on("file", "updates", durability=durability, **sizes)
-            yield {
-                **result,
-                "name": f"{prefix}.{label}",
-                "ratio_to": smallest and f"the same table with {smallest['rows']:,.0f} rows",
-                "ratio": smallest and result["value"] / smallest["value"],
-            }
-            smallest = smallest or result
-            yield {
-                "name": f"{prefix}.dirtied_bytes_per_row.{label}",
-                "medium": "file",
-                "value": result["dirtied_bytes_per_row"],
-                "unit": "bytes",
-            }
+            for result in _on("file", "updates", durability=durability, **sizes):
+                prefix = result["name"] + suffix
+                reference = smallest.setdefault(prefix, result)
+                has_reference = reference is not result
+                yield {
+                    **result,
+                    "name": f"{prefix}.{label}",
+                    "ratio_to": f"the same table with {reference['rows']:,.0f} rows"
+                    if has_reference
+                    else None,
+                    "ratio": result["value"] / reference["value"] if has_reference else None,
+                }
+                yield {
+                    "name": f"{prefix}.dirtied_bytes_per_row.{label}",
+                    "medium": "file",
+                    "value": result["dirtied_bytes_per_row"],
+                    "unit": "bytes",
+                }
 
 
 def _peers(work: Workload) -> Iterator[Result]:
@@ -359,6 +363,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("index.bucket_reads", _quality),
     ("memory", _memory),
     ("reopen", _reopen),
+    ("reopen.first_pull", _here("bench.recovery.first_pull", "first_pull")),
     ("ingest", _here("bench.ingest.kafka", "ingest")),
     ("checkpoint", _checkpoint),
     ("checkpoint.loss", _with_torch("checkpoint.loss", "bench.checkpoint.loss", "loss")),
@@ -380,7 +385,6 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
 
 
 def show(results: list[Result], config: dict[str, Any]) -> None:
-    """Print the results as a table."""
     """Print the results as a table."""
     from rich.console import Console
     from rich.table import Table

@@ -21,9 +21,13 @@ TARGETS: Final[dict[str, Target]] = {
     "apply.dram": ("ratio", 0.5, True),
     "apply.zipf.10m": ("ratio", 0.5, True),
     "apply.zipf.20m": ("ratio", 0.5, True),
-    "apply.zipf.dirtied_bytes_per_row.2m": ("value", 2048.0, False),
-    "apply.zipf.dirtied_bytes_per_row.10m": ("value", 2048.0, False),
-    "apply.zipf.dirtied_bytes_per_row.20m": ("value", 2048.0, False),
+    "push.zipf.10m": ("ratio", 0.5, True),
+    "push.zipf.20m": ("ratio", 0.5, True),
+    **{
+        f"{how}.zipf.dirtied_bytes_per_row.{rows}": ("value", 2048.0, False)
+        for how in ("apply", "push")
+        for rows in ("2m", "10m", "20m")
+    },
     "pull.p99_during_apply": ("ratio", 1.3, False),
     "pull.p99_during_apply.dram": ("ratio", 1.3, False),
     "peers.tcp.redis": ("ratio", 8.0, True),
@@ -45,6 +49,7 @@ TARGETS: Final[dict[str, Target]] = {
     "reopen.ms.1m": ("value", 50.0, False),
     "reopen.ms.10m": ("value", 50.0, False),
     "reopen.ms.small_rows": ("ratio", 2.0, False),
+    "reopen.first_pull": ("value", 100.0, False),
     "ingest.kafka": ("ratio", 0.7, True),
     "ingest.kafka_vs_apply": ("ratio", 0.8, True),
     "pull.p99_during_ingest.vs_consumer": ("ratio", 1.3, False),

@@ -1,17 +1,22 @@
-// apply.zipf: small batches of new rows for keys that exist, drawn from a Zipf distribution, as
-// servers receive them from trainers. The result has the pages that became dirty, and the page
-// faults, for each changed row. Each round begins with clean pages.
+// apply.zipf and push.zipf: small batches of new rows for keys that exist, drawn from a Zipf
+// distribution, as servers receive them from trainers: applied to the table, and pushed over
+// loopback by one client to a server in this process. The results have the pages that became dirty,
+// and the page faults, for each changed row. Each round begins with clean pages.
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "bench/common/arguments.h"
 #include "bench/common/loaded_table.h"
 #include "bench/common/measure.h"
 #include "bench/common/random.h"
+#include "petps_client/client.h"
+#include "server/server.h"
 
 namespace petps::bench {
 namespace {
@@ -70,8 +75,12 @@ struct Figures {
   double rows = 0;
 };
 
+// Write the new rows of some keys, and return how many were updated.
+using Update =
+    std::function<uint64_t(const std::vector<uint64_t>& keys, const std::vector<std::byte>& rows)>;
+
 void run_round(LoadedTable& loaded, const TableShape& shape, const Setting& setting, Keys& keys,
-               Figures* figures) {
+               const Update& update, Figures* figures) {
   std::vector<std::byte> rows(setting.batch * loaded.row_bytes());
   clean_pages(shape.folder);
   const double dirtied_before = dirtied_bytes();
@@ -82,9 +91,9 @@ void run_round(LoadedTable& loaded, const TableShape& shape, const Setting& sett
     for (uint64_t i = 0; i < batch.size(); ++i)
       LoadedTable::fill(batch[i], b + 1, rows.data() + i * loaded.row_bytes(), loaded.row_bytes());
     const auto begun = Clock::now();
-    const auto report = value_of(loaded.table().apply({batch, rows.data(), {}, 1}));
+    const uint64_t updated = update(batch, rows);
     const std::chrono::duration<double> taken = Clock::now() - begun;
-    if (report.updated != batch.size()) fail("apply did not update every row");
+    if (updated != batch.size()) fail("a batch did not update every row");
     seconds += taken.count();
     figures->batch_us.push_back(taken.count() * 1e6);
   }
@@ -95,27 +104,50 @@ void run_round(LoadedTable& loaded, const TableShape& shape, const Setting& sett
   figures->rows += changed;
 }
 
-void measure(const TableShape& shape, const Setting& setting) {
-  LoadedTable loaded(shape);
-  Keys keys(loaded.rows(), setting.batch);
-  // A table that is written takes spare slots until it has its share.
-  for (Figures warm_up; warm_up.rows < static_cast<double>(loaded.rows()) / 4;)
-    run_round(loaded, shape, setting, keys, &warm_up);
-  Figures figures;
-  for (uint32_t round = 0; round < setting.rounds; ++round)
-    run_round(loaded, shape, setting, keys, &figures);
+void print(const std::string& name, const TableShape& shape, const Setting& setting,
+           Figures figures) {
   std::sort(figures.batch_us.begin(), figures.batch_us.end());
-  Line("apply.zipf")
+  Line(name)
       .text("medium", shape.medium)
       .text("durability", shape.durability)
       .text("unit", "rows/s")
-      .number("rows", static_cast<double>(loaded.rows()))
+      .number("rows", static_cast<double>(shape.rows))
       .number("batch", static_cast<double>(setting.batch))
       .number("value", median(figures.rates))
       .number("batch_p50_us", percentile(figures.batch_us, 0.5))
       .number("batch_p99_us", percentile(figures.batch_us, 0.99))
       .number("faults_per_row", figures.faults / figures.rows)
       .number("dirtied_bytes_per_row", figures.dirtied / figures.rows);
+}
+
+void measure(const TableShape& shape, const Setting& setting) {
+  LoadedTable loaded(shape);
+  server::ServerOptions server_options;
+  server_options.port = 0;
+  const auto server = value_of(server::Server::start(loaded.tables(), server_options));
+  client::Options client_options;
+  client_options.deadline_ms = 60'000;  // a busy disk syncs slowly
+  const auto client = value_of(client::Client::connect(
+      "petps://127.0.0.1:" + std::to_string(server->port()), client_options));
+  const Update apply = [&](const std::vector<uint64_t>& keys, const std::vector<std::byte>& rows) {
+    return value_of(loaded.table().apply({keys, rows.data(), {}, 1})).updated;
+  };
+  client::PushOptions push_options;
+  push_options.allow_not_finite = true;  // the rows' bytes are no numbers
+  const Update push = [&](const std::vector<uint64_t>& keys, const std::vector<std::byte>& rows) {
+    return value_of(client->push_stored("rows", keys, rows, push_options)).updated;
+  };
+  Keys keys(loaded.rows(), setting.batch);
+  // A table that is written takes spare slots until it has its share.
+  for (Figures warm_up; warm_up.rows < static_cast<double>(loaded.rows()) / 4;)
+    run_round(loaded, shape, setting, keys, apply, &warm_up);
+  Figures applied, pushed;
+  for (uint32_t round = 0; round < setting.rounds; ++round) {
+    run_round(loaded, shape, setting, keys, apply, &applied);
+    run_round(loaded, shape, setting, keys, push, &pushed);
+  }
+  print("apply.zipf", shape, setting, std::move(applied));
+  print("push.zipf", shape, setting, std::move(pushed));
 }
 
 }  // namespace

@@ -70,6 +70,7 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
     ]
     yield {
         "name": "pull.grpc",
+        "medium": "file",
         "value": statistics.median(rates["grpc"]),
         "unit": "rows/s",
         "ratio_to": "petps_client over TCP",
