@@ -379,6 +379,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
             ("train.clustering", "clustering", "train", "train_clustering"),
             ("train.shaped", "shaped", "train", "train_shaped"),
             ("train.scale", "scale", "train", "train_scale"),
+            ("train.stall", "stall", "train", "train_stall"),
         )
     ),
 )

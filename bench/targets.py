@@ -80,6 +80,10 @@ TARGETS: Final[dict[str, Target]] = {
     "train.exposed_communication.4": ("ratio", 0.3, False),
     "train.exposed_communication.8": ("ratio", 0.175, False),
     "train.simulator_error": ("ratio", 0.1, False),
+    "train.checkpoint_stall.30s": ("ratio", 0.004, False),
+    "train.checkpoint_stall.30steps": ("ratio", 0.02, False),
+    "train.tracking": ("ratio", 0.01, False),
+    "train.everything": ("ratio", 1.05, False),
 }
 # Results that must meet a second target too.
 SECOND_TARGETS: Final[dict[str, Target]] = {"reopen.ms.small_rows": ("value", 50.0, False)}

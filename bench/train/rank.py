@@ -15,6 +15,7 @@ import resource
 import statistics
 import sys
 import time
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +26,7 @@ from bench.train.simulate import AHEAD
 from bench.train.slow_link import LinkSchedule, SlowLink
 from bench.train.steps import link_of, slowest
 from bench.train.unfreshened import pipeline_of
+from bench.train.versions import Stopwatch, writing_versions
 from examples.demo.trace import load_trace
 from petps.train import (
     Batch,
@@ -87,7 +89,8 @@ class Descent:
 def batches(settings: dict[str, Any], rank: int) -> list[Batch]:
     """Return sequences of ids in the order of access; each rank begins at another place.
 
-    The batches are made before the clock starts. With ``sessions`` above 0, each sample belongs
+    The batches are made before the clock starts; at most ``distinct_batches``, which the training
+    repeats. With ``sessions`` above 0, each sample belongs
     instead to one of that many sessions, at random, and draws its ids from the ``session_keys``
     ids of its session.
     """
@@ -97,7 +100,8 @@ def batches(settings: dict[str, Any], rank: int) -> list[Batch]:
     at = len(trace.accesses) * rank // settings["world"]
     random = np.random.default_rng((settings["seed"], rank))
     all_batches = []
-    for _ in range(settings["warm_up"] + settings["steps"] + AHEAD):
+    count = settings["warm_up"] + settings["steps"] + AHEAD
+    for _ in range(min(count, settings.get("distinct_batches", count))):
         if settings["sessions"]:
             places = _of_sessions(random, len(trace.keys), settings).ravel()
         else:
@@ -163,7 +167,7 @@ def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
     keys, rows, dense = (
         SlowLink(link, schedule, **slow) for link in (links.keys, links.rows, links.dense)
     )
-    links = Links(keys, rows, dense)
+    links = replace(links, keys=keys, rows=rows, dense=dense)
     model = Waiting(settings["dense_s"], settings["samples"])
     rows_of = {FEATURE: settings["rows"], **FIELDS}
     specs = [
@@ -181,14 +185,17 @@ def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
         fill(tables, settings)
         kind, mode = pipeline_of(settings["mode"])
         options = PipelineOptions(settings["micro_batches"], mode, deterministic=True)
-        with kind(
-            model, tables, iter(loader), options=options, links=links,
-            optimizer=Descent(model.weight), timeline=timeline,
+        tracking = Stopwatch(tables.tracker.track)
+        tables.tracker.track = tracking  # type: ignore[method-assign]
+        with writing_versions(tables, links, model, settings) as hooks, kind(
+            model, tables, itertools.cycle(loader), options=options, links=links,
+            optimizer=Descent(model.weight), timeline=timeline, hooks=hooks,
         ) as pipeline:  # fmt: skip
             for _ in range(settings["warm_up"]):
                 pipeline.step()
             timeline.reset()
             rows.bytes = keys.bytes = 0
+            tracking.seconds = 0.0
             began, used, faults = time.monotonic(), time.process_time(), _faults()
             steps = list(itertools.islice(pipeline, settings["steps"]))
             seconds, used = time.monotonic() - began, time.process_time() - used
@@ -201,6 +208,9 @@ def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
         "lookup_stall_s": sum(step.lookup_stall for step in steps) / count,
         "exposed_s": sum(step.exposed for step in steps) / count,
         "crossing_s": sum(step.crossing for step in steps) / count,
+        "hooks_s": sum(step.hooks for step in steps) / count,
+        "tracking_s": tracking.seconds / count,
+        "versions": sum(step.hooks > 1e-3 for step in steps),
         "bytes": rows.bytes / count,
         "key_bytes": keys.bytes / count,
         "stages_s": {name: total / count for name, total in stages.items()},

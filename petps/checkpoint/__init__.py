@@ -12,7 +12,8 @@ from petps.checkpoint.on_ray import OnRay
 from petps.checkpoint.policy import POLICIES, Policy
 from petps.checkpoint.published import BaseInfo, list_positions
 from petps.checkpoint.quantise import Quantising
-from petps.checkpoint.staging import Bandwidth, Device, SourceDevice, StagedCheckpointer
+from petps.checkpoint.stages import Device, SourceDevice, Stager
+from petps.checkpoint.staging import Bandwidth, StagedCheckpointer
 from petps.checkpoint.store import Store
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Source",
     "SourceDevice",
     "StagedCheckpointer",
+    "Stager",
     "Store",
     "Table",
     "list_positions",

@@ -199,16 +199,19 @@ class FsspecFiles:
 
     def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
         """See Files."""
-        target = self._target_of(path)
-        try:
+        target, where = self._target_of(path), f"{self._url}/{path}"
+        with _filesystem_errors(where):
             self._fs.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
             # A filesystem may show the file piece by piece; no reader knows its name before a state
             # names it.
-            with self._fs.open(target, "wb") as file:
-                for piece in pieces:
+            file = self._fs.open(target, "wb")
+        try:
+            for piece in pieces:
+                with _filesystem_errors(where):
                     file.write(piece)
-        except OSError as error:
-            raise IoError(f"{self._url}/{path}: {error}") from error
+        finally:
+            with _filesystem_errors(where):
+                file.close()
 
     def create(self, path: str, content: bytes) -> None:
         """See Files."""

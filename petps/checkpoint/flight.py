@@ -2,7 +2,7 @@
 
 Owns:        Flight: the four buffers, the channels between stages, their threads, the outcome.
 Never does:  know what a stage does.
-Called by:   staging.py.
+Called by:   stages.py, staging.py.
 Invariants:  the first error stops every stage; a buffer belongs to one stage at a time.
 Threads:     one for each stage, and the trainer's; they share one condition variable.
 """
@@ -50,7 +50,12 @@ class Channel(Generic[T]):
 class Flight:
     """A version in flight: its buffers, the channels of its stages, and its outcome."""
 
-    def __init__(self, down: list[memoryview], up: list[memoryview]) -> None:
+    def __init__(
+        self,
+        down: list[memoryview],
+        up: list[memoryview],
+        prepare_thread: Callable[[], None] = lambda: None,
+    ) -> None:
         self._changed = threading.Condition()
         self.free = {"down": down, "up": up}
         self.resident = 0
@@ -60,20 +65,22 @@ class Flight:
         self.encoded: Channel[tuple[str, Encoded]] = Channel()
         self.error: BaseException | None = None
         self.is_error_raised = False
+        self.has_succeeded = False
         self.committed: Version | None = None
+        self._prepare_thread = prepare_thread
         self.threads: list[threading.Thread] = []
 
     def fail(self, error: BaseException) -> None:
-        """Stop all stages. Only the first error counts, and none after the commit."""
+        """Stop all stages. Only the first error counts, and none after succeed()."""
         with self._changed:
-            if self.error is None and self.committed is None:
+            if self.error is None and not self.has_succeeded:
                 self.error = error
             self._changed.notify_all()
 
-    def succeed(self, version: Version) -> None:
+    def succeed(self, version: Version | None) -> None:
         """Record the commit, and drop the error of a cancel() that came during the commit."""
         with self._changed:
-            self.committed, self.error = version, None
+            self.has_succeeded, self.committed, self.error = True, version, None
 
     def check(self) -> None:
         """Raise Stopped if the version has failed or was cancelled."""
@@ -142,6 +149,7 @@ class Flight:
 
         def run_stage() -> None:
             try:
+                self._prepare_thread()
                 stage()
             except Stopped:
                 pass

@@ -226,7 +226,7 @@ def apply(store: Store, done: Executed) -> None:
 
 
 def _check_bundle(store: Store, done: Executed) -> None:
-    """Raise DataLoss if purge removed the bundle, which no state has named for an hour."""
+    """Raise DataLoss if purge removed the bundle, which no state has named for two days."""
     last = done.merged[-1]
     try:
         is_whole = store.files.size(last.file) >= last.bloom_offset + last.bloom_length

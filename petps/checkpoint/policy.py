@@ -64,6 +64,15 @@ class Policy:
         """Move spans of the newest lineage and rewrite its chunks, after a commit of a version."""
         del store
 
+    def arrange_all(self, store: Store, done: Callable[[], None] = lambda: None) -> None:
+        """Arrange until nothing is left to do. Call ``done`` after each merge."""
+        del done
+        self.arrange(store)
+
+    def measure(self, store: Store) -> None:
+        """Measure what next_kind() needs, after a commit, if another process calls arrange()."""
+        del store
+
 
 class Full(Policy):
     """A policy that writes every version as a base."""
@@ -167,6 +176,12 @@ class TwoD(Policy):
         for chunk, ended, rest in splits:
             store.rearrange([chunk], [[ended], [rest]] if rest is not None else [[ended]])
 
+    def measure(self, store: Store) -> None:
+        """Read the newest delta, for the speed of reading. See Policy."""
+        lineage = store.state.lineage
+        newest = lineage.versions[-1].version
+        store.read([chunk for chunk in lineage.open_delta_chunks() if chunk.first == newest])
+
     def _count_hits(self, store: Store, chunk: Chunk, keys: Keys, hashes: Hashes) -> int:
         """Return how many of the ascending ``keys`` the chunk may have."""
         if chunk.has_keys:
@@ -246,7 +261,7 @@ class Merged(Policy):
             self._is_lagging = True
             return STRIDE_BEHIND
 
-    def _measure(self, store: Store) -> None:
+    def measure(self, store: Store) -> None:
         """Measure d and v if they are needed. It reads two versions: call it behind the trainer."""
         if self.stride and self.every:
             return
@@ -278,7 +293,7 @@ class Merged(Policy):
 
     def arrange(self, store: Store) -> None:
         """Do one due merge in each layer; that is enough, because each version adds one delta."""
-        self._measure(store)
+        self.measure(store)
         stride = self._choose_stride()
         for layer in range(1, MAX_LAYERS):
             due = [plan for plan in plan_merges(store, stride) if plan.layer == layer + 1]
@@ -287,23 +302,23 @@ class Merged(Policy):
             for done in self.executor.run(due[:1]):
                 self._apply(store, done)
 
-    def arrange_all(self, store: Store, merged: Callable[[], None] = lambda: None) -> None:
-        """Do all due merges, also in a lineage of another policy. Call ``merged`` after each.
+    def arrange_all(self, store: Store, done: Callable[[], None] = lambda: None) -> None:
+        """Do all due merges, also in a lineage of another policy. Call ``done`` after each.
 
         A merge that fails leaves its own chunks unmerged and stops no other merge. Raise the first
         error at the end.
         """
-        self._measure(store)
+        self.measure(store)
         stride = self._choose_stride()
         failed: dict[tuple[Chunk, ...], PetpsError] = {}
         while due := [plan for plan in plan_merges(store, stride) if plan.chunks not in failed]:
-            for done in self.executor.run(due):
+            for executed in self.executor.run(due):
                 try:
-                    self._apply(store, done)
-                    merged()
+                    self._apply(store, executed)
+                    done()
                 except PetpsError as error:
-                    _log.warning("[checkpoint] %s stays undone: %s", done.plan, error)
-                    failed[done.plan.chunks] = error
+                    _log.warning("[checkpoint] %s stays undone: %s", executed.plan, error)
+                    failed[executed.plan.chunks] = error
         if failed:
             raise next(iter(failed.values()))
 

@@ -234,7 +234,7 @@ def _name_ranks(ranks: Sequence[int]) -> str:
 
 
 def _check_files(store: Store, version: int, shares: Iterable[_Share]) -> None:
-    """Raise DataLoss if purge removed a file of a share, which no state has named for an hour."""
+    """Raise DataLoss if purge removed a file of a share, which no state has named for two days."""
     for share in shares:
         sizes: dict[str, int] = {}
         for chunk in share.lineage.chunks:

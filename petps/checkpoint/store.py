@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypedDict
@@ -58,9 +58,11 @@ BASE: Final = "base"
 DELTA: Final = "delta"
 DIFFERENCE: Final = "difference"
 KINDS: Final = (BASE, DELTA, DIFFERENCE)
+# How often a change is made again because another writer was faster.
+CHANGE_TRIES: Final = 8
 # Purge removes a file that no state names only above this age. A younger one may belong to a
-# version that is not committed yet.
-LEFTOVER_SECONDS: Final = 3600.0
+# version that is not committed yet: ranks wait up to a day for the slowest share (link.py).
+LEFTOVER_SECONDS: Final = 48 * 3600.0
 # Bundles of which less than half is in use are compacted once they have this many bytes in use.
 COMPACT_BYTES: Final = 1 << 20
 MAX_VERSION: Final = (1 << 64) - 1
@@ -222,7 +224,26 @@ class Store:
         return Lineage("", version, (entry,), tuple(chunks), tables, (record,))
 
     def add(self, new: Lineage, before: State) -> None:
-        """Commit a version that write_data() wrote above the newest version of ``before``."""
+        """Commit a version that write_data() wrote above the newest version of ``before``.
+
+        If another writer changed the store meanwhile, but no version was added or rolled back, add
+        it to what that writer left.
+        """
+        (entry,) = new.versions
+        for attempt in range(CHANGE_TRIES):
+            try:
+                self._add(new, before)
+                return
+            except FailedPrecondition:
+                after = self.refresh()
+                if any(entry.created_ns == other.created_ns for other in after.versions()[-1:]):
+                    return  # it was added, and another writer's state followed at once
+                is_last = attempt + 1 == CHANGE_TRIES
+                if is_last or after.number == before.number or not _has_same_end(before, after):
+                    raise
+                before = after
+
+    def _add(self, new: Lineage, before: State) -> None:
         (entry,) = new.versions
         if entry.kind == BASE:
             self._commit(before, replace(before, lineages=(*before.lineages, new)))
@@ -270,6 +291,17 @@ class Store:
         files = {chunk.file for lineage in self._state.lineages for chunk in lineage.chunks}
         self.reader.forget_all_but(files)
         self._sizes = {path: size for path, size in self._sizes.items() if path in files}
+
+    def _change(self, derive: Callable[[State], State]) -> None:
+        """Commit a change that fits any state. If another writer was faster, make it again."""
+        for attempt in range(CHANGE_TRIES):
+            before = self._state
+            try:
+                self._commit(before, derive(before))
+                return
+            except FailedPrecondition:
+                if self.refresh().number == before.number or attempt + 1 == CHANGE_TRIES:
+                    raise
 
     def tidy(self) -> None:
         """Remove the files that no reader needs any more; otherwise the next change does it."""
@@ -365,13 +397,11 @@ class Store:
         Once the count exceeds the expected restores of a quantised store, the next version is a
         base of 8 bits. Raise FailedPrecondition if another writer committed first; raise IoError.
         """
-        before = self._state
-        self._commit(before, replace(before, restores=before.restores + 1))
+        self._change(lambda state: replace(state, restores=state.restores + 1))
 
     def expect(self, quantising: Quantising | None) -> None:
         """Set the expected restores for the quantisation of new lineages; None: do not quantise."""
-        before = self._state
-        self._commit(before, replace(before, quantising=quantising))
+        self._change(lambda state: replace(state, quantising=quantising))
 
     def tables_of(self, version: int | None = None) -> Mapping[str, Table]:
         """Return the tables of a version, as its chunks store them; None: of the newest lineage.
@@ -437,22 +467,24 @@ class Store:
 
     def keep(self, version: int, kept: bool = True) -> None:
         """Set or clear the mark that purge must not drop this version."""
-        before = self._state
-        self._commit(before, before.mark_kept(version, kept))
+        self._change(lambda state: state.mark_kept(version, kept))
 
     def purge(self, newest: int) -> list[int]:
-        """Delete all versions except the last ``newest`` and those marked kept; return the deleted.
-
-        Chunks that a remaining version needs stay. Also remove files at least an hour old that no
-        state names.
-        """
+        """Delete all versions except the last ``newest``; see drop_all_but()."""
         if newest < 1:
             raise InvalidArgument(f"purge keeps at least the newest version, got newest={newest}")
+        return self.drop_all_but({entry.version for entry in self._state.versions()[-newest:]})
+
+    def drop_all_but(self, versions: Collection[int]) -> list[int]:
+        """Delete all versions except these, the newest and those marked kept; return the deleted.
+
+        Chunks that a remaining version needs stay. Also remove files at least two days old that no
+        state names.
+        """
         before = self._state
-        versions = before.versions()
-        remaining = {entry.version for entry in versions[-newest:]}
-        remaining |= {entry.version for entry in versions if entry.kept}
-        deleted = [entry.version for entry in versions if entry.version not in remaining]
+        remaining = {entry.version for entry in before.versions()[-1:]} | set(versions)
+        remaining |= {entry.version for entry in before.versions() if entry.kept}
+        deleted = [e.version for e in before.versions() if e.version not in remaining]
         if deleted:
             self._commit(before, before.drop_all_but(remaining))
         self._sweep()
@@ -495,3 +527,14 @@ class Store:
         If the list is empty, every version can be restored.
         """
         return verify(self)
+
+
+def _has_same_end(before: State, after: State) -> bool:
+    """Return whether a version written above one state can be added to the other."""
+
+    def end_of(state: State) -> tuple[int, int, int]:
+        lineage = state.lineages[-1] if state.lineages else None
+        newest, base = (0, 0) if lineage is None else (state.newest_version, lineage.base_version)
+        return newest, base, state.rollbacks
+
+    return end_of(before) == end_of(after)

@@ -1,8 +1,8 @@
 """Find the damage in a store, the versions lost by it, and the newest whole one. STORE.md.
 
-Owns:        verify(), describe_newest_whole().
+Owns:        verify(), check_chunk(), check_parts(), describe_newest_whole().
 Never does:  repair, drop.
-Called by:   store.py.
+Called by:   store.py, tend.py.
 Threads:     any.
 """
 
@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from petps.checkpoint.chunk import decode
-from petps.checkpoint.state import Chunk, Lineage
+from petps.checkpoint.state import Chunk, Lineage, Version
 from petps.errors import DataLoss
 
 if TYPE_CHECKING:
     from petps.checkpoint.store import Store
 
-__all__ = ["describe_newest_whole", "verify"]
+__all__ = ["check_chunk", "check_parts", "describe_newest_whole", "verify"]
 
 
 def verify(store: Store) -> list[str]:
@@ -28,21 +28,20 @@ def verify(store: Store) -> list[str]:
     parts: set[int] = set()
     for lineage in store.state.lineages:
         for chunk in lineage.chunks:
-            chunk_problems = _check_chunk(store, lineage, chunk)
+            chunk_problems = check_chunk(store, lineage, chunk)
             problems += chunk_problems
             if chunk_problems:
                 damaged.add(chunk)
         for version in lineage.versions:
-            for name in version.parts:
-                try:
-                    store.part(version.version, name)
-                except DataLoss as error:
-                    problems.append(str(error))
-                    parts.add(version.version)
+            part_problems = check_parts(store, version)
+            problems += part_problems
+            if part_problems:
+                parts.add(version.version)
     return [*problems, *_describe_loss(store, damaged, parts)] if problems else []
 
 
-def _check_chunk(store: Store, lineage: Lineage, chunk: Chunk) -> list[str]:
+def check_chunk(store: Store, lineage: Lineage, chunk: Chunk) -> list[str]:
+    """Read a chunk; return texts that say what is wrong with it."""
     where = f"{chunk.file} at {chunk.offset}"
     try:
         rows = store.read([chunk], lineage.tables)[0]
@@ -60,6 +59,17 @@ def _check_chunk(store: Store, lineage: Lineage, chunk: Chunk) -> list[str]:
         or not (rows.keys[1:] > rows.keys[:-1]).all()
     ):
         problems.append(f"{where}: its keys do not ascend, or are not from min_key to max_key")
+    return problems
+
+
+def check_parts(store: Store, version: Version) -> list[str]:
+    """Read the parts of a version; return texts that say what is wrong with them."""
+    problems = []
+    for name in version.parts:
+        try:
+            store.part(version.version, name)
+        except DataLoss as error:
+            problems.append(str(error))
     return problems
 
 

@@ -145,6 +145,16 @@ class Publisher:
         """Return the last committed version, of this run or else of the log."""
         return self._version
 
+    @property
+    def log(self) -> DeltaLog:
+        """Return the log that is written."""
+        return self._log
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether an error of the log has ended the run."""
+        return bool(self._failed)
+
     def position(self) -> Position:
         """Return the position to save with the trainer's state, for the next begin_continue()."""
         with self._mutex:

@@ -25,6 +25,9 @@ from petps.train.pytorch import torch_module
 __all__ = ["GroupLink", "Link", "Links", "LoneLink"]
 
 TIMEOUT_SECONDS: Final = 60.0
+# On the links behind the training, ranks wait for the one whose version takes longest. A peer that
+# is gone is noticed at once, and one that hangs by the other links.
+BEHIND_TIMEOUT_SECONDS: Final = 24 * 3600.0
 
 
 class Link(Protocol):
@@ -125,16 +128,21 @@ class GroupLink:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """One link for each kind of exchange that can be in flight at the same time."""
+    """One link for each kind of exchange that can be in flight at the same time.
+
+    store, log: for versions that are written behind the training.
+    """
 
     keys: Link
     rows: Link
     dense: Link
+    store: Link
+    log: Link
 
     @staticmethod
     def alone() -> Links:
         """Return the links of one rank alone."""
-        return Links(LoneLink(), LoneLink(), LoneLink())
+        return Links(*(LoneLink() for _ in range(5)))
 
     @staticmethod
     def of_processes(timeout_s: float = TIMEOUT_SECONDS, *, device: str = "cpu") -> Links:
@@ -147,11 +155,11 @@ class Links:
         distributed = torch_module().distributed
         # A step waits for the calling thread and for gloo's threads, which inherit its slices.
         _native.set_time_slice(short=True)
-        timeout = timedelta(seconds=timeout_s)
 
-        def link(on: str) -> GroupLink:
+        def link(on: str, limit_s: float = timeout_s) -> GroupLink:
             backend = "gloo" if on == "cpu" else "nccl"
-            group = distributed.new_group(backend=backend, timeout=timeout)
-            return GroupLink(group, timeout_s, device=on)
+            group = distributed.new_group(backend=backend, timeout=timedelta(seconds=limit_s))
+            return GroupLink(group, limit_s, device=on)
 
-        return Links(link("cpu"), link(device), link(device))
+        behind = [link("cpu", BEHIND_TIMEOUT_SECONDS) for _ in range(2)]
+        return Links(link("cpu"), link(device), link(device), *behind)

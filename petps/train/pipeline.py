@@ -40,7 +40,7 @@ class Step:
 
     loss: mean over the samples of all ranks. Seconds are those of this rank. lookup_stall:
     the wait for the batch's rows and for their write-back. exposed: the wait for rows and
-    gradients to cross. crossing: the duration of these transfers.
+    gradients to cross. crossing: the duration of these transfers. hooks: the wait for hooks.
     """
 
     number: int
@@ -50,6 +50,7 @@ class Step:
     lookup_stall: float
     exposed: float
     crossing: float
+    hooks: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,9 @@ class Hook(Protocol):
 
     def act(self, boundary: Boundary) -> None:
         """Act. Called on all ranks; the next batch waits until it returns."""
+
+    def end(self, boundary: Boundary) -> None:
+        """Finish: the loaders have ended, and ``boundary`` is after the last step. On all ranks."""
 
 
 class Pipeline:
@@ -118,6 +122,7 @@ class Pipeline:
         self._parameters = [value for value in model.parameters() if value.requires_grad]
         self._optimizer = optimizer
         self._hooks = list(hooks)
+        self._last: Boundary | None = None
         self._write_back = WriteBack(self._resources)
         self._lookup = LookupStages(iter(loader), self._resources, self._write_back)
         self._link_thread = (
@@ -153,6 +158,7 @@ class Pipeline:
                 work = self._lookup.next()
                 if work is None:
                     self._write_back.wait(self._lookup.number)
+                    self._end_hooks()
                     return None
                 return self._train_batch(work, began)
         except BaseException as error:
@@ -210,11 +216,13 @@ class Pipeline:
         self._write_back.start(work.buffer, lane.hand("updated", work.buffer.slots))
         lookup_stall = time.monotonic() - write_began
         lookup_stall += max(freshened_s - began, lane.seconds(work_taken, freshened))
+        hooks_began = time.monotonic()
+        self._last = Boundary(work.number, work.reader)
         if any(actions):
             self._write_back.wait(work.number)
             for hook, acts in zip(self._hooks, actions, strict=True):
                 if acts:
-                    hook.act(Boundary(work.number, work.reader))
+                    hook.act(self._last)
         return Step(
             number=work.number,
             samples=sum(work.owned.samples),
@@ -223,7 +231,15 @@ class Pipeline:
             lookup_stall=lookup_stall,
             exposed=passes.exposed_seconds(),
             crossing=passes.crossing_seconds(),
+            hooks=time.monotonic() - hooks_began,
         )
+
+    def _end_hooks(self) -> None:
+        """Let the hooks finish, once."""
+        boundary, self._last = self._last, None
+        if boundary is not None:
+            for hook in self._hooks:
+                hook.end(boundary)
 
     def _freshen(self, work: BatchWork) -> None:
         """Take over the update of the batch before, for the rows that both batches have."""

@@ -1,53 +1,56 @@
-"""Versions of tables that several ranks hold: shares of the store's version, and the log's.
+"""Versions of tables that several ranks hold, written behind the training (PIPELINE.md).
 
-Owns:        RankedOutput (a hook of Pipeline), Every, Restored, publisher_of(), store_tables().
+Owns:        RankedOutput (a hook of Pipeline), Every, Restored, Written, publisher_of(),
+             store_tables().
 Never does:  train; know a policy, or the kind of the log.
 Called by:   trainers, demo.
 Invariants:  a version exists in the store once every rank has written its share, and in the log
-             once the log has acknowledged every rank's rows. A rank that fails still meets
-             the others, so that none waits for it. A rank acknowledges what it read of the
-             tracker only once the version exists.
-Threads:     the pipeline's caller; arranging the store in the background has its own.
+             once the log has acknowledged every rank's rows. A rank acknowledges what it read of
+             the tracker only once the version exists. All ranks begin and end the same versions
+             after the same steps, as rank 0 decides.
+Threads:     the pipeline's caller; a version in flight has threads of its own (behind.py).
 """
 
 from __future__ import annotations
 
-import io
-import json
 import logging
 import pickle
+import shutil
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
-from petps.checkpoint import Checkpointer, Column, Policy, Store, Table
+from petps.checkpoint import Column, Policy, SourceDevice, StagedCheckpointer, Store, Table
 from petps.checkpoint.checkpointer import Decision
 from petps.checkpoint.published import Published
+from petps.checkpoint.shares import commit_shares
+from petps.checkpoint.stages import CHUNK_BYTES
 from petps.checkpoint.state import Version
 from petps.delta import DeltaLog, TableSchema
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError, Unavailable
 from petps.publish import Position, Publisher
-from petps.train.link import Link
-from petps.train.output import PUBLISH, LazyParts, LogRows, read_pieces
+from petps.train.agree import Failure, describe, fail_together, gather_bytes, meet
+from petps.train.behind import Attempts, Behind, LogRows, Outcome, PatientLog
+from petps.train.dense import copy_dense
+from petps.train.link import Link, Links
+from petps.train.output import PUBLISH, LazyParts
 from petps.train.pipeline import Boundary
-from petps.train.pytorch import torch_module
+from petps.train.restored import Parts, Restored, find_newest, load_rows, owe_again
 from petps.train.sharded import ShardedTables
-from petps.train.source import TrackedSource
+from petps.train.source import CHECKPOINT, TrackedSource
 from petps.train.stages import give_way
 
-__all__ = ["Every", "RankedOutput", "Restored", "publisher_of", "store_tables"]
+__all__ = ["Every", "RankedOutput", "Restored", "Written", "publisher_of", "store_tables"]
 
 _log = logging.getLogger("petps.train")
-# Parts of a version besides those of TrainerOutput. The names of a rank's own parts end in it.
-DENSE: Final = "petps.dense"
-READER: Final = "petps.reader"
-RANDOM: Final = "petps.random"
-ADMISSION: Final = "petps.admission"
+GIVE_UP_AFTER_SECONDS: Final = 600.0
+# How often work behind the training looks whether the training ends with an error.
+LEAVE_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +73,6 @@ class Every:
         return since_s >= (self.seconds or 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """The state from which a training continues.
-
-    step: the last one trained. reader: the state of this rank's loader after it. position: for
-    Publisher.begin_continue(), or None if nothing was published.
-    """
-
-    step: int
-    reader: bytes
-    position: Position | None
-
-
 def store_tables(tables: ShardedTables) -> list[Table]:
     """Return the tables for Store.create(): the row, and the optimizer's columns."""
     return [
@@ -93,6 +83,20 @@ def store_tables(tables: ShardedTables) -> list[Table]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A version that exists now. kind: "checkpoint" (of the store) or "publish" (of the log).
+
+    step: the step whose rows it has. version: its number, in the store the step. begin: when its
+    rows were copied, in seconds of time.monotonic().
+    """
+
+    kind: str
+    step: int
+    version: int
+    begin: float
+
+
 def publisher_of(
     log: DeltaLog,
     model: str,
@@ -100,39 +104,82 @@ def publisher_of(
     link: Link,
     *,
     schemas: Iterable[TableSchema] | None = None,
+    give_up_after: float = GIVE_UP_AFTER_SECONDS,
 ) -> Publisher:
     """Make this rank's publisher, for the run that rank 0 chooses.
 
     All ranks call this; afterwards each one begins the run. schemas: what to publish; None:
-    float32 rows of all tables. Raises as Publisher does, or Unavailable, which names the rank
-    whose publisher could not be made.
+    float32 rows of all tables. give_up_after: seconds to wait while the log has no space. Raises as
+    Publisher does, or Unavailable, which names the rank whose publisher could not be made.
     """
     published = list(schemas or (TableSchema(t.name, "f32", t.spec.dim) for t in tables))
+    patient: Any = PatientLog(log, give_up_after)
 
     def make(run: int | None, own: range | None) -> Publisher:
-        return Publisher(log, model, tables.partitions, tables=published, run=run, own=own)
+        return Publisher(patient, model, tables.partitions, tables=published, run=run, own=own)
 
-    with _fail_together(link, "the log's run was not begun"):
+    with fail_together(link, "the log's run was not begun"):
         own_run = make(None, None).run if link.rank == 0 else 0
-    run = int(_gather_bytes(link, str(own_run).encode())[0])
+    run = int(gather_bytes(link, str(own_run).encode())[0])
     # No rank begins before all have read the state of the log.
-    with _fail_together(link, "the log's run was not begun"):
+    with fail_together(link, "the log's run was not begun"):
         return make(run, tables.owned_partitions())
 
 
-class RankedOutput:
-    """A writer of all ranks' rows to a checkpoint store, to a log, or to both with one gather.
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The plan of a boundary, which rank 0 makes and all ranks execute.
 
-    Every rank has one, with the same arguments except its own ``tables``, ``link``, a handle of
-    the same store, and a publisher_of() the same run, which has begun. The number of a version is
-    its step. model, optimizer: the dense part of a version, taken from rank 0. patience: how
-    many checkpoints in a row may fail (each is logged) before training stops with the error.
+    ended: the kinds whose versions have ended. failure: why training stops, or "". publish: whether
+    the log's ``version`` begins. next: how the store's version is written, or None if none begins.
+    is_due: whether anything is still due then.
+    """
+
+    ended: tuple[str, ...]
+    failure: str
+    publish: bool
+    version: int
+    next: Decision | None
+    is_due: bool
+
+
+class RankedOutput:
+    """A writer of all ranks' rows to a checkpoint store and to a log, behind the training.
+
+    Training waits only while the rows of a version are copied. Every rank has a RankedOutput, with
+    the same arguments except its own ``tables``, ``links``, a handle of the same store, and a
+    publisher_of() the same run, which has begun. Use ``with``, or call close().
+
+    Args:
+        tables: This rank's tables.
+        links: The links to the other ranks.
+        store: The store, with the tables of store_tables().
+        policy: How its versions are written.
+        checkpoint: When a version of the store is due; its number is its step. With a publisher,
+            each has a version of the log of the same step.
+        publisher: The publisher of the log.
+        publish: When a version of the log is due.
+        model: The dense part of a store's version is that of rank 0.
+        optimizer: The optimizer of the model, or None.
+        dense: dense(step, state) stores ``state``, a copy of model.state_dict(), for a version of
+            the log, and returns its location. Called on rank 0 in a thread.
+        staging: A folder on a local SSD in which copied rows wait; None: a temporary folder.
+        chunk_bytes: The size of each of the four buffers of the store's rows, and of the log's.
+        give_up_after: Seconds for which a version that failed is tried again, before training
+            stops with the error. The next version has the rows of the failed one. After an error
+            of the log itself training stops at once, because its run cannot continue.
+        arrange: Whether rank 0 splits and merges behind each version; False: another process does
+            (`petps checkpoint tend`).
+        on_version: Called in a thread for each version, once it exists.
+
+    Of each kind one version is in flight at a time. If it is unfinished when the next one is due,
+    the next one begins after it and holds the rows of both.
     """
 
     def __init__(
         self,
         tables: ShardedTables,
-        link: Link,
+        links: Links,
         *,
         store: Store | None = None,
         policy: Policy | None = None,
@@ -141,194 +188,367 @@ class RankedOutput:
         publish: Every | None = None,
         model: Any = None,
         optimizer: Any = None,
-        dense: Callable[[int], str] | None = None,
-        patience: int = 0,
+        dense: Callable[[int, Mapping[str, Any]], str] | None = None,
+        staging: str | Path | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        give_up_after: float = GIVE_UP_AFTER_SECONDS,
+        arrange: bool = True,
+        on_version: Callable[[Written], None] = lambda _: None,
     ) -> None:
         if (store is None) != (policy is None) or (checkpoint is not None and store is None):
             raise InvalidArgument("checkpoints need both a store and a policy")
         if publish is not None and publisher is None:
             raise InvalidArgument("publish needs a publisher")
-        self._tables, self._link = tables, link
+        if dense is not None and model is None:
+            raise InvalidArgument("dense needs the model whose state it stores")
+        self._tables, self._links, self._link = tables, links, links.dense
         self._store = store
-        self._schedules = {"checkpoint": checkpoint, PUBLISH: publish}
+        self._schedules = {CHECKPOINT: checkpoint, PUBLISH: publish}
         self._last_times = dict.fromkeys(self._schedules, time.monotonic())
+        self._due: set[str] = set()
+        self._noted_step = -1
         self.publisher = publisher
         self._model, self._optimizer, self._dense = model, optimizer, dense
-        self._patience, self._failures = patience, 0
-        self._background = ThreadPoolExecutor(1, "petps-train-arrange", give_way)
-        self._arranging: Future[None] | None = None
+        self._arranges, self._on_version = arrange, on_version
+        self._attempts = {kind: Attempts(give_up_after) for kind in self._schedules}
+        self._own_error: BaseException | None = None
+        self._is_leaving = threading.Event()
+        self._behind = {kind: Behind(kind) for kind in (PUBLISH, CHECKPOINT)}
+        self._is_temporary = staging is None
+        self._folder = Path(staging or tempfile.mkdtemp(prefix="petps-staging-"))
+        folder = self._folder / f"rank-{links.dense.rank}"
         self._source: TrackedSource | None = None
-        self._checkpointer: Checkpointer | None = None
+        self._staged: StagedCheckpointer | None = None
         if store is not None and policy is not None:
             self._source = TrackedSource(
                 tables.tracker, list(tables), owns=lambda _, keys: tables.owns(keys)
             )
-            self._checkpointer = Checkpointer(store, policy, self._source)
+            self._staged = StagedCheckpointer(
+                store, policy, SourceDevice(self._source, store.state.tables), folder / CHECKPOINT,
+                chunk_bytes=chunk_bytes, prepare_thread=give_way,
+            )  # fmt: skip
+        self._log_rows: LogRows | None = None
+        self._reading: Any = None
         if publisher is not None:
             tables.tracker.add_tenant(PUBLISH)
+            self._log_rows = LogRows(tables, folder / PUBLISH, chunk_bytes)
 
     # ---- as a hook
 
     def wants(self, step: int) -> bool:
         """See Hook. Only rank 0's clock counts."""
-        return self._link.rank == 0 and any(self._find_due(step).values())
+        if self._link.rank != 0:
+            return False
+        self._note_due(step)
+        has_failed = any(behind.has_failed for behind in self._behind.values())
+        in_flight = {kind for kind, behind in self._behind.items() if behind.is_busy}
+        return has_failed or bool(self._find_ready(in_flight))
 
     def act(self, boundary: Boundary) -> None:
-        """See Hook. Raises on all ranks what writing raised; then nothing is forgotten."""
-        plan = self._agree(boundary.step)
-        reading = self._tables.tracker.read(PUBLISH) if self.publisher is not None else None
-        rows = None
-        if plan.publish and reading is not None and self.publisher is not None:
-            tables = {table.name: table for table in self._tables}
-            rows = LogRows(tables, self.publisher, reading, boundary.step)
-        log = _LogVersion(self._link, self.publisher, rows, plan)
-        failure: PetpsError | None = None
-        try:
-            if plan.next is not None:
-                self._share(boundary, plan, log, reading)
-            else:
-                log.commit()
-        except PetpsError as error:
-            failure = error
-            log.try_commit()  # the log's version does not need the store's
-        except BaseException as error:
-            failure = Unavailable(_describe(error))
-            raise
-        finally:
-            log.end(failure)
-            failed = self._commit(boundary.step, plan, failure)
-            if reading is not None:
-                if log.has_committed and not log.failure:
-                    reading.acknowledge()
-                else:
-                    reading.abandon()
-        if log.failure:
-            raise Unavailable(f"step {boundary.step}: the log's version failed: {log.failure}")
-        self._count_failure(boundary.step, plan, failed)
+        """See Hook. Begins what is due, and raises on all ranks what failed for good."""
+        self._note_due(boundary.step)
+        self._act(boundary)
 
-    def _find_due(self, step: int) -> dict[str, bool]:
-        now = time.monotonic()
-        return {
-            kind: schedule is not None and schedule.is_due(step, now - self._last_times[kind])
-            for kind, schedule in self._schedules.items()
-        }
+    def end(self, boundary: Boundary) -> None:
+        """See Hook. Writes what is still due; returns when no version is in flight."""
+        while True:
+            self.wait()
+            for kind in self._due:
+                time.sleep(max(0.0, self._attempts[kind].next_at - time.monotonic()))
+            gather_bytes(self._links.store, b"")  # arranging may take rank 0 longer than a step
+            if not self._act(boundary):
+                return
 
-    def _agree(self, step: int) -> _Plan:
-        """Agree on what is due and how it is written: rank 0 decides and sends it to all."""
-        body = b""
-        if self._link.rank == 0:
-            due = self._find_due(step)
-            next_version: Decision | str | None = None
-            if due["checkpoint"] and self._checkpointer is not None:
-                try:
-                    self._wait_arranged()
-                    next_version = self._checkpointer.next()
-                except PetpsError as error:
-                    next_version = _describe(error)
-            version = 0 if self.publisher is None else self.publisher.version + 1
-            dense = self._dense(step) if self._dense is not None and due[PUBLISH] else None
-            # pickle is safe here: the bytes come from our own ranks.
-            body = pickle.dumps(_Plan(due[PUBLISH], next_version, version, dense))
-            for kind, is_due in due.items():
-                if is_due:
-                    self._last_times[kind] = time.monotonic()
-        plan: _Plan = pickle.loads(_gather_bytes(self._link, body)[0])
-        return plan
-
-    def _share(self, boundary: Boundary, plan: _Plan, log: _LogVersion, reading: Any) -> None:
-        if isinstance(plan.next, str):
-            raise FailedPrecondition(f"rank 0 could not begin a version: {plan.next}")
-        assert plan.next is not None
-        assert self._source is not None
-        assert self._checkpointer is not None
-        self._source.on_gathered = log.rows.take if log.rows is not None else None
-        self._source.begin()
-        try:
-            self._checkpointer.share(
-                boundary.step, plan.next, self._link.rank, self._link.world,
-                LazyParts(lambda: self._parts(boundary, log, reading)), replace_own=True,
-            )  # fmt: skip
-        finally:
-            self._source.on_gathered = None
-
-    def _parts(self, boundary: Boundary, log: _LogVersion, reading: Any) -> Mapping[str, bytes]:
-        """Commit the log's version, then return the parts. The store calls it after the rows."""
-        log.try_commit()
-        rank = self._link.rank
-        parts = {
-            f"{READER}.{rank}": boundary.reader,
-            f"{RANDOM}.{rank}": _get_random_state(self._model),
-        }
-        for table in self._tables:
-            if table.spec.threshold > 1:
-                parts[f"{ADMISSION}.{table.name}.{rank}"] = table.admission.save()
-        if rank == 0 and self._model is not None:
-            parts[DENSE] = _save_dense(self._model, self._optimizer)
-        if self.publisher is not None and not log.failure:
-            owed = {} if log.rows is not None else {
-                table.name: reading.ids(table.name) for table in self._tables
-            }  # fmt: skip
-            parts |= Published(self.publisher.position(), owed).parts(rank)
-        return parts
-
-    def _commit(self, step: int, plan: _Plan, failure: PetpsError | None) -> PetpsError | None:
-        """Commit the store's version on rank 0, once all ranks have written their shares.
-
-        Returns the failure, the same on all ranks, or None.
-        """
-        if plan.next is None:
-            return None
-        assert self._source is not None
-        assert self._checkpointer is not None
-        assert self._store is not None
-        failed = _find_failure(_gather_bytes(self._link, _describe(failure).encode()))
-        if failed is None:
-            error: PetpsError | None = None
-            if self._link.rank == 0:
-                try:
-                    self._checkpointer.commit(step)
-                except PetpsError as raised:
-                    error = raised
-            failed = _find_failure(_gather_bytes(self._link, _describe(error).encode())[:1])
-        if failed is not None:
-            self._source.abandon()
-            return Unavailable(f"step {step}: no checkpoint was written: {failed}")
-        versions = self._store.refresh().lineage_of(step).versions
-        self._source.acknowledge(next(entry for entry in versions if entry.version == step))
-        if self._link.rank == 0:
-            self._arranging = self._background.submit(self._checkpointer.arrange)
-        return None
-
-    def _count_failure(self, step: int, plan: _Plan, failed: PetpsError | None) -> None:
-        if plan.next is None:
-            return
-        if failed is None:
-            self._failures = 0
-            return
-        self._failures += 1
-        if self._failures > self._patience:
-            raise failed
-        _log.warning("[train] %s (%d in a row)", failed, self._failures)
-
-    def _wait_arranged(self) -> None:
-        """Wait until the store is arranged. That changes no version, so only log a failure."""
-        if self._arranging is not None:
-            try:
-                self._arranging.result()
-            except PetpsError as error:
-                _log.warning("[train] arranging the store failed: %s", error)
-            self._arranging = None
+    def wait(self) -> None:
+        """Wait until this rank has no version in flight."""
+        for behind in self._behind.values():
+            behind.wait()
 
     def close(self) -> None:
-        """Wait for the background work."""
-        self._wait_arranged()
-        self._background.shutdown()
+        """Wait for the versions in flight. Raises Unavailable if one of them failed."""
+        self.wait()
+        outcomes = self._settle(tuple(self._behind))
+        self._close_stagers()
+        for outcome in outcomes:
+            if outcome.failure is not None:
+                raise Unavailable(_explain(outcome)) from outcome.error
 
     def __enter__(self) -> RankedOutput:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *exc: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        # The other ranks learn of it; this one does not wait for them.
+        self._is_leaving.set()
+        if self.publisher is not None and isinstance(self.publisher.log, PatientLog):
+            self.publisher.log.stop_waiting()
+        for sender in (self._staged, self._log_rows):
+            if sender is not None:
+                sender.cancel()
+        try:
+            self._close_stagers()
+        except PetpsError as error:
+            _log.warning("[train] the version in flight was given up: %s", error)
+
+    def _close_stagers(self) -> None:
+        for sender in (self._staged, self._log_rows):
+            if sender is not None:
+                sender.close()
+        if self._is_temporary:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ---- what begins and ends at a boundary
+
+    def _note_due(self, step: int) -> None:
+        if self._link.rank != 0 or step == self._noted_step:
+            return
+        self._noted_step = step
+        now = time.monotonic()
+        for kind, schedule in self._schedules.items():
+            if schedule is not None and schedule.is_due(step, now - self._last_times[kind]):
+                self._due.add(kind)
+
+    def _find_ready(self, in_flight: set[str]) -> set[str]:
+        """Return the kinds that are due and can begin now."""
+        now = time.monotonic()
+        can_begin = {
+            kind
+            for kind, attempts in self._attempts.items()
+            if kind not in in_flight and now >= attempts.next_at
+        }
+        ready = self._due & can_begin
+        if PUBLISH not in can_begin:
+            ready.discard(CHECKPOINT)
+        elif CHECKPOINT in ready and self.publisher is not None:
+            ready.add(PUBLISH)
+        return ready
+
+    def _act(self, boundary: Boundary) -> bool:
+        """Execute rank 0's plan; return whether a version began or is due."""
+        plan = self._agree(boundary.step)
+        if self._link.rank != 0:
+            self._settle(plan.ended)
+        if plan.failure:
+            raise Unavailable(plan.failure) from self._own_error
+        dense = None
+        if self._link.rank == 0 and self._model is not None and (plan.publish or plan.next):
+            dense = copy_dense(self._model, self._optimizer)
+        log_outcome = self._begin_log(boundary.step, plan, dense) if plan.publish else None
+        if plan.next is not None:
+            self._begin_store(boundary, plan.next, log_outcome, dense)
+        return plan.publish or plan.next is not None or plan.is_due
+
+    def _agree(self, step: int) -> _Plan:
+        """Agree on what has ended and on what begins: rank 0 decides and sends it to all."""
+        body = b""
+        if self._link.rank == 0:
+            ended = tuple(kind for kind, behind in self._behind.items() if behind.has_outcome)
+            failure = self._judge(self._settle(ended))
+            in_flight = {kind for kind, behind in self._behind.items() if not behind.is_idle}
+            ready = set() if failure else self._find_ready(in_flight)
+            decision: Decision | None = None
+            if CHECKPOINT in ready and self._staged is not None:
+                try:
+                    decision = self._staged.next(refresh=False)
+                except PetpsError as error:
+                    failure = f"step {step}: rank 0 could not begin a version: {describe(error)}"
+                    self._own_error, ready = error, set()
+            version = 0 if self.publisher is None else self.publisher.version + 1
+            self._due -= ready
+            plan = _Plan(ended, failure, PUBLISH in ready, version, decision, bool(self._due))
+            body = pickle.dumps(plan)
+            for kind in ready:
+                self._last_times[kind] = time.monotonic()
+        # pickle is safe here: the bytes come from our own ranks.
+        received: _Plan = pickle.loads(gather_bytes(self._link, body)[0])
+        return received
+
+    def _settle(self, kinds: Iterable[str]) -> list[Outcome]:
+        """Acknowledge what the versions of these kinds have, or give it back."""
+        outcomes = []
+        for kind in kinds:
+            outcome = self._behind[kind].take()
+            if outcome is None:
+                continue
+            outcomes.append(outcome)
+            self._own_error = outcome.error or self._own_error
+            if kind == CHECKPOINT and self._source is not None:
+                if outcome.entry is not None and outcome.failure is None:
+                    self._source.acknowledge(outcome.entry)
+                else:
+                    self._source.abandon()
+            elif kind == PUBLISH and self._reading is not None:
+                if outcome.failure is None:
+                    self._reading.acknowledge()
+                else:
+                    self._reading.abandon()
+        return outcomes
+
+    def _judge(self, outcomes: list[Outcome]) -> str:
+        """Return why training stops, or "". A version that failed is due again."""
+        for outcome in outcomes:
+            attempts, failure = self._attempts[outcome.kind], outcome.failure
+            if failure is None:
+                attempts.succeed()
+                continue
+            if not attempts.fail() or failure.is_final:
+                return _explain(outcome)
+            _log.warning("[train] %s; it is tried again", _explain(outcome))
+            self._due.add(outcome.kind)
+        return ""
+
+    # ---- a version of the log
+
+    def _begin_log(
+        self, step: int, plan: _Plan, dense: Mapping[str, Any] | None
+    ) -> Future[Outcome]:
+        assert self._log_rows is not None
+        assert self.publisher is not None
+        begin = time.monotonic()
+        error: Exception | None = None
+        self._reading = self._tables.tracker.read(PUBLISH)
+        try:
+            self._log_rows.send(self._reading, self.publisher, step)
+        except Exception as raised:
+            error = raised
+        return self._behind[PUBLISH].begin(
+            step, lambda: self._finish_log(step, plan.version, begin, dense, error)
+        )
+
+    def _finish_log(
+        self,
+        step: int,
+        version: int,
+        begin: float,
+        dense: Mapping[str, Any] | None,
+        error: Exception | None,
+    ) -> Outcome:
+        """Commit the log's version on this rank, once the log has the rows of all ranks."""
+        assert self._log_rows is not None
+        assert self.publisher is not None
+        publisher, link = self.publisher, self._links.log
+        facts: dict[str, Any] = {}
+        try:
+            self._log_rows.wait()
+            if error is None:
+                publisher.flush()
+                facts["counted"] = publisher.counted()
+                if dense is not None and self._dense is not None:
+                    facts["dense"] = self._dense(step, dense["model"])
+        except Exception as raised:
+            error = raised
+        failure, all_facts = meet(link, self._log_failure(error), facts)
+        position: Position | None = None
+        if failure is None:
+            counts = [facts["counted"] for facts in all_facts]
+            names = sorted({name for count in counts for name in count})
+            everywhere = {name: sum(count.get(name, 0) for count in counts) for name in names}
+            location = all_facts[0].get("dense")
+            try:
+                publisher.commit(version, step, location, everywhere=everywhere)
+                position = publisher.position()
+            except Exception as raised:
+                error = raised
+            failure, _ = meet(link, self._log_failure(error))
+        if failure is None:
+            self._tell(Written(PUBLISH, step, version, begin))
+        return Outcome(PUBLISH, step, failure, error, position=position)
+
+    def _tell(self, written: Written) -> None:
+        try:
+            self._on_version(written)
+        except Exception:
+            _log.exception("[train] on_version failed for %s", written)
+
+    def _log_failure(self, error: Exception | None) -> Failure | None:
+        """Return the failure that an error is. After an error of the log its run has ended."""
+        assert self.publisher is not None
+        return Failure.of(error, is_final=self.publisher.has_failed)
+
+    # ---- a version of the store
+
+    def _begin_store(
+        self,
+        boundary: Boundary,
+        decision: Decision,
+        log_outcome: Future[Outcome] | None,
+        dense: dict[str, Any] | None,
+    ) -> None:
+        assert self._source is not None
+        assert self._staged is not None
+        step, rank = boundary.step, self._link.rank
+        begin = time.monotonic()
+        error: Exception | None = None
+        parts = Parts(rank, self._model, self._optimizer).copy(self._tables, boundary.reader)
+
+        def complete() -> Mapping[str, bytes]:
+            """Return all parts. Called when the rows are in the store."""
+            if dense is not None:
+                parts.update(Parts.encode(dense))
+            if log_outcome is not None:
+                self._add_position(parts, log_outcome)
+            return parts
+
+        self._source.begin()
+        try:
+            self._staged.share(
+                step, decision, rank, self._link.world, LazyParts(complete), replace_own=True
+            )
+        except Exception as raised:
+            error = raised
+        self._behind[CHECKPOINT].begin(step, lambda: self._finish_store(step, begin, error))
+
+    def _add_position(self, parts: dict[str, bytes], log_outcome: Future[Outcome]) -> None:
+        """Add the log's position to the parts, once its version exists.
+
+        Raise Unavailable if that is tried again, and this version with it. After an error for which
+        training stops, the version has no position.
+        """
+        while not log_outcome.done():
+            if self._is_leaving.wait(LEAVE_SECONDS):
+                raise Unavailable("the training ends with an error")
+        outcome = log_outcome.result()
+        if outcome.failure is None and outcome.position is not None:
+            parts.update(Published(outcome.position, {}).parts(self._link.rank))
+        elif outcome.failure is not None and not outcome.failure.is_final:
+            raise Unavailable(_explain(outcome))
+
+    def _finish_store(self, step: int, begin: float, error: Exception | None) -> Outcome:
+        """Commit the store's version on rank 0, once all ranks have written their shares."""
+        assert self._store is not None
+        assert self._staged is not None
+        entry: Version | None = None
+        try:
+            entry = self._staged.wait()
+        except Exception as raised:
+            error = raised
+        failure, _ = meet(self._links.store, Failure.of(error))
+        if failure is None:
+            if self._link.rank == 0:
+                try:
+                    self._store.refresh()
+                    commit_shares(self._store, step)
+                except Exception as raised:
+                    error = raised
+            failure, _ = meet(self._links.store, Failure.of(error))
+        if failure is None:
+            self._tell(Written(CHECKPOINT, step, step, begin))
+            if self._link.rank == 0:
+                self._arrange()
+        return Outcome(CHECKPOINT, step, failure, error, entry=entry)
+
+    def _arrange(self) -> None:
+        """Split and merge, or only measure. That changes no version, so only log a failure."""
+        assert self._staged is not None
+        try:
+            if self._arranges:
+                self._staged.arrange()
+            else:
+                self._staged.measure()
+        except Exception as error:
+            _log.warning("[train] arranging the store failed: %s", error)
 
     # ---- restoring a version
 
@@ -341,223 +561,24 @@ class RankedOutput:
         DataLoss, and on the other ranks Unavailable, which names the rank that failed; then
         all call it again.
         """
-        if self._store is None:
+        store, source = self._store, self._source
+        if store is None or source is None:
             raise FailedPrecondition("RankedOutput has no store to restore from: give it one")
-        with _fail_together(self._link, "no version was restored"):
-            newest = self._newest(self._store, version)
-        with _fail_together(self._link, "no version was restored"):
+        self.wait()
+        self._settle(tuple(self._behind))
+        with fail_together(self._link, "no version was restored"):
+            newest = find_newest(store, version)
+        with fail_together(self._link, "no version was restored"):
             if self._link.rank == 0:
-                self._store.count_restore()
-        with _fail_together(self._link, "no version was restored"):
-            return self._restore(self._store, newest)
-
-    @staticmethod
-    def _newest(store: Store, version: int | None) -> Version:
-        versions = store.refresh().versions()
-        if not versions or (version is not None and versions[-1].version != version):
-            state = (
-                f"versions up to {versions[-1].version}: roll back first"
-                if versions
-                else ("no version: nothing to restore")
-            )
-            raise FailedPrecondition(f"{store.name} has {state}")
-        return versions[-1]
-
-    def _restore(self, store: Store, newest: Version) -> Restored:
-        assert self._source is not None
-        store.refresh()
-        for table in self._tables:
-            table.load_pieces(read_pieces(store, newest.version, table.name, self._tables.owns))
-            counts = [
-                store.part(newest.version, name)
-                for name in newest.parts
-                if name.startswith(f"{ADMISSION}.{table.name}.")
-            ]
-            table.admission.load(counts, self._tables.owns)
-        self._source.resume(store, newest.version)
-        self._owe_again(store, newest.version)
-        if self._model is not None:
-            _load_dense(store.part(newest.version, DENSE), self._model, self._optimizer)
-        own = {name: f"{name}.{self._link.rank}" for name in (READER, RANDOM)}
-        if own[RANDOM] in newest.parts:
-            _set_random_state(store.part(newest.version, own[RANDOM]), self._model)
-        reader = b""
-        if own[READER] in newest.parts:
-            reader = store.part(newest.version, own[READER])
-        return Restored(newest.version, reader, self._position(store, newest.version))
-
-    def _owe_again(self, store: Store, version: int) -> None:
-        tracker = self._tables.tracker
-        if PUBLISH in tracker.tenants:
-            tracker.remove_tenant(PUBLISH)
-        if self.publisher is None:
-            return
-        tracker.add_tenant(PUBLISH)
-        published = Published.of(store, version)
-        for table, keys in ({} if published is None else published.owed).items():
-            tracker.track(table, keys[self._tables.owns(keys)])
-
-    def _position(self, store: Store, version: int) -> Position | None:
-        """Return the position that the ranks of that version together had in the log."""
-        entry = store.state.version(version)
-        rank_count = sum(name.startswith(f"{READER}.") for name in entry.parts)
-        if len(Published.positions(entry)) != rank_count:
-            return None  # the log failed on some rank, so servers need a base
-        published = Published.of(store, version)
-        return None if published is None else published.position
+                store.count_restore()
+        with fail_together(self._link, "no version was restored"):
+            load_rows(store, newest, self._tables, source)
+            if self.publisher is not None:
+                owe_again(store, newest, self._tables)
+            parts = Parts(self._link.rank, self._model, self._optimizer)
+            return parts.load(store, newest)
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The plan of a boundary, which rank 0 makes and all ranks execute.
-
-    publish: whether the log's ``version`` is due. next: how the store's version is written, or
-    why it cannot be, or None if none is due. dense: the location of the version's dense part.
-    """
-
-    publish: bool
-    next: Decision | str | None
-    version: int
-    dense: str | None
-
-
-class _LogVersion:
-    """The log's version of a boundary: each rank commits once the log has all ranks' rows."""
-
-    def __init__(
-        self, link: Link, publisher: Publisher | None, rows: LogRows | None, plan: _Plan
-    ) -> None:
-        self.rows = rows
-        self.has_committed = False
-        self.failure = ""
-        self._link = link
-        self._publisher = publisher
-        self._plan = plan
-        self._has_met = not plan.publish
-
-    def commit(self) -> None:
-        """Publish, meet the other ranks and commit. Raise what this rank's publisher raised."""
-        if self.rows is None or self._publisher is None or self._has_met:
-            return
-        error: PetpsError | None = None
-        try:
-            self.rows.finish()
-            self._publisher.flush()
-        except PetpsError as raised:
-            error = raised
-        counts = self.meet(error)
-        if error is not None:
-            raise error
-        if not self.failure:
-            names = sorted({name for count in counts for name in count})
-            everywhere = {name: sum(count.get(name, 0) for count in counts) for name in names}
-            self._publisher.commit(
-                self._plan.version, dense=self._plan.dense, everywhere=everywhere
-            )
-            self.has_committed = True
-
-    def try_commit(self) -> None:
-        """Commit, but keep an error: the checkpoint continues without the log."""
-        try:
-            self.commit()
-        except PetpsError as error:
-            self.failure = self.failure or _describe(error)
-
-    def end(self, error: PetpsError | None) -> None:
-        """Meet the others if this was not done yet, and learn whether all have committed."""
-        if not self._plan.publish:
-            return
-        self.meet(error)
-        self.failure = _find_failure(_gather_bytes(self._link, self.failure.encode())) or ""
-
-    def meet(self, error: PetpsError | None) -> list[dict[str, int]]:
-        """Tell the others once whether this rank failed; return the rows each has published.
-
-        The result has, for each rank, a count by table. It is empty if this was done before.
-        """
-        if self._has_met:
-            return []
-        self._has_met = True
-        counted = {} if self._publisher is None or error else self._publisher.counted()
-        bodies = _gather_bytes(
-            self._link, json.dumps({"error": _describe(error), "counted": counted}).encode()
-        )
-        answers = [json.loads(body) for body in bodies]
-        for rank, answer in enumerate(answers):
-            if answer["error"]:
-                self.failure = self.failure or f"rank {rank}: {answer['error']}"
-        return [answer["counted"] for answer in answers]
-
-
-@contextmanager
-def _fail_together(link: Link, consequence: str) -> Iterator[None]:
-    """If the block raises on any rank, raise on every rank on leaving it."""
-    try:
-        yield
-    except BaseException as error:
-        _gather_bytes(link, _describe(error).encode())
-        raise
-    failure = _find_failure(_gather_bytes(link, b""))
-    if failure is not None:
-        raise Unavailable(f"{consequence}: {failure}")
-
-
-def _describe(error: BaseException | None) -> str:
-    """Return an error as text, or an empty string for None."""
-    return "" if error is None else f"{type(error).__name__}: {error}"
-
-
-def _find_failure(answers: list[bytes]) -> str | None:
-    for rank, answer in enumerate(answers):
-        if answer:
-            return f"rank {rank}: {answer.decode()}"
-    return None
-
-
-def _gather_bytes(link: Link, body: bytes) -> list[bytes]:
-    """Return the bytes of every rank, in the order of ranks, to every rank."""
-    torch = torch_module()
-    lengths = [int(length) for length in link.all_gather(torch.tensor([len(body)]))]
-    padded = np.zeros(max(1, *lengths), np.uint8)
-    padded[: len(body)] = np.frombuffer(body, np.uint8)
-    bodies = link.all_gather(torch.from_numpy(padded))
-    return [values.numpy().tobytes()[:n] for values, n in zip(bodies, lengths, strict=True)]
-
-
-def _get_random_state(model: Any) -> bytes:
-    """Return the random state of the host, followed by that of the model's GPU if it has one."""
-    torch = torch_module()
-    states, gpu = [torch.get_rng_state()], _find_gpu(model)
-    if gpu is not None:
-        states.append(torch.cuda.get_rng_state(gpu))
-    return b"".join(values.numpy().tobytes() for values in states)
-
-
-def _set_random_state(state: bytes, model: Any) -> None:
-    torch = torch_module()
-    host, gpu = torch.get_rng_state().numel(), _find_gpu(model)
-    states = torch.from_numpy(np.frombuffer(state, np.uint8).copy())
-    torch.set_rng_state(states[:host])
-    if gpu is not None and len(states) > host:
-        torch.cuda.set_rng_state(states[host:], gpu)
-
-
-def _find_gpu(model: Any) -> Any:
-    devices = [] if model is None else [value.device for value in model.parameters()]
-    return next((device for device in devices if device.type == "cuda"), None)
-
-
-def _save_dense(model: Any, optimizer: Any) -> bytes:
-    out = io.BytesIO()
-    states = {"model": model.state_dict()}
-    if optimizer is not None:
-        states["optimizer"] = optimizer.state_dict()
-    torch_module().save(states, out)
-    return out.getvalue()
-
-
-def _load_dense(body: bytes, model: Any, optimizer: Any) -> None:
-    states = torch_module().load(io.BytesIO(body), map_location="cpu", weights_only=True)
-    model.load_state_dict(states["model"])
-    if optimizer is not None:
-        optimizer.load_state_dict(states["optimizer"])
+def _explain(outcome: Outcome) -> str:
+    what = "the log's version failed" if outcome.kind == PUBLISH else "no checkpoint was written"
+    return f"step {outcome.step}: {what}: {'' if outcome.failure is None else outcome.failure.text}"

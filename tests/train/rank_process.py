@@ -49,7 +49,7 @@ def main(rank: int, world: int, folder: Path, steps: int) -> None:
     store = Store.open(folder / "store")
     with open_tables(rank, world, folder / f"{rank}.pool") as tables:
         output = RankedOutput(
-            tables, links.dense, store=store, policy=POLICIES["2d"](), checkpoint=Every(steps=5),
+            tables, links, store=store, policy=POLICIES["2d"](), checkpoint=Every(steps=5),
             model=model, optimizer=optimizer,
         )  # fmt: skip
         first = output.restore().step if store.state.versions() else 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ from petps.train.batch import Batch, Ragged
 from petps.train.link import Links
 from petps.train.optimizer import Adam, Optimizer
 from petps.train.options import PipelineOptions
-from petps.train.pipeline import Hook, Pipeline
+from petps.train.pipeline import Boundary, Hook, Pipeline
+from petps.train.ranks import RankedOutput
 from petps.train.sharded import ShardedTable, ShardedTables, TableSpec
 
 SPECS = (
@@ -76,7 +77,7 @@ class LocalLink:
 
 def in_threads(world: int, work: Callable[[int, Links], Any]) -> list[Any]:
     """Run work(rank, links) on each rank; return the results. Raise the first error."""
-    meetings = [Meeting(world) for _ in range(3)]
+    meetings = [Meeting(world) for _ in fields(Links)]
     results: list[Any] = [None] * world
     errors: list[tuple[int, BaseException]] = []
 
@@ -193,6 +194,23 @@ def read_slots(table: ShardedTable) -> tuple[np.ndarray, np.ndarray]:
     """Return the keys of a table, uint64[n] ascending, and their slots, float32[n, width]."""
     keys = table.keys()
     return keys, np.concatenate(list(table.gather(keys).columns.values()), axis=1)
+
+
+class InStep:
+    """A RankedOutput whose versions end before the next step: a test knows their numbers."""
+
+    def __init__(self, output: RankedOutput) -> None:
+        self._output = output
+
+    def wants(self, step: int) -> bool:
+        return self._output.wants(step)
+
+    def act(self, boundary: Boundary) -> None:
+        self._output.act(boundary)
+        self._output.wait()
+
+    def end(self, boundary: Boundary) -> None:
+        self._output.end(boundary)
 
 
 class OnHost:

@@ -9,6 +9,7 @@ import itertools
 import json
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,9 @@ class Recording:
     def act(self, boundary: Boundary) -> None:
         self.acted.append((boundary.step, boundary.reader))
 
+    def end(self, boundary: Boundary) -> None:
+        self.acted.append((-boundary.step, boundary.reader))
+
 
 @pytest.mark.parametrize("mode", ["synchronous", "nested"])
 def test_hooks_act_on_all_ranks_at_the_same_step(mode: Mode) -> None:
@@ -204,10 +208,12 @@ def test_hooks_act_on_all_ranks_at_the_same_step(mode: Mode) -> None:
             8, rank=rank, world=2, options=options, links=links, hooks=[hook]
         ) as (_, pipeline):  # fmt: skip
             pipeline.run()
+            assert pipeline.step() is None
         return hook.acted
 
     for acted in in_threads(2, work):
-        assert acted == [(3, b"3"), (6, b"6")]  # not the state of a batch that was read ahead
+        # Not the state of a batch that was read ahead; and the end of the loaders, once.
+        assert acted == [(3, b"3"), (6, b"6"), (-8, b"8")]
 
 
 def test_a_full_table_is_named() -> None:
@@ -271,7 +277,7 @@ def test_a_batch_is_routed_while_earlier_keys_cross(monkeypatch: pytest.MonkeyPa
         return requests
 
     monkeypatch.setattr(lookup, "route_keys", counted)
-    links = Links(Held(routed), LoneLink(), LoneLink())
+    links = replace(Links.alone(), keys=Held(routed))
     with open_pipeline(6, links=links) as (_, pipeline):
         assert len(pipeline.run()) == 6
 

@@ -5,7 +5,8 @@ Run by `make test-train`. Ranks are threads (rank_threads.py); train_processes.p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,19 +18,34 @@ import torch
 from petps import _native
 from petps.checkpoint import POLICIES, Store
 from petps.delta import open_log
-from petps.errors import FailedPrecondition, InvalidArgument, IoError, Unavailable
+from petps.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    IoError,
+    ResourceExhausted,
+    Unavailable,
+)
 from petps.server.ingest import Ingest
 from petps.server.ingest.native_tables import NativeInstanceTables
-from petps.train import ranks
+from petps.train import behind, dense
 from petps.train.link import Links
 from petps.train.optimizer import Adam
 from petps.train.options import Mode, PipelineOptions
-from petps.train.pipeline import Pipeline
+from petps.train.pipeline import Boundary, Hook, Pipeline
 from petps.train.ranks import Every, RankedOutput, publisher_of, store_tables
 from petps.train.sharded import ShardedTables
-from tests.train.rank_threads import FEATURES, Loader, Ranker, in_threads, read_slots, specs_with
+from tests.train.rank_threads import (
+    FEATURES,
+    InStep,
+    Loader,
+    Ranker,
+    in_threads,
+    read_slots,
+    specs_with,
+)
 
 SEED, WORLD, PARTITIONS = 5, 2, 8
+CHUNK_BYTES = 1 << 16  # a version has several chunks
 TABLES = specs_with(threshold=2)
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -71,16 +87,17 @@ def resume(
     model: Ranker,
     optimizer: Any,
     tables: ShardedTables,
-    output: RankedOutput,
+    output: Hook,
     last: int,
     steps: int,
     mode: Mode = "nested",
     device: str = "cpu",
+    more_hooks: Sequence[Hook] = (),
 ) -> Pipeline:
     """Return a pipeline that trains the steps after ``last``, up to ``steps``."""
     return Pipeline(
         model, tables, iter(Loader(SEED, rank, steps, first=last + 1)), optimizer=optimizer,
-        links=links, features=FEATURES, hooks=[output],
+        links=links, features=FEATURES, hooks=[output, *more_hooks],
         options=PipelineOptions(2, mode, first_step=last + 1, deterministic=True, device=device),
     )  # fmt: skip
 
@@ -97,17 +114,22 @@ def work(
     pools: bool = False,
     checkpoint: Every | None = None,
     changed: Callable[[RankedOutput, ShardedTables], None] | None = None,
-    patience: int = 0,
+    give_up_after: float = 600.0,
+    in_step: bool = True,
+    more_hooks: Sequence[Hook] = (),
 ) -> dict[str, Any]:
-    """Train a rank up to ``steps``, from the store's newest version if ``restore``."""
+    """Train a rank up to ``steps``, from the store's newest version if ``restore``.
+
+    in_step: each version ends before the next step.
+    """
     model = Ranker()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with open_tables(rank, links.rows.world, folder / f"{rank}.pool" if pools else None) as tables:
         store = Store.open(folder / "store")
         output = RankedOutput(
-            tables, links.dense, store=store, policy=POLICIES[policy](),
+            tables, links, store=store, policy=POLICIES[policy](),
             checkpoint=checkpoint or Every(steps=5), model=model, optimizer=optimizer,
-            patience=patience,
+            give_up_after=give_up_after, chunk_bytes=CHUNK_BYTES,
         )  # fmt: skip
         first = 0
         if restore:
@@ -116,10 +138,14 @@ def work(
             assert restored.reader == b"%d" % first
         if changed is not None:
             changed(output, tables)
+        hook = InStep(output) if in_step else output
         with (
             output,
-            resume(rank, links, model, optimizer, tables, output, first, steps, mode) as loop,
-        ):
+            resume(
+                rank, links, model, optimizer, tables, hook, first, steps, mode,
+                more_hooks=more_hooks,
+            ) as loop,
+        ):  # fmt: skip
             loop.run()
         return read_state(tables, model)
 
@@ -157,7 +183,7 @@ def test_more_or_fewer_ranks_can_continue(tmp_path: Path, policy: str) -> None:
     def look(rank: int, links: Links, world: int) -> dict[str, Any]:
         model = Ranker()
         with open_tables(rank, world) as tables, RankedOutput(
-            tables, links.dense, store=Store.open(tmp_path / "store"), policy=POLICIES[policy](),
+            tables, links, store=Store.open(tmp_path / "store"), policy=POLICIES[policy](),
             checkpoint=Every(steps=5), model=model,
         ) as output:  # fmt: skip
             output.restore()
@@ -192,33 +218,39 @@ def test_a_server_has_the_trained_rows(tmp_path: Path) -> None:
         with open_tables(rank, WORLD) as tables:
             publisher = publisher_of(log, "m", tables, links.dense)
             output = RankedOutput(
-                tables, links.dense, store=Store.open(tmp_path / "store"),
+                tables, links, store=Store.open(tmp_path / "store"),
                 policy=POLICIES["2d"](), checkpoint=Every(steps=10), publisher=publisher,
-                publish=Every(steps=4), model=model, optimizer=optimizer,
+                publish=Every(steps=4), model=model, optimizer=optimizer, chunk_bytes=CHUNK_BYTES,
             )  # fmt: skip
             restored = output.restore() if restore else None
             publisher.begin_continue(restored.position if restored else None)
             last = restored.step if restored else 0
-            with output, resume(rank, links, model, optimizer, tables, output, last, steps) as loop:
+            hook = InStep(output)
+            with output, resume(rank, links, model, optimizer, tables, hook, last, steps) as loop:
                 loop.run()
             log.close()
             return read_state(tables, model)
 
-    tables = _native.Tables.create(str(tmp_path / "served.pool"), durability="process")
+    open_log(place, partitions=PARTITIONS).close()
+    # Steps 4, 8, 10, 12, 16, 20 and 24 have versions of the log: the store's each have one too.
+    in_threads(WORLD, lambda rank, links: train(rank, links, 20, False))
+    trained = in_threads(WORLD, lambda rank, links: train(rank, links, 24, True))
+    check_served(tmp_path / "served.pool", place, 7, trained)
+
+
+def check_served(pool: Path, place: str, version: int, trained: list[dict[str, Any]]) -> None:
+    """Follow a log from its start up to a version, and compare all rows with those of the ranks."""
+    tables = _native.Tables.create(str(pool), durability="process")
     instance = tables.create_instance("m", "m@0", PARTITIONS)
     for spec in TABLES:
         tables.create_table(
             spec.name, instance=instance.id, dim=spec.dim, dtype="f32", capacity=20_000,
             feed="delta",
         )  # fmt: skip
-    open_log(place, partitions=PARTITIONS).close()
-    # Step 20 has a checkpoint and a version of the log; the second training ends at step 24.
-    in_threads(WORLD, lambda rank, links: train(rank, links, 20, False))
-    trained = in_threads(WORLD, lambda rank, links: train(rank, links, 24, True))
     log = open_log(place, partitions=PARTITIONS)
     ingest = Ingest(log, NativeInstanceTables(tables, "m"), dead_letters=NoDeadLetters())
     ingest.start()
-    assert ingest.wait_for(6, 60), ingest.status().as_json()
+    assert ingest.wait_for(version, 60), ingest.status().as_json()
     ingest.stop()
     log.close()
     for spec in TABLES:
@@ -232,40 +264,171 @@ def test_a_server_has_the_trained_rows(tmp_path: Path) -> None:
     tables.close()
 
 
-def test_a_rank_whose_store_fails_is_named_and_no_rank_hangs(tmp_path: Path) -> None:
-    create(tmp_path)
-    failed: list[int] = []
+def failing_at(steps: Sequence[int], seen: list[int]) -> Callable[..., None]:
+    """Let rank 1's share fail at these steps, as on a full disk, as often as they are given."""
+    left = list(steps)
 
     def broken(output: RankedOutput, tables: ShardedTables) -> None:
         if tables.rank != 1:
             return
-        checkpointer = output._checkpointer
-        assert checkpointer is not None
-        share = checkpointer.share
+        staged = output._staged
+        assert staged is not None
+        share = staged.share
 
         def sometimes(version: int, *more: Any, **options: Any) -> Any:
-            if version in (5, 10):
-                failed.append(version)
+            seen.append(version)
+            if version in left:
+                left.remove(version)
                 raise IoError("the disk is full")
             return share(version, *more, **options)
 
-        checkpointer.share = sometimes  # type: ignore[method-assign]
+        staged.share = sometimes  # type: ignore[method-assign]
 
+    return broken
+
+
+def test_a_rank_whose_store_fails_is_named_and_no_rank_hangs(tmp_path: Path) -> None:
+    create(tmp_path)
+    seen: list[int] = []
+    broken = failing_at([5], seen)
     with pytest.raises(Unavailable, match=r"step 5: no checkpoint .* rank 1: .* disk is full"):
-        in_threads(WORLD, lambda r, n: work(tmp_path, r, n, steps=20, changed=broken))
-    assert failed == [5]
-    failed.clear()
-    # With patience, training continues; rows that were not written then are in the next version.
-    results = in_threads(
-        WORLD, lambda r, n: work(tmp_path, r, n, steps=15, changed=broken, patience=2)
-    )
-    assert failed == [5, 10]
+        in_threads(
+            WORLD, lambda r, n: work(tmp_path, r, n, steps=20, changed=broken, give_up_after=0)
+        )
+    assert seen == [5]
+    assert Store.open(tmp_path / "store").state.versions() == []
+
+
+def test_a_version_that_failed_is_tried_again_with_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(behind, "PAUSE_SECONDS_MAX", 0.0)
+    create(tmp_path)
+    seen: list[int] = []
+    broken = failing_at([5, 6, 10], seen)
+    results = in_threads(WORLD, lambda r, n: work(tmp_path, r, n, steps=15, changed=broken))
+    assert seen == [5, 6, 7, 10, 11, 15]
     store = Store.open(tmp_path / "store")
-    assert [version.version for version in store.state.versions()] == [15]
-    rows = store.restore(15)
+    assert [version.version for version in store.state.versions()] == [7, 11, 15]
+    assert store.verify() == []
+    check_store(store, 15, results)
+
+
+def test_the_last_version_is_tried_again_before_training_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(behind, "FIRST_PAUSE_SECONDS", 0.05)
+    create(tmp_path)
+    seen: list[int] = []
+    broken = failing_at([15, 15], seen)
+    results = in_threads(WORLD, lambda r, n: work(tmp_path, r, n, steps=15, changed=broken))
+    assert seen == [5, 10, 15, 15, 15]
+    store = Store.open(tmp_path / "store")
+    assert [version.version for version in store.state.versions()] == [5, 10, 15]
+    check_store(store, 15, results)
+
+
+class Reached:
+    """A hook that opens a gate after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.gate = step, threading.Event()
+
+    def wants(self, step: int) -> bool:
+        if step >= self.step:
+            self.gate.set()
+        return False
+
+    def act(self, boundary: Boundary) -> None:
+        raise AssertionError
+
+    def end(self, boundary: Boundary) -> None:
+        pass
+
+
+@pytest.mark.parametrize("held_rank", [0, 1])
+def test_training_goes_on_while_a_version_is_written(tmp_path: Path, held_rank: int) -> None:
+    """The upload of one rank's share waits for step 12. The versions due until then become one."""
+    create(tmp_path)
+    reached = Reached(12)
+
+    def hold(output: RankedOutput, tables: ShardedTables) -> None:
+        if tables.rank != held_rank:
+            return
+        assert output._store is not None
+        files = output._store.files
+        write = files.write
+
+        def held(path: str, pieces: Any) -> None:
+            if path.startswith("data/"):
+                assert reached.gate.wait(60)
+            write(path, pieces)
+
+        files.write = held  # type: ignore[method-assign]
+
+    def train(rank: int, links: Links) -> dict[str, Any]:
+        return work(
+            tmp_path, rank, links, steps=20, changed=hold, in_step=False,
+            more_hooks=[reached],
+        )  # fmt: skip
+
+    results = in_threads(WORLD, train)
+    store = Store.open(tmp_path / "store")
+    versions = [version.version for version in store.state.versions()]
+    assert versions[0] == 5
+    assert 12 <= versions[1] <= 20
+    assert versions[-1] == 20
+    assert store.verify() == []
+    check_store(store, 20, results)
+    # Version 5 was written while later steps were trained, and has the rows of step 5.
+    whole = tmp_path / "whole"
+    create(whole)
+    check_store(store, 5, in_threads(WORLD, lambda r, n: work(whole, r, n, steps=5)))
+
+
+def check_store(store: Store, version: int, results: list[dict[str, Any]]) -> None:
+    """Compare all rows of a version, with their optimizer state, with those of the ranks."""
+    stored = store.restore(version)
     for spec in TABLES:
-        held = {key for result in results for key in result[spec.name]}
-        assert held == set(rows[spec.name].keys.tolist())
+        held, rows = merge_ranks(results, spec.name), stored[spec.name]
+        assert sorted(held) == rows.keys.tolist()
+        columns = store.tables_of(version)[spec.name].columns
+        slots = np.concatenate([c.values(rows.columns[c.name]) for c in columns], axis=1)
+        assert np.array_equal(slots, np.stack([held[key] for key in rows.keys.tolist()]))
+
+
+class FullLog:
+    """A log without space for some appends."""
+
+    def __init__(self, log: Any, times: int) -> None:
+        self._log, self.left = log, times
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    def publish(self, partition: int, message: Any) -> None:
+        if self.left:
+            self.left -= 1
+            raise ResourceExhausted("no space left")
+        self._log.publish(partition, message)
+
+
+def test_a_log_without_space_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(behind, "FIRST_PAUSE_SECONDS", 0.001)
+    log = open_log(str(tmp_path / "log"), partitions=PARTITIONS)
+    with closing(log), open_tables(0, 1) as tables:
+        full: Any = FullLog(log, times=3)
+        publisher = publisher_of(full, "m", tables, Links.alone().dense)
+        publisher.begin_continue(None)
+        assert full.left == 0
+        full.left = 2
+        publisher.publish("item", np.arange(5, dtype=np.uint64), np.ones((5, 8), np.float32))
+        assert publisher.commit() == 1
+        impatient = publisher_of(full, "m", tables, Links.alone().dense, give_up_after=0)
+        full.left = 1
+        with pytest.raises(ResourceExhausted, match="no space left"):
+            impatient.begin_continue(publisher.position())
+        assert impatient.has_failed
 
 
 def test_bad_arguments_are_named(tmp_path: Path) -> None:
@@ -275,13 +438,11 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
             Every(**given)
     with open_tables(0, 1) as tables:
         with pytest.raises(InvalidArgument, match="need both a store and a policy"):
-            RankedOutput(tables, Links.alone().dense, checkpoint=Every(steps=1))
+            RankedOutput(tables, Links.alone(), checkpoint=Every(steps=1))
         with pytest.raises(InvalidArgument, match="needs a publisher"):
-            RankedOutput(tables, Links.alone().dense, publish=Every(steps=1))
+            RankedOutput(tables, Links.alone(), publish=Every(steps=1))
         with (
-            RankedOutput(
-                tables, Links.alone().dense, store=store, policy=POLICIES["full"]()
-            ) as output,
+            RankedOutput(tables, Links.alone(), store=store, policy=POLICIES["full"]()) as output,
             pytest.raises(FailedPrecondition, match="has no version: nothing to restore"),
         ):
             output.restore()
@@ -320,10 +481,10 @@ def test_random_numbers_of_a_gpu_continue_too(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: {OnGpu.device: gpu}[device])
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, on: held.update({on: state}))
     before = torch.get_rng_state()
-    state = ranks._get_random_state(OnGpu())
+    state = dense.get_random_state(OnGpu())
     torch.manual_seed(3)
-    ranks._set_random_state(state, OnGpu())
+    dense.set_random_state(state, OnGpu())
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(held[OnGpu.device], gpu)
-    ranks._set_random_state(ranks._get_random_state(None), OnGpu())  # saved by a rank without a GPU
+    dense.set_random_state(dense.get_random_state(None), OnGpu())  # saved by a rank without a GPU
     assert len(held) == 1

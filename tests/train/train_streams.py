@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,8 +138,10 @@ class OnFake(OnHost):
         return model
 
     def links(self, links: Links) -> Links:
-        return Links(
-            links.keys, DeviceLink(links.rows, self._gpu), DeviceLink(links.dense, self._gpu)
+        return replace(
+            links,
+            rows=DeviceLink(links.rows, self._gpu),
+            dense=DeviceLink(links.dense, self._gpu),
         )
 
     def host(self, tensor: Any) -> Any:

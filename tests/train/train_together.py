@@ -5,7 +5,7 @@ Run by `make test-train`. Ranks are threads (rank_threads.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from petps.checkpoint import POLICIES, Store
 from petps.delta import open_log
 from petps.errors import InvalidArgument, IoError, PetpsError, Unavailable
+from petps.train import behind
 from petps.train.link import Links
 from petps.train.optimizer import Adam
 from petps.train.options import PipelineOptions
@@ -67,7 +68,7 @@ def test_a_restore_that_fails_on_one_rank_is_repeated_by_all(tmp_path: Path) -> 
     def restore(rank: int, links: Links) -> dict[str, Any]:
         model = Ranker()
         with open_tables(rank, WORLD) as tables, RankedOutput(
-            tables, links.dense, store=Store.open(tmp_path / "store"), policy=POLICIES["2d"](),
+            tables, links, store=Store.open(tmp_path / "store"), policy=POLICIES["2d"](),
             model=model,
         ) as output:  # fmt: skip
             user = tables["user"]
@@ -93,7 +94,10 @@ def _failing(message: str, kind: type[Exception] = IoError) -> Callable[..., Any
 
 
 def acting(
-    folder: Path, steps: list[int], changed: Callable[[int, int, RankedOutput], None]
+    folder: Path,
+    steps: list[int],
+    changed: Callable[[int, int, RankedOutput], None],
+    checkpoint: Every | None = None,
 ) -> list[tuple[int, list[str], list[str]]]:
     """Train and act at each of ``steps`` without a pipeline. The log is due at every second one.
 
@@ -108,7 +112,8 @@ def acting(
         errors: list[str] = []
         dense_steps: list[str] = []
 
-        def dense(step: int) -> str:
+        def dense(step: int, state: Mapping[str, Any]) -> str:
+            assert set(state) == {"weight", "bias"}
             dense_steps.append(str(step))
             return f"dense-{step}"
 
@@ -116,10 +121,9 @@ def acting(
             publisher = publisher_of(log, "m", tables, links.dense)
             publisher.begin_continue(None)
             with RankedOutput(
-                tables, links.dense, store=Store.open(folder / "store"),
-                policy=POLICIES["2d"](), checkpoint=Every(steps=1), publisher=publisher,
-                publish=Every(steps=2), patience=1, model=torch.nn.Linear(1, 1),
-                dense=dense,
+                tables, links, store=Store.open(folder / "store"),
+                policy=POLICIES["2d"](), checkpoint=checkpoint, publisher=publisher,
+                publish=Every(steps=2), model=torch.nn.Linear(1, 1), dense=dense,
             ) as output:  # fmt: skip
                 for step in steps:
                     for table in tables:
@@ -130,6 +134,7 @@ def acting(
                     changed(rank, step, output)
                     try:
                         output.act(Boundary(step, b""))
+                        output.wait()
                     except Exception as error:
                         errors.append(f"{type(error).__name__}: {error}")
             return publisher.version, errors, dense_steps
@@ -137,39 +142,41 @@ def acting(
     return in_threads(2, act)
 
 
-def test_a_checkpoint_that_fails_leaves_the_log_alone(tmp_path: Path) -> None:
-    """Both are due. Rank 1's disk is full, which patience allows."""
+def break_share(message: str, kind: type[Exception]) -> Callable[[int, int, RankedOutput], None]:
+    """Let the share of rank 1 fail at step 2."""
 
-    def full(rank: int, step: int, output: RankedOutput) -> None:
-        checkpointer = output._checkpointer
-        assert checkpointer is not None
+    def broken(rank: int, step: int, output: RankedOutput) -> None:
+        staged = output._staged
+        assert staged is not None
         if rank == 1 and step == 2:
-            checkpointer.share = _failing("the disk is full")  # type: ignore[method-assign]
+            staged.share = _failing(message, kind)  # type: ignore[method-assign]
         elif rank == 1 and step == 3:
-            del checkpointer.share
+            del staged.share
 
-    results = acting(tmp_path, [1, 2, 3, 4], full)
+    return broken
+
+
+def test_a_checkpoint_that_fails_leaves_the_log_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are due at step 2, where rank 1's disk is full; the next version has its rows."""
+    monkeypatch.setattr(behind, "PAUSE_SECONDS_MAX", 0.0)
+    results = acting(tmp_path, [1, 2, 3, 4], break_share("it is full", IoError), Every(steps=1))
     assert [errors for _, errors, _ in results] == [[], []]
-    assert [version for version, *_ in results] == [2, 2]
+    assert [version for version, *_ in results] == [4, 4]
     store = Store.open(tmp_path / "store")
     assert [version.version for version in store.state.versions()] == [1, 3, 4]
     assert len(store.restore(4)["item"].keys) == 4 * 50
 
 
-def test_an_unexpected_error_on_one_rank_stops_all_and_commits_nothing(tmp_path: Path) -> None:
-    """The error is not one of petps, and that rank's rows are not in the log."""
-
-    def broken(rank: int, step: int, output: RankedOutput) -> None:
-        checkpointer = output._checkpointer
-        assert checkpointer is not None
-        if rank == 1 and step == 2:
-            checkpointer.share = _failing("list index", IndexError)  # type: ignore[method-assign]
-
-    results = acting(tmp_path, [1, 2], broken)
-    assert [version for version, *_ in results] == [0, 0]
-    assert results[1][1] == ["IndexError: list index"]
-    assert len(results[0][1]) == 1
-    assert "rank 1: Unavailable: IndexError: list index" in results[0][1][0]
+def test_an_unexpected_error_on_one_rank_stops_all_and_is_named(tmp_path: Path) -> None:
+    """An error that no repetition fixes is raised by the next step, on all ranks."""
+    results = acting(
+        tmp_path, [1, 2, 3], break_share("list index", IndexError), Every(steps=1)
+    )  # fmt: skip
+    expected = "Unavailable: step 2: no checkpoint was written: rank 1: IndexError: list index"
+    assert [errors for _, errors, _ in results] == [[expected], [expected]]
+    assert [version for version, *_ in results] == [2, 2]
     versions = Store.open(tmp_path / "store").state.versions()
     assert [version.version for version in versions] == [1]
 
@@ -177,6 +184,19 @@ def test_an_unexpected_error_on_one_rank_stops_all_and_commits_nothing(tmp_path:
 def test_dense_weights_are_written_only_for_versions_of_the_log(tmp_path: Path) -> None:
     results = acting(tmp_path, [1, 2, 3, 4], lambda *_: None)
     assert [dense_steps for *_, dense_steps in results] == [["2", "4"], []]
+
+
+def test_a_log_that_fails_on_one_rank_stops_all_and_loses_no_row(tmp_path: Path) -> None:
+    def broken(rank: int, step: int, output: RankedOutput) -> None:
+        if rank == 1 and step == 2:
+            assert output.publisher is not None
+            log: Any = output.publisher.log
+            log.flush = _failing("gone", Unavailable)
+
+    results = acting(tmp_path, [1, 2, 3], broken)
+    expected = "Unavailable: step 2: the log's version failed: rank 1: Unavailable: gone"
+    assert [errors for _, errors, _ in results] == [[expected], [expected]]
+    assert [version for version, *_ in results] == [0, 0]
 
 
 def test_ranks_may_list_their_tables_in_any_order() -> None:

@@ -84,6 +84,7 @@ class Course:
             plots=str(options.plots),
         )
         self._score_every = task.store_every * max(1, task.steps // task.store_every // SCORES)
+        self._score_from = self._score_every
         self._outages: list[Outage] = []
         self._served_versions: list[Served] = []
         self._messages: dict[str, Any] = {}  # the server's own freshness, up to the first kill
@@ -105,11 +106,12 @@ class Course:
         self._screen.print_header(self._report)
         with ExitStack() as stack:
             self._prepare(stack)
-            # Kill the trainer after a version that is not in the store. So the server has rows that
-            # the new run does not have.
+            # Kill the trainer after a version of the log for which the store has none. So the
+            # server has rows that the new run does not have.
             self._follow(
                 lambda event: (
-                    self._is_version_after(event, TRAINER_KILLED_AT) and not event.fields["stored"]
+                    self._is_version_after(event, TRAINER_KILLED_AT)
+                    and event.fields["step"] % self._task.store_every != 0
                 )
             )
             self._kill_trainer()
@@ -175,10 +177,12 @@ class Course:
             return None
         event = self._ranks.next()
         self._reports.add(event)
-        if event.kind == "version":
-            newest = self._reports.versions[-1]
-            if newest.stored and newest.step % self._score_every == 0:
-                self._live.request(newest)
+        if event.kind == "stored" and event.fields["step"] >= self._score_from:
+            step = event.fields["step"]
+            version = self._reports.version_of(step)
+            if version is not None:
+                self._score_from = step - step % self._score_every + self._score_every
+                self._live.request(version)
         return event
 
     def _ingest(self) -> dict[str, Any]:

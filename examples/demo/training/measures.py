@@ -18,12 +18,11 @@ __all__ = ["Outage", "Reports", "Served", "Version", "fresh_of", "served_of", "s
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A version of the log. stored: whether the store has it too. begin: the end of its step."""
+    """A version of the log. begin: the end of its step."""
 
     version: int
     step: int
     life: int
-    stored: bool
     begin: float
     training_loss: float
 
@@ -76,18 +75,21 @@ class Reports:
         elif event.kind == "ended":
             self.ended += 1
         elif event.kind == "version":
-            # The report of the step that ends with this version follows that of the version.
+            # The mean over the steps reported since the version before.
             loss = float(np.mean(self._losses)) if self._losses else float("nan")
             self._losses.clear()
             version = Version(
                 fields["version"],
                 fields["step"],
                 event.life,
-                fields["stored"],
                 fields["begin"],
                 loss,
             )
             self.versions.append(version)
+
+    def version_of(self, step: int) -> Version | None:
+        """Return the newest version of that step, or None."""
+        return next((version for version in self.versions[::-1] if version.step == step), None)
 
 
 def stages_of(reports: Reports, samples_per_step: int) -> Stages:

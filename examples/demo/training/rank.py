@@ -5,8 +5,10 @@ if there is one, to the task's last step. LIFE is the number of earlier starts o
 process exits when its standard input ends. It reports events on standard output, one line of JSON
 each; "at", "begin" and "end" are CLOCK_MONOTONIC seconds:
   ready     restored (a step, 0: none), open_s, restore_s
-  step      number, loss, seconds, exposed, crossing, lookup_stall     rank 0 only
-  version   version, step, stored, begin, end                          rank 0 only
+  step      number, loss, seconds, exposed, crossing, lookup_stall,
+            stall: the wait for versions                               rank 0 only
+  version   version, step, begin: a version of the log exists          rank 0 only
+  stored    step: the store has a version of that step                 rank 0 only
   stages    seconds by stage, and the number of steps
   ended
 """
@@ -18,6 +20,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -40,40 +43,13 @@ from petps.train import (
     publisher_of,
     store_tables,
 )
-from petps.train.pipeline import Boundary
+from petps.train.ranks import Written
 
 __all__ = ["main"]
 
 TRACED_AT: Final = 0.6  # of the steps: after the trainer's kill, before the server's
 TRACED_STEPS: Final = 4
 FAILED: Final = 3
-
-
-class ReportingFeed:
-    """A hook of the pipeline: a RankedOutput whose published versions are reported."""
-
-    def __init__(self, rank: Rank, feed: RankedOutput) -> None:
-        self._rank = rank
-        self._feed = feed
-
-    def wants(self, step: int) -> bool:
-        """See Hook."""
-        return self._feed.wants(step)
-
-    def act(self, boundary: Boundary) -> None:
-        """See Hook."""
-        begin = time.monotonic()
-        self._feed.act(boundary)
-        self._rank.report_stages()
-        assert self._feed.publisher is not None
-        self._rank.report_once(
-            "version",
-            version=self._feed.publisher.version,
-            step=boundary.step,
-            stored=boundary.step % self._rank.task.store_every == 0,
-            begin=begin,
-            end=time.monotonic(),
-        )
 
 
 class Rank:
@@ -87,10 +63,13 @@ class Rank:
         self._timeline = Timeline(keep=True)
         self._steps = 0
         self._model = Ranker(self.task, settings.seed)
+        self._reporting = threading.Lock()
 
     def report(self, event: str, **fields: Any) -> None:
-        """Print an event on standard output."""
-        print(json.dumps({"event": event, "at": time.monotonic(), **fields}), flush=True)
+        """Print an event on standard output. Any thread may call it."""
+        line = json.dumps({"event": event, "at": time.monotonic(), **fields})
+        with self._reporting:
+            print(line, flush=True)
 
     def report_once(self, event: str, **fields: Any) -> None:
         """Print an event if this is rank 0."""
@@ -122,7 +101,7 @@ class Rank:
             publisher = publisher_of(log, MODEL, tables, links.dense)
             with RankedOutput(
                 tables,
-                links.dense,
+                links,
                 store=store,
                 policy=POLICIES["2d"](),
                 checkpoint=Every(steps=self.task.store_every),
@@ -131,6 +110,8 @@ class Rank:
                 model=self._model,
                 optimizer=optimizer,
                 dense=self._write_dense,
+                staging=settings.path("staging"),
+                on_version=self._report_version,
             ) as feed:
                 restored = feed.restore() if store.state.versions() else None
                 first = 1 if restored is None else int(restored.reader) + 1
@@ -145,7 +126,7 @@ class Rank:
                     optimizer=optimizer,
                     options=PipelineOptions(MICRO_BATCHES, first_step=first),
                     links=links,
-                    hooks=[ReportingFeed(self, feed)],
+                    hooks=[feed],
                     timeline=self._timeline,
                 ) as pipeline:
                     self._train(pipeline)
@@ -166,19 +147,32 @@ class Rank:
                 exposed=step.exposed,
                 crossing=step.crossing,
                 lookup_stall=step.lookup_stall,
+                stall=step.hooks,
             )
+            if step.number % every == 0:
+                self.report_stages()
             if step.number == traced:
                 name = f"timeline-{self._rank}"
                 self._timeline.draw(self._settings.path(f"{name}.svg"), batches=TRACED_STEPS)
                 self._timeline.write(self._settings.path(f"{name}.json"), rank=self._rank)
         self.report_stages()
 
-    def _write_dense(self, step: int) -> str:
+    def _report_version(self, written: Written) -> None:
+        if written.kind == "publish":
+            self.report_once(
+                "version", version=written.version, step=written.step, begin=written.begin
+            )
+        else:
+            self.report_once("stored", step=written.step)
+
+    def _write_dense(self, step: int, state: Mapping[str, Any]) -> str:
         """Write the version's dense weights, on rank 0, and return their location."""
         # After a kill, the next life repeats steps with other weights. So the name has the life.
         path = self._settings.path(f"dense-{self._life}-{step}.pt")
         part = path.with_suffix(".part")
-        torch.save(self._model.dense.state_dict(), part)
+        prefix = "dense."
+        dense = {name.removeprefix(prefix): value for name, value in state.items()}
+        torch.save(dense, part)
         part.replace(path)
         return str(path)
 

@@ -18,7 +18,7 @@ from examples.demo.ratings import Keys
 from examples.demo.training.model import dense_part
 from examples.demo.training.task import DIM, WORLD, Task
 from petps.checkpoint import Store
-from petps.train.ranks import DENSE
+from petps.train.restored import DENSE
 from petps.train.table import ROW
 
 __all__ = [

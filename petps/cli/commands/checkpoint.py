@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from petps.cli.commands.tend import HERE, executor_of, tend
 from petps.cli.output import bytes_text, facts, json_out, note, progress, table, waiting
 from petps.errors import DataLoss, FailedPrecondition, InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Generator, Mapping
 
     from petps.checkpoint import Rows, Store
     from petps.checkpoint.chunk import Bytes, Keys
-    from petps.checkpoint.merge import Executor
     from petps.checkpoint.state import Lineage
     from petps.delta import TableSchema
 
@@ -34,9 +34,7 @@ _VERSION = Annotated[
     int, typer.Argument(metavar="VERSION", help="A version that `petps checkpoint list` shows.")
 ]
 _JSON = Annotated[bool, typer.Option("--json", help="Report as JSON.")]
-# Values of --on: the place where deltas are merged.
-HERE: Final = "here"
-RAY: Final = "ray"
+app.command()(tend)
 
 
 def _open(url: str) -> Store:
@@ -435,7 +433,7 @@ def merge(
     checkpoint_store = _open(store)
     deltas_before = len(checkpoint_store.state.lineage.open_delta_chunks())
     merge_count = count_merges(checkpoint_store.state.lineage, stride)
-    with _executor(on) as executor, progress("merging", merge_count, quiet=json_) as advance:
+    with executor_of(on) as executor, progress("merging", merge_count, quiet=json_) as advance:
         Merged(stride=stride, executor=executor).arrange_all(checkpoint_store, lambda: advance(1))
     deltas_after = len(checkpoint_store.state.lineage.open_delta_chunks())
     if json_:
@@ -446,28 +444,23 @@ def merge(
     note(f"{store}: {deltas_before} deltas are now {deltas_after}")
 
 
-@contextlib.contextmanager
-def _executor(on: str) -> Iterator[Executor]:
-    from petps.checkpoint.merge import InPlace
-
-    if on == HERE:
-        yield InPlace()
-        return
-    if on != RAY and not on.startswith(f"{RAY}://"):
-        raise InvalidArgument(f"--on must be {HERE}, {RAY} or {RAY}://HOST:PORT, got {on}")
-    from petps.checkpoint.on_ray import OnRay
-
-    with OnRay(None if on == RAY else on) as executor:
-        yield executor
-
-
 @app.command()
 def purge(
     store: _STORE,
-    newest: Annotated[int, typer.Option(help="How many of the newest versions to keep.")],
+    newest: Annotated[
+        int | None, typer.Option(help="How many of the newest versions to keep.")
+    ] = None,
+    keep_rules: Annotated[
+        str | None,
+        typer.Option(
+            "--keep",
+            metavar="RULE=TIME,...",
+            help="How long versions are kept (`petps checkpoint tend`).",
+        ),
+    ] = None,
     json_: _JSON = False,
 ) -> None:
-    """Delete all versions except the newest and those marked by `keep`.
+    """Delete versions, except the newest and those marked by `keep`.
 
     The remaining versions lose nothing that they need. The command also deletes files that crashes
     left.
@@ -475,9 +468,20 @@ def purge(
     [bold]Examples[/bold]
 
         petps checkpoint purge checkpoints --newest 24
+
+        petps checkpoint purge checkpoints --keep all=1h,hourly=1d,daily=30d
     """
+    from petps.checkpoint.retention import Retention
+
     checkpoint_store = _open(store)
-    dropped_versions = checkpoint_store.purge(newest)
+    if (newest is None) == (keep_rules is None):
+        raise InvalidArgument("give either --newest or --keep")
+    if keep_rules is not None:
+        retention = Retention.parse(keep_rules)
+        versions = retention.choose(checkpoint_store.state.versions(), time.time_ns())
+        dropped_versions = checkpoint_store.drop_all_but(versions)
+    else:
+        dropped_versions = checkpoint_store.purge(newest or 0)
     if json_:
         json_out({"dropped": dropped_versions})
         return
@@ -504,7 +508,13 @@ def keep(
 @app.command()
 def rollback(
     store: _STORE,
-    version: _VERSION,
+    version: Annotated[
+        int | None,
+        typer.Argument(metavar="[VERSION]", help="A version that `petps checkpoint list` shows."),
+    ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="The newest version that is not damaged.")
+    ] = False,
     yes: Annotated[
         bool, typer.Option("--yes", help="Confirm that the newer versions are lost.")
     ] = False,
@@ -515,8 +525,17 @@ def rollback(
     [bold]Examples[/bold]
 
         petps checkpoint rollback checkpoints 120 --yes
+
+        petps checkpoint rollback checkpoints --whole --yes
     """
+    from petps.checkpoint.tend import find_whole
+
+    if (version is None) == (not whole):
+        raise InvalidArgument("give either a VERSION or --whole")
     checkpoint_store = _open(store)
+    if version is None:
+        with waiting("reading every chunk", quiet=json_):
+            version = find_whole(checkpoint_store)
     checkpoint_store.state.lineage_of(version)
     newer_versions = [
         record.version for record in checkpoint_store.state.versions() if record.version > version

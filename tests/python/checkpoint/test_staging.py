@@ -286,7 +286,7 @@ def test_cancel_while_a_base_is_sampled(tmp_path: Path, ranks: bool) -> None:
                     writer.cancel()
                 return super().copy(table, keys, out)
 
-        writer._device = Cancels(replay)
+        writer._stager.device = Cancels(replay)
         call = writer.next if ranks else lambda: writer.write(1)
         with pytest.raises(FailedPrecondition, match="was cancelled"):
             call()
@@ -416,7 +416,7 @@ def test_an_error_in_the_block_cancels(tmp_path: Path) -> None:
             raise ZeroDivisionError
 
     def open_gate() -> None:
-        flight = writer._flight
+        flight = writer._stager.flight
         assert flight is not None
         with contextlib.suppress(Exception):
             flight.wait_until(lambda: False)  # until it is cancelled

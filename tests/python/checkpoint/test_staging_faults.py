@@ -76,7 +76,7 @@ def test_the_next_write_raises_the_error_and_writes_nothing(tmp_path: Path) -> N
         files.fail_every = 1
         replay.now = 2
         writer.write(2, {"dense": b"2"})
-        for thread in writer._flight.threads:  # type: ignore[union-attr]
+        for thread in writer._stager.flight.threads:  # type: ignore[union-attr]
             thread.join()
         files.fail_every = 0
         replay.now = 3

@@ -267,7 +267,7 @@ def test_policies_see_all_chunks_of_a_version(tmp_path: Path) -> None:
                 )
             commit_shares(store, version)
         merged = Merged()
-        merged._measure(store)
+        merged.measure(store)
         measured.append(merged.duplication)
         TwoD(resets=False).arrange(store)
         ended.append(sum(c.rows for c in store.state.lineage.chunks if not c.is_open))

@@ -191,6 +191,63 @@ def test_merge_purge_and_rollback_keep_the_remaining_versions(
         np.testing.assert_array_equal(rows.keys, replay.at("items", version).keys)
 
 
+def test_a_store_is_tended_in_one_round(run: Command, store: Path, replay: Replay) -> None:
+    report = run.json(
+        "checkpoint", "tend", store, "--once", "--policy", "merged", "--keep", "hourly=1d"
+    )
+    newest = VERSIONS  # all were written within two hours
+    assert VERSIONS - 2 <= len(report["dropped"]) <= VERSIONS - 1
+    assert report["damaged"] == {}
+    assert report["whole"] == newest
+    assert run.json("checkpoint", "tend", store, "--once")["checked"] > 0
+    rows = Store.open(store).restore(newest)["items"]
+    np.testing.assert_array_equal(rows.keys, replay.at("items", newest).keys)
+
+
+def test_damage_is_reported_and_rolled_back(run: Command, store: Path, replay: Replay) -> None:
+    lineage = Store.open(store).state.lineage
+    chunk = next(chunk for chunk in lineage.chunks if chunk.first == VERSIONS)
+    path = store / chunk.file
+    body = bytearray(path.read_bytes())
+    body[chunk.offset + chunk.length // 2] ^= 1
+    path.write_bytes(body)
+    message = run.fails(9, "checkpoint", "tend", store, "--once")
+    assert f"version {VERSIONS} is damaged: " in message
+    assert f"version {VERSIONS - 1} is whole" in message
+    message = run.fails(6, "checkpoint", "rollback", store, "--whole")
+    assert "would be lost: confirm with --yes" in message
+    report = run.json("checkpoint", "rollback", store, "--whole", "--yes")
+    assert report == {"dropped": [VERSIONS], "newest": VERSIONS - 1}
+    rows = Store.open(store).restore()["items"]
+    np.testing.assert_array_equal(rows.keys, replay.at("items", VERSIONS - 1).keys)
+
+
+def test_versions_are_purged_by_age(run: Command, store: Path) -> None:
+    assert run.json("checkpoint", "purge", store, "--keep", "all=1d")["dropped"] == []
+    report = run.json("checkpoint", "purge", store, "--keep", "all=0s")
+    assert report["dropped"] == list(range(1, VERSIONS))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("purge",), "give either --newest or --keep"),
+        (("purge", "--newest", 1, "--keep", "all=1h"), "give either --newest or --keep"),
+        (("purge", "--keep", "yearly=1h"), "no rule 'yearly' in a retention"),
+        (("rollback",), "give either a VERSION or --whole"),
+        (("rollback", 1, "--whole"), "give either a VERSION or --whole"),
+        (("tend", "--once", "--policy", "3d"), "--policy must be one of "),
+        (("tend", "--once", "--every", 0), "--every must be above 0"),
+        (("tend", "--once", "--on", "there"), "--on must be here, ray"),
+    ],
+)
+def test_bad_options_are_named(
+    run: Command, store: Path, arguments: tuple[object, ...], message: str
+) -> None:
+    command, *options = arguments
+    assert message in run.fails(2, "checkpoint", command, store, *options)
+
+
 def test_verify_names_the_damaged_chunk(run: Command, store: Path) -> None:
     chunk = max((store / "data").iterdir(), key=lambda path: path.stat().st_size)
     body = bytearray(chunk.read_bytes())

@@ -116,13 +116,13 @@ def make_reports() -> measures.Reports:
     reports = measures.Reports()
     for number in range(1, 11):
         reports.add(make_step(number, 1 - number / 20))
-    reports.add(make_event("version", version=1, step=10, stored=False, begin=1.0))
+    reports.add(make_event("version", version=1, step=10, begin=1.0))
     reports.add(make_event("stages", seconds={"dense": 0.1, "route": 0.2}, steps=10))
     reports.add(make_event("ready", 1, restored=7))
     assert reports.step == 7
     for number in range(8, 13):
         reports.add(make_step(number, 0.25, life=1))
-    reports.add(make_event("version", 1, version=2, step=12, stored=True, begin=3.0))
+    reports.add(make_event("version", 1, version=2, step=12, begin=3.0))
     reports.add(make_event("stages", 1, seconds={"dense": 0.2}, steps=5))
     reports.add(make_event("stages", 1, rank=1, seconds={"dense": 0.3}, steps=5))
     reports.add(make_event("ended", 1))

@@ -1,0 +1,68 @@
+"""train.checkpoint_stall.*, train.tracking, train.everything: what versions cost a training.
+
+Two ranks train in mode `nested`, as in steps.py, and write versions to a store and to a log.
+
+It needs PyTorch; bench.lines runs it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from typing import Any, Final
+
+from bench.train.steps import ALONE, runs
+
+NESTED: Final[dict[str, Any]] = {"mode": "nested", "calibrated": True}
+Result = dict[str, Any]
+
+
+def figures(sizes: dict[str, Any]) -> Iterator[Result]:
+    """Yield the figures. Rounds without and with versions alternate."""
+    off = NESTED | {"steps": sizes["steps_off_and_on"]}
+    on = off | {"versions": {"steps": sizes["steps_between"]}}
+    results = runs(sizes, [ALONE, ALONE, *[off, on] * sizes["rounds"]])[2:]
+    without, having = results[::2], results[1::2]
+    steps = [result["step_s"] for result in having]
+    ratios = [step / result["step_s"] for step, result in zip(steps, without, strict=True)]
+    yield {
+        "name": "train.everything",
+        "value": 1e3 * statistics.median(steps),
+        "unit": "ms",
+        "ratio_to": "the same steps without versions and tracking",
+        "ratio": statistics.median(ratios),
+        "ratio_low": min(ratios),
+        "ratio_high": max(ratios),
+    }
+    yield _share("train.checkpoint_stall.30steps", [_stall(result) for result in having])
+    yield _share(
+        "train.tracking",
+        [result["tracking_s"] / result["step_s"] for result in having],
+        "a step",
+    )
+    seconds = sizes["seconds_between"]
+    length = math.ceil(sizes["versions"] * seconds / statistics.median(steps))
+    timed = NESTED | {"steps": length, "versions": {"seconds": seconds}}
+    (result,) = runs(sizes, [ALONE, ALONE, timed])[2:]
+    yield _share("train.checkpoint_stall.30s", [_stall(result)]) | {
+        "versions": result["versions"],
+        "seconds": length * result["step_s"],
+    }
+
+
+def _stall(result: dict[str, Any]) -> float:
+    return float(result["hooks_s"] / result["step_s"])
+
+
+def _share(name: str, shares: list[float], of: str = "the time of the training") -> Result:
+    share = statistics.median(shares)
+    return {
+        "name": name,
+        "value": share,
+        "unit": "share",
+        "ratio_to": of,
+        "ratio": share,
+        "ratio_low": min(shares),
+        "ratio_high": max(shares),
+    }

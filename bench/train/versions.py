@@ -1,0 +1,67 @@
+"""The versions that a measured rank writes while it trains: to a store and to a log."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from petps.checkpoint import POLICIES, Store
+from petps.delta import open_log
+from petps.train import Every, Links, RankedOutput, ShardedTables, publisher_of, store_tables
+
+__all__ = ["Stopwatch", "writing_versions"]
+
+MODEL = "m"
+
+
+class Stopwatch:
+    """A callable, and the seconds that its calls took."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self.seconds = 0.0
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Call it."""
+        began = time.perf_counter()
+        try:
+            return self._call(*arguments, **options)
+        finally:
+            self.seconds += time.perf_counter() - began
+
+
+@contextmanager
+def writing_versions(
+    tables: ShardedTables, links: Links, model: Any, settings: dict[str, Any]
+) -> Iterator[list[RankedOutput]]:
+    """Yield the hooks of a pipeline: one that writes versions, or none.
+
+    settings["versions"]: arguments of Every, for the store's versions and the log's; or None.
+    """
+    every = settings.get("versions")
+    if not every:
+        yield []
+        return
+    folder = Path(settings["meeting"]).parent / "versions"
+    if tables.rank == 0:
+        Store.create(folder / "store", MODEL, store_tables(tables))
+        open_log(str(folder / "log"), partitions=tables.partitions).close()
+    links.dense.all_gather(torch.zeros(1))  # wait until both exist
+    with closing(open_log(str(folder / "log"), partitions=tables.partitions)) as log:
+        publisher = publisher_of(log, MODEL, tables, links.dense)
+        publisher.begin_continue(None)
+        with RankedOutput(
+            tables, links, store=Store.open(folder / "store"), policy=POLICIES["2d"](),
+            checkpoint=Every(**every), publisher=publisher, publish=Every(**every), model=model,
+            staging=folder / "staging",
+        ) as output:  # fmt: skip
+            yield [output]
+    links.dense.all_gather(torch.zeros(1))  # wait until all have closed it
+    if tables.rank == 0:
+        shutil.rmtree(folder)

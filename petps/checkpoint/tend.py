@@ -1,0 +1,173 @@
+"""A store kept in order beside the training, by a process that is no trainer. STORE.md.
+
+Owns:        Tending: one round of splitting, merging, verifying and purging.
+Never does:  write a version; drop the newest whole version.
+Called by:   `petps checkpoint tend`.
+Invariants:  no version that is kept changes; a round that another writer disturbs is made again.
+Threads:     one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from petps.checkpoint.policy import Policy
+from petps.checkpoint.retention import Retention
+from petps.checkpoint.state import Chunk, State, Version
+from petps.checkpoint.store import Store
+from petps.checkpoint.verify import check_chunk, check_parts
+from petps.errors import FailedPrecondition, NotFound, PetpsError
+
+__all__ = ["Round", "Tending", "find_whole"]
+
+_log = logging.getLogger("petps.checkpoint")
+# A trainer that commits meanwhile makes a change of this process fail; it is then made again.
+TRIES: Final = 8
+
+
+@dataclass(slots=True)
+class Round:
+    """What a round did. damaged: versions that cannot be restored, with the first problem of each.
+
+    whole: the newest version that can be, as far as it was read; None: there is none. checked: the
+    number of chunks that were read. unread: of chunks, and of versions' parts, that are left.
+    """
+
+    arranged: bool = False
+    dropped: list[int] = field(default_factory=list)
+    checked: int = 0
+    damaged: dict[int, str] = field(default_factory=dict)
+    whole: int | None = None
+    unread: int = 0
+    error: PetpsError | None = None
+    """What arranging raised; the rest of the round was done all the same."""
+
+
+class Tending:
+    """Rounds over a store. policy: how chunks are split and merged; retention: None keeps all.
+
+    verify_bytes: how much is read in a round to find damage; each chunk is read once.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        policy: Policy,
+        retention: Retention | None,
+        *,
+        verify_bytes: int,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._store, self._policy, self._retention = store, policy, retention
+        self._verify_bytes = verify_bytes
+        self._now_ns = now_ns
+        self._arranged_version = 0
+        self._problems: dict[Chunk, str] = {}  # of the chunks that were read; "": none
+        self._part_problems: dict[tuple[int, int], str] = {}
+
+    def find_damage(self) -> Round:
+        """Read what no round has read yet, up to verify_bytes, and return what is damaged."""
+        done = Round()
+        self._verify(done)
+        return done
+
+    def round(self) -> Round:
+        """Do what is due, and return what it was. Raise the errors of a store's files."""
+        done = Round()
+        state = self._store.refresh()
+        if not state.versions():
+            return done
+        newest = state.newest_version
+        try:
+            if newest != self._arranged_version and self._try(self._arrange):
+                self._arranged_version, done.arranged = newest, True
+        except PetpsError as error:  # for example a damaged chunk, which _verify() reports
+            done.error = error
+        self._verify(done)
+        if self._retention is not None:
+            self._try(lambda: self._purge(done))
+        return done
+
+    def _try(self, change: Callable[[], None]) -> bool:
+        """Make a change; return whether it was made. Repeat it if a trainer committed meanwhile."""
+        for _ in range(TRIES):
+            number = self._store.refresh().number
+            try:
+                change()
+                return True
+            except (FailedPrecondition, NotFound):  # NotFound: a file that it has replaced
+                if self._store.refresh().number == number:
+                    raise
+        _log.warning("[checkpoint] %s changes too often; trying again later", self._store.name)
+        return False
+
+    def _arrange(self) -> None:
+        self._policy.arrange_all(self._store)
+        self._store.tidy()
+
+    def _purge(self, done: Round) -> None:
+        assert self._retention is not None
+        kept = self._retention.choose(self._store.state.versions(), self._now_ns())
+        if done.whole is not None:
+            kept.add(done.whole)
+        done.dropped = self._store.drop_all_but(kept)
+
+    # ---- finding damage
+
+    def _verify(self, done: Round) -> None:
+        state = self._store.refresh()
+        left = self._verify_bytes
+        for lineage in reversed(state.lineages):
+            for chunk in sorted(lineage.chunks, key=lambda chunk: -chunk.first):
+                if chunk not in self._problems and left > 0:
+                    left -= chunk.length
+                    done.checked += 1
+                    self._problems[chunk] = "; ".join(check_chunk(self._store, lineage, chunk))
+            for entry in reversed(lineage.versions):
+                if _key_of(entry) not in self._part_problems and left > 0:
+                    left -= sum(part.bytes for part in entry.parts.values())
+                    self._part_problems[_key_of(entry)] = "; ".join(check_parts(self._store, entry))
+        # What another writer has replaced or dropped meanwhile is no damage, although its files may
+        # be gone.
+        self._judge(self._store.refresh(), done)
+
+    def _judge(self, state: State, done: Round) -> None:
+        chunks = {chunk for lineage in state.lineages for chunk in lineage.chunks}
+        self._problems = {chunk: text for chunk, text in self._problems.items() if chunk in chunks}
+        keys = {_key_of(entry) for entry in state.versions()}
+        self._part_problems = {
+            key: text for key, text in self._part_problems.items() if key in keys
+        }
+        done.unread = len(chunks - set(self._problems)) + len(keys - set(self._part_problems))
+        for lineage in state.lineages:
+            for entry in lineage.versions:
+                problems = [self._problems.get(c, "") for c in lineage.chunks_of(entry.version)]
+                problems.append(self._part_problems.get(_key_of(entry), ""))
+                problem = next(filter(None, problems), "")
+                if problem:
+                    done.damaged[entry.version] = problem
+                else:
+                    done.whole = entry.version
+
+
+def _key_of(entry: Version) -> tuple[int, int]:
+    """Return what identifies a version: its number is used again after a rollback."""
+    return entry.version, entry.created_ns
+
+
+def find_whole(store: Store) -> int:
+    """Return the newest version that can be restored; read the whole store for it.
+
+    Raise FailedPrecondition if there is none.
+    """
+    tending = Tending(store, Policy(), None, verify_bytes=1 << 62)
+    while (done := tending.find_damage()).unread:  # another writer replaced what was not read yet
+        pass
+    whole = done.whole
+    if whole is None:
+        raise FailedPrecondition(f"{store.name} has no whole version to roll back to")
+    return whole

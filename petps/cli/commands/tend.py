@@ -1,0 +1,143 @@
+"""petps checkpoint tend: a store kept in order beside the training."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from petps.cli.output import note
+from petps.errors import DataLoss, InvalidArgument, PetpsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from petps.checkpoint.merge import Executor
+    from petps.checkpoint.tend import Round
+
+__all__ = ["HERE", "RAY", "executor_of", "tend"]
+
+# Values of --on: the place where deltas are merged.
+HERE = "here"
+RAY = "ray"
+
+
+def tend(
+    store: Annotated[
+        str, typer.Argument(metavar="STORE", help="A folder, or any URL that fsspec knows.")
+    ],
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE=TIME,...",
+            help="How long versions are kept: all, and the newest of each hour, day and week "
+            "(hourly, daily, weekly). Times are a number and s, m, h, d or w. Without it nothing "
+            "is deleted.",
+        ),
+    ] = None,
+    policy: Annotated[
+        str, typer.Option(help="How chunks are arranged: the policy of the trainer.")
+    ] = "2d",
+    every: Annotated[float, typer.Option(help="Seconds between two rounds.")] = 60.0,
+    verify_mib: Annotated[
+        int, typer.Option(help="How much of the store a round reads to find damage, in MiB.")
+    ] = 1024,
+    on: Annotated[
+        str,
+        typer.Option(
+            metavar="here|ray[://HOST:PORT]", help="Where deltas are merged (--policy merged)."
+        ),
+    ] = HERE,
+    once: Annotated[
+        bool, typer.Option("--once", help="Make one round, and fail if a version is damaged.")
+    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Report each round as JSON.")] = False,
+) -> None:
+    """Keep a store in order beside a training: split, merge, delete old versions, find damage.
+
+    It runs until Ctrl-C or SIGTERM, as a process of its own. A trainer may write the store at the
+    same time: what the trainer's commit disturbs is done again. Give the trainer
+    `RankedOutput(arrange=False)`, so that it leaves splitting and merging to this process. The
+    newest version that can be restored is never deleted.
+
+    [bold]Examples[/bold]
+
+        petps checkpoint tend s3://models/ctr --keep all=1h,hourly=1d,daily=30d
+
+        petps checkpoint tend checkpoints --policy merged --on ray://head:10001
+
+        petps checkpoint tend checkpoints --keep all=2h --once
+    """
+    from petps.checkpoint import POLICIES, Store
+    from petps.checkpoint.policy import Merged
+    from petps.checkpoint.retention import Retention
+    from petps.checkpoint.tend import Tending
+
+    if policy not in POLICIES:
+        raise InvalidArgument(f"--policy must be one of {', '.join(POLICIES)}, got {policy!r}")
+    if every <= 0 or verify_mib < 0:
+        raise InvalidArgument("--every must be above 0, and --verify-mib at least 0")
+    retention = None if keep is None else Retention.parse(keep)
+    with executor_of(on) as executor:
+        arranging = Merged(executor=executor) if policy == Merged.name else POLICIES[policy]()
+        tending = Tending(Store.open(store), arranging, retention, verify_bytes=verify_mib << 20)
+        while True:
+            try:
+                done = tending.round()
+            except PetpsError as error:
+                if once:
+                    raise
+                note(f"{store}: {error}; trying again in {every:g} s")
+            else:
+                _report(store, done, json_=json_)
+                sys.stdout.flush()  # a reader of a pipe waits for each round
+                if once and done.damaged:
+                    raise DataLoss(f"{store} has {len(done.damaged)} damaged versions")
+                if once and done.error is not None:
+                    raise done.error
+                if once:
+                    return
+            time.sleep(every)
+
+
+def _report(store: str, done: Round, *, json_: bool) -> None:
+    if json_:
+        report = {
+            "dropped": done.dropped,
+            "checked": done.checked,
+            "damaged": {str(version): text for version, text in done.damaged.items()},
+            "whole": done.whole,
+            "unread": done.unread,
+            "error": None if done.error is None else str(done.error),
+        }
+        typer.echo(json.dumps(report))  # a line for each round
+        return
+    if done.dropped:
+        note(f"{store}: {len(done.dropped)} versions deleted, {done.whole} is the newest whole one")
+    if done.error is not None:
+        note(f"{store}: chunks are left as they are: {done.error}")
+    for version, problem in done.damaged.items():
+        note(f"{store}: version {version} is damaged: {problem}")
+    if done.damaged:
+        whole = "none is whole" if done.whole is None else f"version {done.whole} is whole"
+        note(f"{store}: {whole}; to go back to it: petps checkpoint rollback {store} --whole --yes")
+
+
+@contextlib.contextmanager
+def executor_of(on: str) -> Iterator[Executor]:
+    """Yield the place where deltas are merged: the value of --on."""
+    from petps.checkpoint.merge import InPlace
+
+    if on == HERE:
+        yield InPlace()
+        return
+    if on != RAY and not on.startswith(f"{RAY}://"):
+        raise InvalidArgument(f"--on must be {HERE}, {RAY} or {RAY}://HOST:PORT, got {on}")
+    from petps.checkpoint.on_ray import OnRay
+
+    with OnRay(None if on == RAY else on) as executor:
+        yield executor

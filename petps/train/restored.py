@@ -1,0 +1,129 @@
+"""What a version has beside rows, and how a training continues from a version.
+
+Owns:        Parts (loader, random numbers, admission counts, dense weights), Restored,
+             find_newest(), load_rows(), owe_again().
+Never does:  write a version; talk to other ranks.
+Called by:   ranks.py.
+Invariants:  rows, counts and owed keys go to the rank that owns them now.
+Threads:     the pipeline's caller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from petps.checkpoint import Store
+from petps.checkpoint.published import Published
+from petps.checkpoint.state import Version
+from petps.errors import FailedPrecondition
+from petps.publish import Position
+from petps.train.dense import encode_dense, get_random_state, load_dense, set_random_state
+from petps.train.output import PUBLISH, read_pieces
+from petps.train.sharded import ShardedTables
+from petps.train.source import TrackedSource
+
+__all__ = ["DENSE", "Parts", "Restored", "find_newest", "load_rows", "owe_again"]
+
+# Parts of a version besides those of TrainerOutput. The names of a rank's own parts end in it.
+DENSE: Final = "petps.dense"
+READER: Final = "petps.reader"
+RANDOM: Final = "petps.random"
+ADMISSION: Final = "petps.admission"
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The state from which a training continues.
+
+    step: the last one trained. reader: the state of this rank's loader after it. position: for
+    Publisher.begin_continue(), or None if nothing was published.
+    """
+
+    step: int
+    reader: bytes
+    position: Position | None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a rank: copied at a step, or loaded."""
+
+    rank: int
+    model: Any
+    optimizer: Any
+
+    def copy(self, tables: ShardedTables, reader: bytes) -> dict[str, bytes]:
+        """Return the parts of this rank as they are now, except the dense part."""
+        parts = {
+            f"{READER}.{self.rank}": reader,
+            f"{RANDOM}.{self.rank}": get_random_state(self.model),
+        }
+        for table in tables:
+            if table.spec.threshold > 1:
+                parts[f"{ADMISSION}.{table.name}.{self.rank}"] = table.admission.save()
+        return parts
+
+    @staticmethod
+    def encode(dense: dict[str, Any]) -> dict[str, bytes]:
+        """Return the dense part; dense: of copy_dense()."""
+        return {DENSE: encode_dense(dense)}
+
+    def load(self, store: Store, newest: Version) -> Restored:
+        """Load the dense part and this rank's parts, except counts, which load_rows() loads."""
+        if self.model is not None:
+            load_dense(store.part(newest.version, DENSE), self.model, self.optimizer)
+        own = {name: f"{name}.{self.rank}" for name in (READER, RANDOM)}
+        if own[RANDOM] in newest.parts:
+            set_random_state(store.part(newest.version, own[RANDOM]), self.model)
+        reader = b""
+        if own[READER] in newest.parts:
+            reader = store.part(newest.version, own[READER])
+        return Restored(newest.version, reader, _find_position(store, newest))
+
+
+def find_newest(store: Store, version: int | None) -> Version:
+    """Return the store's newest version. Raise FailedPrecondition if that is not ``version``."""
+    versions = store.refresh().versions()
+    if not versions or (version is not None and versions[-1].version != version):
+        state = (
+            f"versions up to {versions[-1].version}: roll back first"
+            if versions
+            else ("no version: nothing to restore")
+        )
+        raise FailedPrecondition(f"{store.name} has {state}")
+    return versions[-1]
+
+
+def load_rows(store: Store, newest: Version, tables: ShardedTables, source: TrackedSource) -> None:
+    """Load the rows and the admission counts that this rank owns now."""
+    store.refresh()
+    for table in tables:
+        table.load_pieces(read_pieces(store, newest.version, table.name, tables.owns))
+        counts = [
+            store.part(newest.version, name)
+            for name in newest.parts
+            if name.startswith(f"{ADMISSION}.{table.name}.")
+        ]
+        table.admission.load(counts, tables.owns)
+    source.resume(store, newest.version)
+
+
+def owe_again(store: Store, newest: Version, tables: ShardedTables) -> None:
+    """Owe the log the keys that the publishers owed when the version was written."""
+    tracker = tables.tracker
+    if PUBLISH in tracker.tenants:
+        tracker.remove_tenant(PUBLISH)
+    tracker.add_tenant(PUBLISH)
+    published = Published.of(store, newest.version)
+    for table, keys in ({} if published is None else published.owed).items():
+        tracker.track(table, keys[tables.owns(keys)])
+
+
+def _find_position(store: Store, newest: Version) -> Position | None:
+    """Return the position that the ranks of a version together had in the log."""
+    rank_count = sum(name.startswith(f"{READER}.") for name in newest.parts)
+    if len(Published.positions(newest)) != rank_count:
+        return None  # the log failed on some rank, so servers need a base
+    published = Published.of(store, newest.version)
+    return None if published is None else published.position

@@ -1,0 +1,169 @@
+"""Training goes on while what it writes to is away: a broker, a disk. Run by `make test-train`.
+
+Ranks are threads (rank_threads.py). PETPS_AWAY_SECONDS: how long the broker is away.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from petps.checkpoint import POLICIES, Store
+from petps.checkpoint.spool import Spool, Spooled
+from petps.delta import open_log
+from petps.errors import IoError
+from petps.train import behind
+from petps.train.link import Links
+from petps.train.pipeline import Boundary
+from petps.train.ranks import Every, RankedOutput, Written, publisher_of
+from tests.kafka.broker import Broker, NotAvailable
+from tests.train.rank_threads import Ranker, in_threads
+from tests.train.train_ranks import (
+    CHUNK_BYTES,
+    PARTITIONS,
+    WORLD,
+    check_served,
+    check_store,
+    create,
+    open_tables,
+    read_state,
+    resume,
+)
+
+AWAY_SECONDS = float(os.environ.get("PETPS_AWAY_SECONDS", "3"))
+STEPS = 30
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+
+class Outage:
+    """A hook that takes the broker away after a step, and brings it back later.
+
+    It also slows the steps down, so that some of them are trained in the meantime.
+    """
+
+    def __init__(self, broker: Broker, step: int) -> None:
+        self._broker, self._step = broker, step
+        self._since: float | None = None
+        self.trained = 0
+        """The number of steps while the broker was away."""
+
+    def wants(self, step: int) -> bool:
+        if step == self._step:
+            self._broker.kill()
+            self._since = time.monotonic()
+        elif self._since is not None:
+            self.trained += 1
+            time.sleep(AWAY_SECONDS / 10)
+            if time.monotonic() - self._since > AWAY_SECONDS:
+                self._broker.start()
+                self._since = None
+        return False
+
+    def act(self, boundary: Boundary) -> None:
+        raise AssertionError
+
+    def end(self, boundary: Boundary) -> None:
+        if self._since is not None:
+            self._broker.start()
+
+
+class Idle(Outage):
+    """The same number of hooks on the other ranks."""
+
+    def __init__(self) -> None:
+        pass
+
+    def wants(self, step: int) -> bool:
+        return False
+
+    def end(self, boundary: Boundary) -> None:
+        pass
+
+
+def train(
+    folder: Path, place: str, rank: int, links: Links, hook: Outage, versions: list[Written]
+) -> dict[str, Any]:
+    model = Ranker()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    log = open_log(place, partitions=PARTITIONS)
+    with open_tables(rank, WORLD) as tables:
+        publisher = publisher_of(log, "m", tables, links.dense)
+        publisher.begin_continue(None)
+        output = RankedOutput(
+            tables, links, store=Store.open(folder / "store"), policy=POLICIES["2d"](),
+            checkpoint=Every(steps=10), publisher=publisher, publish=Every(steps=2), model=model,
+            optimizer=optimizer, chunk_bytes=CHUNK_BYTES,
+            on_version=versions.append if rank == 0 else lambda _: None,
+        )  # fmt: skip
+        with output, resume(
+            rank, links, model, optimizer, tables, output, 0, STEPS, more_hooks=[hook]
+        ) as loop:  # fmt: skip
+            loop.run()
+        log.close()
+        return read_state(tables, model)
+
+
+def test_training_goes_on_while_the_broker_is_away(tmp_path: Path) -> None:
+    try:
+        broker = Broker(tmp_path / "broker")
+    except NotAvailable as reason:
+        pytest.skip(str(reason))
+    place = f"kafka://{broker.address}/deltas"
+    versions: list[Written] = []
+    try:
+        create(tmp_path)
+        outage = Outage(broker, step=6)
+        hooks = [outage, Idle()]
+        trained = in_threads(
+            WORLD, lambda rank, links: train(tmp_path, place, rank, links, hooks[rank], versions)
+        )
+        assert outage.trained >= 8
+        last = max(written.version for written in versions if written.kind == "publish")
+        check_served(tmp_path / "served.pool", place, last, trained)
+    finally:
+        broker.kill()
+    store = Store.open(tmp_path / "store")
+    assert store.state.newest_version == STEPS
+    check_store(store, STEPS, trained)
+    # The versions that were due while the broker was away became one.
+    steps = [written.step for written in versions if written.kind == "publish"]
+    assert steps == sorted(steps)
+    assert max(b - a for a, b in itertools.pairwise(steps)) >= 8
+
+
+def test_a_full_staging_disk_delays_versions_and_loses_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of rank 1 find no space for a while, in the folders of store and log."""
+    monkeypatch.setattr(behind, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(behind, "PAUSE_SECONDS_MAX", 0.01)
+    write, refused = Spool.write, []
+
+    def full(self: Spool, content: memoryview) -> Spooled:
+        if "rank-1" in str(self._folder) and len(refused) < 12:
+            refused.append(self._folder.name)
+            raise IoError(f"{self._folder}: No space left on device")
+        return write(self, content)
+
+    monkeypatch.setattr(Spool, "write", full)
+    create(tmp_path)
+    place = str(tmp_path / "log")
+    open_log(place, partitions=PARTITIONS).close()
+    versions: list[Written] = []
+    trained = in_threads(
+        WORLD, lambda rank, links: train(tmp_path, place, rank, links, Idle(), versions)
+    )
+    assert len(refused) == 12
+    assert "publish" in refused
+    last = max(written.version for written in versions if written.kind == "publish")
+    check_served(tmp_path / "served.pool", place, last, trained)
+    store = Store.open(tmp_path / "store")
+    assert store.state.newest_version == STEPS
+    check_store(store, STEPS, trained)
+    assert store.verify() == []
