@@ -7,6 +7,7 @@ warm-up. ``runs`` has the settings in which each run differs from the others.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import json
@@ -246,6 +247,8 @@ def main(rank: int, settings: dict[str, Any]) -> None:
     for run in settings["runs"]:
         result = train(rank, settings | run | (link if run.get("calibrated") else {}))
         print(json.dumps(result), flush=True)
+        # The threads of a run keep what they freed, and each run has new threads.
+        ctypes.CDLL(None).malloc_trim(0)
         everyone: list[Any] = [None] * settings["world"]
         distributed.all_gather_object(everyone, result)
         if run.get("calibrates"):

@@ -24,6 +24,8 @@ from petps.errors import DataLoss, FailedPrecondition, IoError
 __all__ = ["Spool", "Spooled"]
 
 SUFFIX: Final = ".staged"
+# Chunks that may be in the page cache while the disk writes them. More wait for the disk.
+BEHIND_CHUNKS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Spool:
         self._bytes = 0
         self._changed = threading.Lock()
         self._number = 0
+        self._unwritten: dict[Path, int] = {}  # files that the disk has not written, oldest first
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self._folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
@@ -64,20 +67,24 @@ class Spool:
             return self._bytes + count <= self._most_bytes
 
     def write(self, content: memoryview) -> Spooled:
-        """Write a chunk and drop it from the page cache. On IoError the chunk does not exist."""
+        """Write a chunk. Wait for the disk only if it is BEHIND_CHUNKS behind.
+
+        The disk is told to write at once, and what it has written leaves the page cache. On IoError
+        the chunk does not exist.
+        """
         self._number += 1
         path = self._folder / f"{self._number}{SUFFIX}"
         try:
             file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-            try:
-                done = 0
-                while done < len(content):
-                    done += os.write(file, content[done:])
-                os.fdatasync(file)
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(file)
+            with self._changed:
+                self._unwritten[path] = file
+            done = 0
+            while done < len(content):
+                done += os.write(file, content[done:])
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # begins to write
+            self._wait_for_disk()
         except OSError as error:
+            self._forget(path)
             path.unlink(missing_ok=True)
             raise IoError(
                 f"{path}: {error.strerror}: a version waits in this folder for its upload"
@@ -85,6 +92,25 @@ class Spool:
         with self._changed:
             self._bytes += len(content)
         return Spooled(path, len(content), xxhash.xxh3_64_intdigest(content))
+
+    def _wait_for_disk(self) -> None:
+        with self._changed:
+            if len(self._unwritten) <= BEHIND_CHUNKS:
+                return
+            path, file = next(iter(self._unwritten.items()))
+            del self._unwritten[path]
+        try:
+            os.fdatasync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(file)
+
+    def _forget(self, path: Path) -> None:
+        """Close a file that was read back or removed; the disk need not write it any more."""
+        with self._changed:
+            file = self._unwritten.pop(path, None)
+        if file is not None:
+            os.close(file)
 
     def read(self, spooled: Spooled, into: memoryview) -> None:
         """Read a chunk and remove its file. Raise IoError, DataLoss."""
@@ -99,6 +125,7 @@ class Spool:
                     done += count
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             spooled.path.unlink()
+            self._forget(spooled.path)
         except OSError as error:
             raise IoError(f"{spooled.path}: {error.strerror}") from error
         if done < len(content) or xxhash.xxh3_64_intdigest(content) != spooled.checksum:
@@ -108,6 +135,8 @@ class Spool:
 
     def clear(self) -> None:
         """Remove all chunks: those of a version that failed, or those left by a crash."""
+        for path in list(self._unwritten):
+            self._forget(path)
         try:
             for path in self._folder.glob(f"*{SUFFIX}"):
                 path.unlink()

@@ -36,6 +36,7 @@ __all__ = [
     "Receive",
     "SourceDevice",
     "Stager",
+    "copy_in_slices",
     "view_buffer",
 ]
 
@@ -44,6 +45,8 @@ CHUNK_BYTES: Final = 32 << 20
 CHUNK_BYTES_MIN: Final = 4 * RESERVED_BYTES
 FOLDER_BYTES: Final = 64 << 30
 BUFFERS: Final = 4
+# Rows that a device made from a source copies at a time.
+SLICE_ROWS: Final = 1 << 13
 
 Array = npt.NDArray[np.generic]
 
@@ -77,6 +80,9 @@ class SourceDevice:
 
     def copy(self, table: str, keys: Keys, out: Mapping[str, Array]) -> Mask | None:
         """See Device."""
+        return copy_in_slices(lambda *part: self._copy_slice(table, *part), keys, out)
+
+    def _copy_slice(self, table: str, keys: Keys, out: Mapping[str, Array]) -> Mask | None:
         columns, deleted = self._source.rows(table, keys)
         missing = set(out) - set(columns)
         if missing:
@@ -92,6 +98,21 @@ class SourceDevice:
                 )
             target[:] = values
         return deleted
+
+
+def copy_in_slices(
+    copy: Callable[[Keys, Mapping[str, Array]], Mask | None], keys: Keys, out: Mapping[str, Array]
+) -> Mask | None:
+    """Copy rows as Device.copy() does, so few at a time that they stay in the cache meanwhile."""
+    all_deleted: Mask | None = None
+    for start in range(0, len(keys), SLICE_ROWS):
+        part = slice(start, start + SLICE_ROWS)
+        deleted = copy(keys[part], {name: values[part] for name, values in out.items()})
+        if deleted is not None:
+            if all_deleted is None:
+                all_deleted = np.zeros(len(keys), np.bool_)
+            all_deleted[part] = deleted
+    return all_deleted
 
 
 # Takes the rows of one chunk: table, keys, columns as Device.copy() gave them, and deletions.

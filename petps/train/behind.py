@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from petps.checkpoint import Column, Stager, Table
+from petps.checkpoint.stages import copy_in_slices
 from petps.checkpoint.state import Version
 from petps.errors import ResourceExhausted
 from petps.publish import Position, Publisher
@@ -177,9 +178,13 @@ class LogRows:
 
     def copy(self, table: str, keys: Keys, out: Mapping[str, Any]) -> Mask | None:
         """See Device."""
-        gathered = self._tables[table].gather(keys)
-        out[ROW][:] = gathered.columns[ROW]
-        return gathered.deleted
+
+        def copy_slice(part: Keys, target: Mapping[str, Any]) -> Mask | None:
+            gathered = self._tables[table].gather(part)
+            target[ROW][:] = gathered.columns[ROW]
+            return gathered.deleted
+
+        return copy_in_slices(copy_slice, keys, out)
 
 
 class PatientLog:

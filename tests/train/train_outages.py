@@ -143,7 +143,8 @@ def test_a_full_staging_disk_delays_versions_and_loses_no_row(
     """Chunks of rank 1 find no space for a while, in the folders of store and log."""
     monkeypatch.setattr(behind, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(behind, "PAUSE_SECONDS_MAX", 0.01)
-    write, refused = Spool.write, []
+    write = Spool.write
+    refused: list[str] = []
 
     def full(self: Spool, content: memoryview) -> Spooled:
         if "rank-1" in str(self._folder) and len(refused) < 12:
