@@ -4,8 +4,9 @@ Owns:        Quantising (the request), choose_tables() (the resulting tables), p
 Never does:  quantise rows (petps.codec does); count restores (the store's state does).
 Called by:   checkpointer.py, staging.py, state.py, cli.
 Invariants:  the same rows, ``Quantising`` and number of restores give the same tables. Optimizer
-             state has at least 8 bits unless the request says fewer. A column stays as it is if it
-             would not get smaller or is quantised already (int8, adaptive4, ...).
+             state has at least 8 bits, and Adam's second moment is kept whole, unless the request
+             says otherwise. A column stays as it is if it would not get smaller or is quantised
+             already (int8, adaptive4, ...).
 Threads:     any.
 """
 
@@ -41,6 +42,10 @@ __all__ = [
 # Dtypes that may be quantised. Columns of all other dtypes are quantised already.
 WHOLE: Final = ("f32", "f16", "bf16")
 
+# Adam's second moment, as petps and PyTorch name it. A small one that became 0 would make the next
+# step of its row as large as 1 / eps.
+SECOND_MOMENTS: Final = ("variance", "exp_avg_sq")
+
 # Takes a table and a seed. Returns the keys that parameters are chosen by (sample_keys()), and
 # the columns of their rows.
 Sample = Callable[[str, int], tuple[Keys, Mapping[str, Floats | Bytes]]]
@@ -54,7 +59,7 @@ class Quantising:
     up to 1 restore, 3 for up to 3, and 4 for up to 20; more restores need 8 bits. Once the training
     has resumed more often than expected, new lineages have 8 bits.
     seed: selects the sampled rows. state_bits: bits of optimizer state; None: 8, or the bits of the
-    rows if they are more.
+    rows if they are more, and Adam's second moment is kept whole.
     """
 
     expected_restores: float
@@ -70,6 +75,17 @@ class Quantising:
         if self.seed < 0:
             raise InvalidArgument(f"seed {self.seed} is negative")
         bits_for_state(self.bits(0), self.state_bits)
+
+    @classmethod
+    def for_training(cls, hours: float, hours_between_failures: float) -> Quantising:
+        """Return the quantisation for a training that takes ``hours`` (Check-N-Run 6.2.1).
+
+        It resumes after each failure, which comes every ``hours_between_failures`` on average.
+        """
+        for name, value in (("hours", hours), ("hours_between_failures", hours_between_failures)):
+            if not value > 0 or not math.isfinite(value):
+                raise InvalidArgument(f"{name} must be a number above 0, got {value}")
+        return cls(hours / hours_between_failures)
 
     def bits(self, restores: int) -> int:
         """Return the bits of rows, after the training has resumed ``restores`` times."""
@@ -92,6 +108,9 @@ def choose_tables(
         keys, values = sample(name, quantising.seed)
         columns = []
         for column in table.columns:
+            if column.name in SECOND_MOMENTS and quantising.state_bits is None:
+                columns.append(column)
+                continue
             column_values = values.get(column.name) if len(keys) else None
             column_bits = bits if column.name == ROW else state_bits
             columns.append(

@@ -25,7 +25,7 @@ from petps.train.source import CHECKPOINT, TrackedSource
 from petps.train.table import ROW, Floats, Gathered, Keys, Mask, TrainedTable
 from petps.train.tracker import Reading, Tracker
 
-__all__ = ["PUBLISH", "LazyParts", "LogRows", "TrainerOutput", "read_pieces"]
+__all__ = ["PUBLISH", "LazyParts", "LogRows", "TrainerOutput", "is_quantised", "read_pieces"]
 
 PUBLISH: Final = "publish"
 # How many rows are gathered at a time if only the log needs them.
@@ -134,9 +134,9 @@ class TrainerOutput:
     def restore(self, version: int) -> Position | None:
         """Load the store's newest version into the tables, and continue from there.
 
-        Keys that the publisher owed when the version was written are owed again. Returns the
-        publisher's position at that time, for begin_continue(), or None if there is none; then
-        its run begins with a base.
+        Keys that the publisher owed when the version was written are owed again; all keys if the
+        version is quantised, because the log has other rows. Returns the publisher's position at
+        that time, for begin_continue(), or None if there is none; then its run begins with a base.
 
         Rows and optimizer state are read piece by piece into the tables' own memory; the extra
         memory is what Store.pieces() says. Raises as Store.pieces(), Store.count_restore() and
@@ -153,17 +153,27 @@ class TrainerOutput:
         for name, table in self._tables.items():
             table.load_pieces(read_pieces(self._store, version, name))
         position, owed = self._find_owed(self._store, version) if self._owes_log else (None, {})
-        source.resume(self._store, version)
-        if self._owes_log:
+        if self._owes_log and is_quantised(self._store, version):
+            # The log owes all keys. Track them before resume(): they belong to the log only.
+            owed = {name: table.ids_of(table.keys()) for name, table in self._tables.items()}
+            self._owe(owed)
+            source.resume(self._store, version)
+        else:
+            source.resume(self._store, version)
             # Not earlier: a restore that fails is called again, and the ids that resume() tracks
             # belong to checkpoints only.
-            if PUBLISH in self._tracker.tenants:
-                self._tracker.remove_tenant(PUBLISH)
-            self._tracker.add_tenant(PUBLISH)
-        for name, ids in owed.items():
-            self._tracker.track(name, ids)
+            if self._owes_log:
+                self._owe(owed)
         self._store.count_restore()  # last, so that a restore that fails is not counted
         return position
+
+    def _owe(self, owed: Mapping[str, npt.NDArray[np.uint64]]) -> None:
+        """Let the log owe these ids, and no others."""
+        if PUBLISH in self._tracker.tenants:
+            self._tracker.remove_tenant(PUBLISH)
+        self._tracker.add_tenant(PUBLISH)
+        for name, ids in owed.items():
+            self._tracker.track(name, ids)
 
     def _find_owed(
         self, store: Store, version: int
@@ -206,6 +216,18 @@ class TrainerOutput:
         if self._source is None or self._checkpointer is None:
             raise FailedPrecondition("TrainerOutput has no store: give it a store and a policy")
         return self._source, self._checkpointer
+
+
+def is_quantised(store: Store, version: int) -> bool:
+    """Return whether a version's rows are not the bits that the trainer had.
+
+    A training that continues from it has other rows than the log has published.
+    """
+    return any(
+        column.name == ROW and column.quantisation is not None
+        for table in store.tables_of(version).values()
+        for column in table.columns
+    )
 
 
 def read_pieces(

@@ -40,7 +40,7 @@ from petps.train.dense import copy_dense
 from petps.train.link import Link, Links
 from petps.train.output import PUBLISH, LazyParts
 from petps.train.pipeline import Boundary
-from petps.train.restored import Parts, Restored, find_newest, load_rows, owe_again
+from petps.train.restored import Parts, Restored, find_newest, load_rows, track_again
 from petps.train.sharded import ShardedTables
 from petps.train.source import CHECKPOINT, TrackedSource
 from petps.train.stages import give_way
@@ -572,9 +572,9 @@ class RankedOutput:
             if self._link.rank == 0:
                 store.count_restore()
         with fail_together(self._link, "no version was restored"):
-            load_rows(store, newest, self._tables, source)
-            if self.publisher is not None:
-                owe_again(store, newest, self._tables)
+            load_rows(store, newest, self._tables)
+            publishes = self.publisher is not None
+            track_again(store, newest, self._tables, source, publishes=publishes)
             parts = Parts(self._link.rank, self._model, self._optimizer)
             return parts.load(store, newest)
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from petps import _native
-from petps.checkpoint import POLICIES, Store
+from petps.checkpoint import POLICIES, Quantising, Store
 from petps.delta import open_log
 from petps.errors import (
     FailedPrecondition,
@@ -150,9 +150,9 @@ def work(
         return read_state(tables, model)
 
 
-def create(folder: Path) -> Store:
+def create(folder: Path, quantising: Quantising | None = None) -> Store:
     with open_tables(0, 1) as tables:
-        return Store.create(folder / "store", "m", store_tables(tables))
+        return Store.create(folder / "store", "m", store_tables(tables), quantising)
 
 
 def test_a_restored_training_continues_bit_by_bit(tmp_path: Path) -> None:
@@ -206,9 +206,14 @@ class NoDeadLetters:
         raise AssertionError(f"{partition}, {offset}: {reason}")
 
 
-def test_a_server_has_the_trained_rows(tmp_path: Path) -> None:
-    """Two ranks publish one run, each its own partitions, and a new run after a restart."""
-    create(tmp_path)
+@pytest.mark.parametrize("quantising", [None, Quantising(1)])
+def test_a_server_has_the_trained_rows(tmp_path: Path, quantising: Quantising | None) -> None:
+    """Two ranks publish one run, each its own partitions, and a new run after a restart.
+
+    A training that continues from quantised rows publishes all of them, because the server has
+    those of before.
+    """
+    store = create(tmp_path, quantising)
     place = str(tmp_path / "log")
 
     def train(rank: int, links: Links, steps: int, restore: bool) -> dict[str, Any]:
@@ -236,6 +241,8 @@ def test_a_server_has_the_trained_rows(tmp_path: Path) -> None:
     in_threads(WORLD, lambda rank, links: train(rank, links, 20, False))
     trained = in_threads(WORLD, lambda rank, links: train(rank, links, 24, True))
     check_served(tmp_path / "served.pool", place, 7, trained)
+    deltas = [version for version in store.refresh().versions() if version.version > 20]
+    assert deltas == []  # no version of the store, which would have all rows too, was due
 
 
 def check_served(pool: Path, place: str, version: int, trained: list[dict[str, Any]]) -> None:

@@ -198,6 +198,40 @@ def test_optimizer_state_has_fewer_bits_only_on_request() -> None:
         check(store, 1, trainer)
 
 
+@pytest.mark.parametrize(("asked", "found"), [(None, "f32"), (8, "asymmetric8")])
+def test_adams_second_moment_is_whole_unless_asked_otherwise(asked: int | None, found: str) -> None:
+    names = ("row", "mean", "variance", "exp_avg", "exp_avg_sq")
+    table = Table("items", tuple(Column(name, "f32", 64) for name in names))
+    keys = np.arange(2000, dtype=np.uint64)
+    values = np.random.default_rng(1).random((2000, 64), np.float32)
+
+    class Adam:
+        def keys(self, table: str, since: int | None) -> Keys:
+            return keys
+
+        def rows(self, table: str, keys: Keys) -> tuple[Mapping[str, Floats], Mask | None]:
+            return {name: values[: len(keys)] for name in names}, None
+
+    store = Store.create(MemoryFiles(), "m", [table], Quantising(1, state_bits=asked))
+    Checkpointer(store, POLICIES["full"](), Adam()).write(1)
+    assert [column.dtype for column in store.tables_of()["items"].columns] == [
+        "adaptive2", "asymmetric8", found, "asymmetric8", found,
+    ]  # fmt: skip
+    if found == "f32":
+        kept = store.restore()["items"].columns["variance"].view(np.float32)
+        np.testing.assert_array_equal(kept, values)
+
+
+def test_bits_come_from_the_time_of_a_training_and_of_its_failures() -> None:
+    assert Quantising.for_training(24, 24) == Quantising(1)
+    assert Quantising.for_training(72, 24).bits(0) == 3
+    assert Quantising.for_training(480, 24).bits(0) == 4
+    assert Quantising.for_training(500, 24).bits(0) == 8
+    for hours, between in ((0, 1), (1, 0), (-1, 1), (float("nan"), 1), (1, float("inf"))):
+        with pytest.raises(InvalidArgument, match="must be a number above 0"):
+            Quantising.for_training(hours, between)
+
+
 def test_a_column_that_would_not_get_smaller_is_not_quantised(tmp_path: Path) -> None:
     """One f32 value for each key takes 4 bytes, but 9 when quantised; int8 is quantised already."""
     tables = [

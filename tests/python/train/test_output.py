@@ -249,6 +249,31 @@ def test_quantised_checkpoints_beside_a_log_of_whole_rows(tmp_path: Path) -> Non
         assert served["items"] == trainer.rows()["items"]
 
 
+def test_a_trainer_that_continues_from_quantised_rows_publishes_all_of_them(
+    tmp_path: Path,
+) -> None:
+    """Servers have the rows of before; the trainer's are those that the store has kept of them."""
+    trainer, output, store, log = make_output(tmp_path, "oneshot", quantising=Quantising(1))
+    trainer.train(4)
+    output.checkpoint(1, publish=True)
+    trainer.train(4)
+    output.checkpoint(2, publish=True)
+    before = trainer.rows()["items"]
+    log.close()
+    again, output, store, log = make_output(tmp_path, "oneshot", create=False)
+    assert output.publisher is not None
+    output.publisher.begin_continue(output.restore(2))
+    again.step = 8
+    assert again.rows()["items"].keys() == before.keys()
+    assert again.rows()["items"] != before
+    again.train(1)
+    version = output.publish()
+    assert Served(log).versions[version] == again.rows()
+    # The store's next version has what changed since its base, and not all rows.
+    entry = output.checkpoint(3)
+    assert entry.rows < store.state.version(1).rows
+
+
 @pytest.mark.parametrize("policy", ["consecutive", "intermittent", "2d", "merged"])
 def test_a_crashed_trainer_continues_from_its_checkpoint(tmp_path: Path, policy: str) -> None:
     trainer, output, store, log = make_output(tmp_path, policy)
