@@ -62,7 +62,8 @@ PRODUCER_DEFAULTS: Final[dict[str, Any]] = {
     "linger.ms": 2,
     # Backpressure: publish() waits while this number of KiB is not acknowledged.
     "queue.buffering.max.kbytes": 64 << 10,
-    "message.timeout.ms": 120_000,
+    # As long as a training waits for its log (`give_up_after`).
+    "message.timeout.ms": 600_000,
 }
 CONSUMER_DEFAULTS: Final[dict[str, Any]] = {
     "auto.offset.reset": "error",
