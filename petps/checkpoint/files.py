@@ -209,9 +209,13 @@ class FsspecFiles:
             for piece in pieces:
                 with _filesystem_errors(where):
                     file.write(piece)
-        finally:
             with _filesystem_errors(where):
                 file.close()
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error counts
+                file.close()
+                self._fs.rm_file(target)
+            raise
 
     def create(self, path: str, content: bytes) -> None:
         """See Files."""

@@ -136,6 +136,8 @@ class TwoD(Policy):
     bundles: bool = True
     resets: bool = True
     filters: Filters = field(default_factory=Filters)
+    split_by: int = 0
+    """The newest delta that arrange_all() has split by."""
     name = "2d"
 
     def next_kind(self, store: Store, lineage: Lineage) -> str:
@@ -154,10 +156,23 @@ class TwoD(Policy):
 
     def arrange(self, store: Store) -> None:
         """Split the older chunks by the newest delta. See Policy."""
+        entry = store.state.lineage.versions[-1]
+        if entry.kind == DELTA:
+            self._split_by(store, entry.version)
+
+    def arrange_all(self, store: Store, done: Callable[[], None] = lambda: None) -> None:
+        """Split the older chunks by each delta that this object has not split by yet."""
+        while True:
+            deltas = {chunk.first for chunk in store.state.lineage.open_delta_chunks()}
+            left = sorted(version for version in deltas if version > self.split_by)
+            if not left:
+                return
+            self._split_by(store, left[0])
+            self.split_by = left[0]
+            done()
+
+    def _split_by(self, store: Store, version: int) -> None:
         lineage = store.state.lineage
-        version = lineage.versions[-1].version
-        if lineage.versions[-1].kind != DELTA:
-            return
         new = [chunk for chunk in lineage.open_delta_chunks() if chunk.first == version]
         old = [chunk for chunk in lineage.open_delta_chunks() if chunk.first < version]
         splits: list[tuple[Chunk, NewChunk, NewChunk | None]] = []

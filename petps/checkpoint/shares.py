@@ -1,6 +1,6 @@
 """A version written by several ranks: each writes a share, and one of them commits all. STORE.md.
 
-Owns:        write_share(), commit_shares(), list_pending_shares().
+Owns:        write_share(), commit_shares(), discard_share(), list_pending_shares().
 Never does:  pass messages between ranks: callers send one rank's decision to the others.
 Called by:   checkpointer.py, staging.py, the CLI's lists.
 Invariants:  one state makes a version exist, once all its shares exist; before that state the
@@ -42,7 +42,7 @@ from petps.errors import (
 if TYPE_CHECKING:
     from typing import Unpack  # Python 3.11
 
-__all__ = ["MAX_RANKS", "commit_shares", "list_pending_shares", "write_share"]
+__all__ = ["MAX_RANKS", "commit_shares", "discard_share", "list_pending_shares", "write_share"]
 
 MAX_RANKS: Final = 65_536
 _SHARE: Final = re.compile(r"(\d{20})-(\d{5})\.json")
@@ -172,6 +172,22 @@ def commit_shares(store: Store, version: int) -> Version:
             store.files.remove(_path(version, share.rank))
             store.files.remove(share.lineage.file)
     return committed
+
+
+def discard_share(store: Store, version: int, rank: int) -> None:
+    """Remove the share of a rank and its files, after all ranks know that the version failed.
+
+    Do nothing if the version exists, or there is no share.
+    """
+    if any(entry.version == version for entry in store.refresh().versions()):
+        return
+    try:
+        share = _read(store, version, rank)
+    except (NotFound, DataLoss):
+        return
+    store.files.remove(_path(version, rank))  # first: then no commit can name the other files
+    parts = {part.file for part in share.lineage.versions[0].parts.values()}
+    store.discard({share.line} | parts | {chunk.file for chunk in share.lineage.chunks})
 
 
 def list_pending_shares(store: Store) -> dict[int, tuple[list[int], int]]:

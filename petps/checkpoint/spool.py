@@ -19,7 +19,7 @@ from typing import Final
 
 import xxhash
 
-from petps.errors import DataLoss, FailedPrecondition, IoError
+from petps.errors import FailedPrecondition, IoError
 
 __all__ = ["Spool", "Spooled"]
 
@@ -113,7 +113,7 @@ class Spool:
             os.close(file)
 
     def read(self, spooled: Spooled, into: memoryview) -> None:
-        """Read a chunk and remove its file. Raise IoError, DataLoss."""
+        """Read a chunk and remove its file. Raise IoError, also if it is not what was written."""
         content = into[: spooled.bytes]
         try:
             with open(spooled.path, "rb", buffering=0) as file:
@@ -129,7 +129,7 @@ class Spool:
         except OSError as error:
             raise IoError(f"{spooled.path}: {error.strerror}") from error
         if done < len(content) or xxhash.xxh3_64_intdigest(content) != spooled.checksum:
-            raise DataLoss(f"{spooled.path} does not fit its checksum: check the disk")
+            raise IoError(f"{spooled.path} does not fit its checksum: check the disk")
         with self._changed:
             self._bytes -= spooled.bytes
 

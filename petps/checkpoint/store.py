@@ -11,6 +11,7 @@ Threads:     one thread writes; restores may run in others.
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ from petps.errors import (
     InvalidArgument,
     NotFound,
     PetpsError,
+    Unavailable,
 )
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ DIFFERENCE: Final = "difference"
 KINDS: Final = (BASE, DELTA, DIFFERENCE)
 # How often a change is made again because another writer was faster.
 CHANGE_TRIES: Final = 8
+PAUSE_SECONDS: Final = 0.01  # the longest first pause before it is made again; it doubles
 # Purge removes a file that no state names only above this age. A younger one may belong to a
 # version that is not committed yet: ranks wait up to a day for the slowest share (link.py).
 LEFTOVER_SECONDS: Final = 48 * 3600.0
@@ -205,12 +208,16 @@ class Store:
             )
         )
         stored: dict[str, Part] = {}
-        for name, body in (parts or {}).items():
-            check_name("part", name)
-            path = f"parts/{new_name()}"
-            self._files.write(path, [body])
-            stored[name] = Part(path, len(body), xxhash.xxh3_64_hexdigest(body))
-        raise_if_cancelled()
+        try:
+            for name, body in (parts or {}).items():
+                check_name("part", name)
+                path = f"parts/{new_name()}"
+                self._files.write(path, [body])
+                stored[name] = Part(path, len(body), xxhash.xxh3_64_hexdigest(body))
+            raise_if_cancelled()
+        except BaseException:
+            self.discard({chunk.file for chunk in chunks} | {p.file for p in stored.values()})
+            raise
         entry = Version(
             version,
             kind,
@@ -223,6 +230,12 @@ class Store:
         record = (version, kind, entry.bytes, entry.seconds)
         return Lineage("", version, (entry,), tuple(chunks), tables, (record,))
 
+    def discard(self, paths: Iterable[str]) -> None:
+        """Remove files of a version that failed. One that remains is removed by purge."""
+        for path in paths:
+            with contextlib.suppress(PetpsError):
+                self._files.remove(path)
+
     def add(self, new: Lineage, before: State) -> None:
         """Commit a version that write_data() wrote above the newest version of ``before``.
 
@@ -234,13 +247,13 @@ class Store:
             try:
                 self._add(new, before)
                 return
-            except FailedPrecondition:
+            except FailedPrecondition as error:
                 after = self.refresh()
                 if any(entry.created_ns == other.created_ns for other in after.versions()[-1:]):
                     return  # it was added, and another writer's state followed at once
-                is_last = attempt + 1 == CHANGE_TRIES
-                if is_last or after.number == before.number or not _has_same_end(before, after):
+                if after.number == before.number or not _has_same_end(before, after):
                     raise
+                _pause(attempt, error)
                 before = after
 
     def _add(self, new: Lineage, before: State) -> None:
@@ -299,9 +312,10 @@ class Store:
             try:
                 self._commit(before, derive(before))
                 return
-            except FailedPrecondition:
-                if self.refresh().number == before.number or attempt + 1 == CHANGE_TRIES:
+            except FailedPrecondition as error:
+                if self.refresh().number == before.number:
                     raise
+                _pause(attempt, error)
 
     def tidy(self) -> None:
         """Remove the files that no reader needs any more; otherwise the next change does it."""
@@ -527,6 +541,16 @@ class Store:
         If the list is empty, every version can be restored.
         """
         return verify(self)
+
+
+def _pause(attempt: int, error: FailedPrecondition) -> None:
+    """Wait a random time before a change is made again; raise Unavailable after the last try."""
+    if attempt + 1 == CHANGE_TRIES:
+        raise Unavailable(
+            f"{error}; {CHANGE_TRIES} tries were too slow: try again, or let the other process "
+            "change the store less often"
+        ) from error
+    time.sleep(random.uniform(0, PAUSE_SECONDS * 2**attempt))
 
 
 def _has_same_end(before: State, after: State) -> bool:

@@ -13,14 +13,15 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from petps.checkpoint.policy import Policy
 from petps.checkpoint.retention import Retention
 from petps.checkpoint.state import Chunk, State, Version
 from petps.checkpoint.store import Store
 from petps.checkpoint.verify import check_chunk, check_parts
-from petps.errors import FailedPrecondition, NotFound, PetpsError
+from petps.errors import FailedPrecondition, IoError, NotFound, PetpsError
 
 __all__ = ["Round", "Tending", "find_whole"]
 
@@ -33,8 +34,9 @@ TRIES: Final = 8
 class Round:
     """What a round did. damaged: versions that cannot be restored, with the first problem of each.
 
-    whole: the newest version that can be, as far as it was read; None: there is none. checked: the
-    number of chunks that were read. unread: of chunks, and of versions' parts, that are left.
+    whole: the newest version of which all was read and nothing is damaged; None: there is none yet.
+    checked: the number of chunks that were read. unread: of chunks, and of versions' parts, that
+    are left.
     """
 
     arranged: bool = False
@@ -44,13 +46,14 @@ class Round:
     whole: int | None = None
     unread: int = 0
     error: PetpsError | None = None
-    """What arranging raised; the rest of the round was done all the same."""
+    """What arranging or reading raised; the rest of the round was done all the same."""
 
 
 class Tending:
     """Rounds over a store. policy: how chunks are split and merged; retention: None keeps all.
 
     verify_bytes: how much is read in a round to find damage; each chunk is read once.
+    unreadable_is_damage: whether what the disk or the network refuses counts as damaged.
     """
 
     def __init__(
@@ -61,10 +64,12 @@ class Tending:
         *,
         verify_bytes: int,
         now_ns: Callable[[], int] = time.time_ns,
+        unreadable_is_damage: bool = False,
     ) -> None:
         self._store, self._policy, self._retention = store, policy, retention
         self._verify_bytes = verify_bytes
         self._now_ns = now_ns
+        self._unreadable_is_damage = unreadable_is_damage
         self._arranged_version = 0
         self._problems: dict[Chunk, str] = {}  # of the chunks that were read; "": none
         self._part_problems: dict[tuple[int, int], str] = {}
@@ -114,6 +119,8 @@ class Tending:
         kept = self._retention.choose(self._store.state.versions(), self._now_ns())
         if done.whole is not None:
             kept.add(done.whole)
+        elif done.unread:
+            return  # any version may be the only whole one
         done.dropped = self._store.drop_all_but(kept)
 
     # ---- finding damage
@@ -126,14 +133,33 @@ class Tending:
                 if chunk not in self._problems and left > 0:
                     left -= chunk.length
                     done.checked += 1
-                    self._problems[chunk] = "; ".join(check_chunk(self._store, lineage, chunk))
+                    self._note(
+                        done,
+                        self._problems,
+                        chunk,
+                        partial(check_chunk, self._store, lineage, chunk),
+                    )
             for entry in reversed(lineage.versions):
-                if _key_of(entry) not in self._part_problems and left > 0:
+                key = _key_of(entry)
+                if key not in self._part_problems and left > 0:
                     left -= sum(part.bytes for part in entry.parts.values())
-                    self._part_problems[_key_of(entry)] = "; ".join(check_parts(self._store, entry))
+                    check = partial(check_parts, self._store, entry)
+                    self._note(done, self._part_problems, key, check)
         # What another writer has replaced or dropped meanwhile is no damage, although its files may
         # be gone.
         self._judge(self._store.refresh(), done)
+
+    def _note(
+        self, done: Round, problems: dict[Any, str], key: Any, check: Callable[[], list[str]]
+    ) -> None:
+        """Note what a check finds. What cannot be read now is left unread."""
+        try:
+            problems[key] = "; ".join(check())
+        except IoError as error:
+            if not self._unreadable_is_damage:
+                done.error = done.error or error
+                return
+            problems[key] = str(error)
 
     def _judge(self, state: State, done: Round) -> None:
         chunks = {chunk for lineage in state.lineages for chunk in lineage.chunks}
@@ -145,12 +171,13 @@ class Tending:
         done.unread = len(chunks - set(self._problems)) + len(keys - set(self._part_problems))
         for lineage in state.lineages:
             for entry in lineage.versions:
-                problems = [self._problems.get(c, "") for c in lineage.chunks_of(entry.version)]
-                problems.append(self._part_problems.get(_key_of(entry), ""))
+                needed = lineage.chunks_of(entry.version)
+                problems = [self._problems.get(chunk) for chunk in needed]
+                problems.append(self._part_problems.get(_key_of(entry)))
                 problem = next(filter(None, problems), "")
                 if problem:
                     done.damaged[entry.version] = problem
-                else:
+                elif None not in problems:
                     done.whole = entry.version
 
 
@@ -164,7 +191,7 @@ def find_whole(store: Store) -> int:
 
     Raise FailedPrecondition if there is none.
     """
-    tending = Tending(store, Policy(), None, verify_bytes=1 << 62)
+    tending = Tending(store, Policy(), None, verify_bytes=1 << 62, unreadable_is_damage=True)
     while (done := tending.find_damage()).unread:  # another writer replaced what was not read yet
         pass
     whole = done.whole

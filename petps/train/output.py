@@ -219,12 +219,12 @@ class TrainerOutput:
 
 
 def is_quantised(store: Store, version: int) -> bool:
-    """Return whether a version's rows are not the bits that the trainer had.
+    """Return whether a version's rows may not be the bits that the trainer had.
 
     A training that continues from it has other rows than the log has published.
     """
     return any(
-        column.name == ROW and column.quantisation is not None
+        column.name == ROW and column.dtype != "f32"
         for table in store.tables_of(version).values()
         for column in table.columns
     )

@@ -13,6 +13,7 @@ Threads:     the pipeline's caller; a version in flight has threads of its own (
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 import shutil
@@ -28,7 +29,7 @@ from typing import Any, Final
 from petps.checkpoint import Column, Policy, SourceDevice, StagedCheckpointer, Store, Table
 from petps.checkpoint.checkpointer import Decision
 from petps.checkpoint.published import Published
-from petps.checkpoint.shares import commit_shares
+from petps.checkpoint.shares import commit_shares, discard_share
 from petps.checkpoint.stages import CHUNK_BYTES
 from petps.checkpoint.state import Version
 from petps.delta import DeltaLog, TableSchema
@@ -293,11 +294,17 @@ class RankedOutput:
             _log.warning("[train] the version in flight was given up: %s", error)
 
     def _close_stagers(self) -> None:
+        errors: list[PetpsError] = []
         for sender in (self._staged, self._log_rows):
-            if sender is not None:
-                sender.close()
+            try:
+                if sender is not None:
+                    sender.close()
+            except PetpsError as error:
+                errors.append(error)
         if self._is_temporary:
             shutil.rmtree(self._folder, ignore_errors=True)
+        if errors:
+            raise errors[0]
 
     # ---- what begins and ends at a boundary
 
@@ -333,7 +340,8 @@ class RankedOutput:
         if plan.failure:
             raise Unavailable(plan.failure) from self._own_error
         dense = None
-        if self._link.rank == 0 and self._model is not None and (plan.publish or plan.next):
+        needs_dense = plan.next is not None or (plan.publish and self._dense is not None)
+        if self._link.rank == 0 and self._model is not None and needs_dense:
             dense = copy_dense(self._model, self._optimizer)
         log_outcome = self._begin_log(boundary.step, plan, dense) if plan.publish else None
         if plan.next is not None:
@@ -537,6 +545,9 @@ class RankedOutput:
             self._tell(Written(CHECKPOINT, step, step, begin))
             if self._link.rank == 0:
                 self._arrange()
+        else:
+            with contextlib.suppress(PetpsError):  # else purge removes it
+                discard_share(self._store, step, self._link.rank)
         return Outcome(CHECKPOINT, step, failure, error, entry=entry)
 
     def _arrange(self) -> None:
@@ -569,14 +580,15 @@ class RankedOutput:
         with fail_together(self._link, "no version was restored"):
             newest = find_newest(store, version)
         with fail_together(self._link, "no version was restored"):
-            if self._link.rank == 0:
-                store.count_restore()
-        with fail_together(self._link, "no version was restored"):
             load_rows(store, newest, self._tables)
             publishes = self.publisher is not None
             track_again(store, newest, self._tables, source, publishes=publishes)
             parts = Parts(self._link.rank, self._model, self._optimizer)
-            return parts.load(store, newest)
+            restored = parts.load(store, newest)
+        with fail_together(self._link, "no version was restored"):
+            if self._link.rank == 0:
+                store.count_restore()  # last, so that a restore that fails is not counted
+        return restored
 
 
 def _explain(outcome: Outcome) -> str:

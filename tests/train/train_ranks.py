@@ -237,12 +237,16 @@ def test_a_server_has_the_trained_rows(tmp_path: Path, quantising: Quantising | 
             return read_state(tables, model)
 
     open_log(place, partitions=PARTITIONS).close()
-    # Steps 4, 8, 10, 12, 16, 20 and 24 have versions of the log: the store's each have one too.
+    # Steps 4, 8, 10, 12, 16, 20 | 24, 28 and 30 have versions of the log; 10, 20 and 30 for the
+    # store's sake.
     in_threads(WORLD, lambda rank, links: train(rank, links, 20, False))
-    trained = in_threads(WORLD, lambda rank, links: train(rank, links, 24, True))
-    check_served(tmp_path / "served.pool", place, 7, trained)
-    deltas = [version for version in store.refresh().versions() if version.version > 20]
-    assert deltas == []  # no version of the store, which would have all rows too, was due
+    trained = in_threads(WORLD, lambda rank, links: train(rank, links, 30, True))
+    check_served(tmp_path / "served.pool", place, 9, trained)
+    # What the log is owed is not in the store's next version.
+    rows = sum(len(result[spec.name]) for result in trained for spec in TABLES)
+    assert [version.version for version in store.refresh().versions()] == [10, 20, 30]
+    assert store.state.version(30).kind == "delta"
+    assert store.state.version(30).rows < 0.9 * rows
 
 
 def check_served(pool: Path, place: str, version: int, trained: list[dict[str, Any]]) -> None:
@@ -304,6 +308,9 @@ def test_a_rank_whose_store_fails_is_named_and_no_rank_hangs(tmp_path: Path) -> 
         )
     assert seen == [5]
     assert Store.open(tmp_path / "store").state.versions() == []
+    # The share that the other rank had written is gone.
+    for name in ("shares", "data", "parts", "lines"):
+        assert list((tmp_path / "store" / name).iterdir()) == [], name
 
 
 def test_a_version_that_failed_is_tried_again_with_its_rows(

@@ -27,6 +27,7 @@ from petps.checkpoint import (
     StagedCheckpointer,
     Store,
     Table,
+    stages,
 )
 from petps.checkpoint.chunk import Keys, Mask
 from petps.checkpoint.policy import TwoD
@@ -125,7 +126,10 @@ def left_in(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_a_version_has_the_rows_of_when_write_began(tmp_path: Path, policy: str) -> None:
+def test_a_version_has_the_rows_of_when_write_began(
+    tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "SLICE_ROWS", 100)  # a chunk is copied in several slices
     replay = Replay(TABLES, steps(1), deletes=0.1)
     store = Store.create(tmp_path / "store", "m", list(TABLES.values()))
     with staged(store, replay, tmp_path / "ssd", policy) as writer:

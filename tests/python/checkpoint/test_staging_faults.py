@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 
 from petps.checkpoint import POLICIES, SourceDevice, StagedCheckpointer, Store
-from petps.errors import DataLoss, FailedPrecondition, IoError
+from petps.errors import FailedPrecondition, IoError
 from tests.python.checkpoint.memory import MemoryFiles
 from tests.python.checkpoint.replay import Replay
 from tests.python.checkpoint.test_staging import (
     CHUNK,
     TABLES,
     VERSIONS,
+    GatedFiles,
     check,
     left_in,
     staged,
@@ -119,6 +120,41 @@ def test_a_full_disk_below_the_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
 
 
+def test_a_disk_that_cannot_write_what_it_took_fails_the_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk reports an error of an earlier chunk only when it is waited for."""
+    replay = Replay(TABLES, steps(6), deletes=0.1)
+    files = GatedFiles()
+    store = Store.create(files, "m", list(TABLES.values()))
+    sync = os.fdatasync
+    failed: list[str] = []
+
+    def failing(file: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{file}")
+        if path.endswith(".staged") and not failed:
+            failed.append(path)
+            raise OSError(errno.EIO, "Input/output error")
+        sync(file)
+
+    monkeypatch.setattr(os, "fdatasync", failing)
+    with staged(store, replay, tmp_path / "ssd") as writer:
+        open_before = set(os.listdir("/proc/self/fd"))
+        replay.now = 1
+        # The upload stalls, so chunks wait in the folder: more than may be behind the disk.
+        with pytest.raises(IoError, match=r"\.staged: Input/output error"):
+            whole(writer, 1)
+        files.go_on.set()
+        assert writer.wait() is None
+        assert len(failed) == 1
+        assert left_in(tmp_path / "ssd") == []
+        assert set(os.listdir("/proc/self/fd")) == open_before
+        writer.write(1, {"dense": b"1"})
+        writer.wait()
+        assert set(os.listdir("/proc/self/fd")) == open_before
+    check(store, replay, [1])
+
+
 def test_a_flipped_bit_on_the_ssd_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +172,7 @@ def test_a_flipped_bit_on_the_ssd_is_detected(
     monkeypatch.setattr(os, "write", turned)
     with (
         staged(store, replay, tmp_path / "ssd") as writer,
-        pytest.raises(DataLoss, match=r"2\.staged does not fit its checksum"),
+        pytest.raises(IoError, match=r"2\.staged does not fit its checksum"),
     ):
         whole(writer, 1)
     assert Store.open(files).state.versions() == []

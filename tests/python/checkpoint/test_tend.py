@@ -5,6 +5,7 @@ Does not cover: merging itself (test_merge.py), the command (tests/python/cli).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from petps.checkpoint.retention import Retention, parse_seconds
 from petps.checkpoint.state import Version
 from petps.checkpoint.tend import Tending, find_whole
 from petps.checkpoint.verify import check_chunk
-from petps.errors import FailedPrecondition, InvalidArgument
+from petps.errors import FailedPrecondition, InvalidArgument, IoError
 from tests.python.checkpoint.replay import Replay, check_versions
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
@@ -132,11 +133,11 @@ class Disturbed(TwoD):
         super().__init__(ratio=0.0)
         self.trainer, self.replay, self.versions = trainer, replay, versions
 
-    def arrange(self, store: Store) -> None:
+    def arrange_all(self, store: Store, done: Callable[[], None] = lambda: None) -> None:
         if self.versions:
             version = self.versions.pop(0)
             write(self.trainer, self.replay, range(version, version + 1))
-        super().arrange(store)
+        super().arrange_all(store, done)
 
 
 def test_a_commit_of_the_trainer_meanwhile_is_no_error(tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_an_error_without_another_writer_is_reported_and_the_round_goes_on(
     tmp_path: Path,
 ) -> None:
     class Broken(TwoD):
-        def arrange(self, store: Store) -> None:
+        def arrange_all(self, store: Store, done: Callable[[], None] = lambda: None) -> None:
             raise FailedPrecondition("it is broken")
 
     trainer = Store.create(tmp_path / "store", "m", list(TABLES.values()))
@@ -244,10 +245,71 @@ def test_chunks_that_another_writer_replaces_are_no_damage(
         return check_chunk(*given)
 
     monkeypatch.setattr(tend, "check_chunk", check)
-    done = tending(tmp_path / "store", Policy()).round()
-    assert done.damaged == {}
-    assert done.whole == 6
+    tends = tending(tmp_path / "store", Policy())
+    assert tends.round().damaged == {}
+    done = tends.round()  # reads what replaced them
+    assert (done.damaged, done.whole) == ({}, 6)
     assert find_whole(Store.open(tmp_path / "store")) == 6
+
+
+def test_nothing_is_deleted_before_a_whole_version_is_known(tmp_path: Path) -> None:
+    """The newest version is damaged, and a round reads too little to see that at once."""
+    replay = replay_of(4)
+    trainer = Store.create(tmp_path / "store", "m", list(TABLES.values()))
+    write(trainer, replay, range(1, 4))
+    writer = Checkpointer(trainer, POLICIES["full"](), replay)  # version 4 is a base of its own
+    replay.now = 4
+    writer.write(4, {"dense": b"4"})
+    (chunk,) = trainer.state.lineage.chunks
+    (tmp_path / "store" / chunk.file).write_bytes(b"x")
+    tends = Tending(Store.open(tmp_path / "store"), Policy(), Retention(all=0.001), verify_bytes=1)
+    rounds = [tends.round() for _ in range(12)]
+    assert rounds[0].dropped == []
+    assert [version for done in rounds for version in done.dropped] == [1, 2]
+    assert rounds[-1].whole == 3
+    assert [entry.version for entry in trainer.refresh().versions()] == [3, 4]
+    assert find_whole(trainer) == 3
+
+
+def test_what_the_disk_refuses_is_left_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Store.create(tmp_path / "store", "m", list(TABLES.values()))
+    write(trainer, replay_of(3), range(1, 4))
+
+    def refuse(*given: Any) -> list[str]:
+        if given[2].first == 3:
+            raise IoError("a bad sector")
+        return check_chunk(*given)
+
+    monkeypatch.setattr(tend, "check_chunk", refuse)
+    tends = tending(tmp_path / "store", Policy(), Retention(all=0.001))
+    for _ in range(2):
+        done = tends.round()
+        assert isinstance(done.error, IoError)
+        assert (done.damaged, done.whole, done.unread) == ({}, 2, 1)
+    assert [entry.version for entry in trainer.refresh().versions()] == [2, 3]
+    assert find_whole(trainer) == 2
+
+
+def test_splits_follow_each_delta_between_two_rounds(tmp_path: Path) -> None:
+    """Versions 2 to 6 are committed between two rounds: each splits the chunks before it."""
+    replay = replay_of(6)
+    whole, late = (
+        Store.create(tmp_path / name, "m", list(TABLES.values())) for name in ("whole", "late")
+    )
+    for version in range(1, 7):
+        write(whole, replay, range(version, version + 1))
+        TwoD(ratio=0.0).arrange(whole)
+    write(late, replay, range(1, 7))
+    tending(tmp_path / "late", TwoD(ratio=0.0)).round()
+
+    def spans(store: Store) -> list[tuple[int, int, int]]:
+        chunks = store.refresh().lineage.chunks
+        return sorted((chunk.first, chunk.end, chunk.rows) for chunk in chunks)
+
+    assert spans(late) == spans(whole)
+    check_versions(late, replay, list(range(1, 7)))
 
 
 def test_a_round_reads_no_more_than_it_may(tmp_path: Path) -> None:
