@@ -566,9 +566,10 @@ class RankedOutput:
     def restore(self, version: int | None = None) -> Restored:
         """Load the store's newest version: this rank's rows, and the dense part.
 
-        All ranks call it; their number may differ from when the version was written. Rows and
-        counts go to the ranks that own them now. A loader's state and random numbers go only to
-        the same rank. Raises FailedPrecondition (not the newest: roll back first),
+        If the store has none, erase all rows, which a training that was killed may have left, and
+        return step 0. All ranks call it; their number may differ from when the version was written.
+        Rows and counts go to the ranks that own them now. A loader's state and random numbers go
+        only to the same rank. Raises FailedPrecondition (not the newest: roll back first),
         DataLoss, and on the other ranks Unavailable, which names the rank that failed; then
         all call it again.
         """
@@ -580,6 +581,10 @@ class RankedOutput:
         with fail_together(self._link, "no version was restored"):
             newest = find_newest(store, version)
         with fail_together(self._link, "no version was restored"):
+            if newest is None:
+                for table in self._tables:
+                    table.load_pieces([])
+                return Restored(0, b"", None)
             load_rows(store, newest, self._tables)
             publishes = self.publisher is not None
             track_again(store, newest, self._tables, source, publishes=publishes)

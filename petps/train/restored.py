@@ -84,17 +84,18 @@ class Parts:
         return Restored(newest.version, reader, _find_position(store, newest))
 
 
-def find_newest(store: Store, version: int | None) -> Version:
-    """Return the store's newest version. Raise FailedPrecondition if that is not ``version``."""
+def find_newest(store: Store, version: int | None) -> Version | None:
+    """Return the store's newest version, or None. Raise FailedPrecondition if it is another one."""
     versions = store.refresh().versions()
-    if not versions or (version is not None and versions[-1].version != version):
+    newest = versions[-1] if versions else None
+    if version is not None and (newest is None or newest.version != version):
         state = (
-            f"versions up to {versions[-1].version}: roll back first"
-            if versions
-            else ("no version: nothing to restore")
+            "no version: nothing to restore"
+            if newest is None
+            else f"versions up to {newest.version}: roll back first"
         )
         raise FailedPrecondition(f"{store.name} has {state}")
-    return versions[-1]
+    return newest
 
 
 def load_rows(store: Store, newest: Version, tables: ShardedTables) -> None:

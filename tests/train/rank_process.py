@@ -52,7 +52,7 @@ def main(rank: int, world: int, folder: Path, steps: int) -> None:
             tables, links, store=store, policy=POLICIES["2d"](), checkpoint=Every(steps=5),
             model=model, optimizer=optimizer,
         )  # fmt: skip
-        first = output.restore().step if store.state.versions() else 0
+        first = output.restore().step
         loop = resume(rank, links, model, optimizer, tables, output, first, steps, MODE, device)
         with output, loop:
             for step in loop:

@@ -17,6 +17,7 @@ import torch
 
 from petps import _native
 from petps.checkpoint import POLICIES, Quantising, Store
+from petps.checkpoint.policy import TwoD
 from petps.delta import open_log
 from petps.errors import (
     FailedPrecondition,
@@ -135,7 +136,7 @@ def work(
         if restore:
             restored = output.restore()
             first = restored.step
-            assert restored.reader == b"%d" % first
+            assert restored.reader == (b"%d" % first if first else b"")
         if changed is not None:
             changed(output, tables)
         hook = InStep(output) if in_step else output
@@ -224,7 +225,7 @@ def test_a_server_has_the_trained_rows(tmp_path: Path, quantising: Quantising | 
             publisher = publisher_of(log, "m", tables, links.dense)
             output = RankedOutput(
                 tables, links, store=Store.open(tmp_path / "store"),
-                policy=POLICIES["2d"](), checkpoint=Every(steps=10), publisher=publisher,
+                policy=TwoD(resets=False), checkpoint=Every(steps=10), publisher=publisher,
                 publish=Every(steps=4), model=model, optimizer=optimizer, chunk_bytes=CHUNK_BYTES,
             )  # fmt: skip
             restored = output.restore() if restore else None
@@ -273,6 +274,21 @@ def check_served(pool: Path, place: str, version: int, trained: list[dict[str, A
         assert sorted(native.keys().tolist()) == keys.tolist()
         assert np.array_equal(out, np.stack([rows[int(k)][: spec.dim] for k in keys]))
     tables.close()
+
+
+def test_rows_of_a_training_without_a_version_are_erased(tmp_path: Path) -> None:
+    """A training that was killed before its first version left rows in its pools."""
+    create(tmp_path)
+    never = Every(steps=1000)
+    reference = in_threads(WORLD, lambda r, n: work(tmp_path, r, n, steps=8, checkpoint=never))
+    for steps in (6, 8):
+        again = in_threads(
+            WORLD,
+            lambda r, n: work(
+                tmp_path, r, n, steps=steps, checkpoint=never, pools=True, restore=True  # noqa: B023
+            ),
+        )  # fmt: skip
+    check_same(reference, again)
 
 
 def failing_at(steps: Sequence[int], seen: list[int]) -> Callable[..., None]:
@@ -459,7 +475,7 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
             RankedOutput(tables, Links.alone(), store=store, policy=POLICIES["full"]()) as output,
             pytest.raises(FailedPrecondition, match="has no version: nothing to restore"),
         ):
-            output.restore()
+            output.restore(5)
 
 
 def test_a_rank_publishes_only_its_own_partitions(tmp_path: Path) -> None:

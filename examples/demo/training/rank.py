@@ -113,9 +113,9 @@ class Rank:
                 staging=settings.path("staging"),
                 on_version=self._report_version,
             ) as feed:
-                restored = feed.restore() if store.state.versions() else None
-                first = 1 if restored is None else int(restored.reader) + 1
-                publisher.begin_continue(None if restored is None else restored.position)
+                restored = feed.restore()
+                first = restored.step + 1
+                publisher.begin_continue(restored.position)
                 now = time.monotonic()
                 seconds = {"open_s": opened - started, "restore_s": now - opened}
                 self.report("ready", restored=first - 1, **seconds)
