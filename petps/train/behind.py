@@ -1,6 +1,6 @@
 """Work behind the training: one version at a time in a thread, and its outcome.
 
-Owns:        Behind, Outcome, Attempts; LogRows and PatientLog, the way of rows to the log.
+Owns:        Behind, Outcome, Written, Attempts; LogRows and PatientLog, the way of rows to the log.
 Never does:  decide what is due; make the training wait, except while rows are copied.
 Called by:   ranks.py.
 Invariants:  an outcome is taken once, by the trainer's thread.
@@ -28,12 +28,26 @@ from petps.train.stages import give_way
 from petps.train.table import ROW, Keys, Mask
 from petps.train.tracker import Reading
 
-__all__ = ["Attempts", "Behind", "LogRows", "Outcome", "PatientLog"]
+__all__ = ["Attempts", "Behind", "LogRows", "Outcome", "PatientLog", "Written"]
 
 # The pause before a failed version, or an append without space, is tried again. It doubles from the
 # first to the last, which is shorter than the limit of a link.
 FIRST_PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A version that exists now. kind: "checkpoint" (of the store) or "publish" (of the log).
+
+    step: the step whose rows it has. version: its number, in the store the step. begin: when its
+    rows were copied, in seconds of time.monotonic().
+    """
+
+    kind: str
+    step: int
+    version: int
+    begin: float
 
 
 @dataclass(frozen=True, slots=True)

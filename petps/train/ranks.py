@@ -1,7 +1,6 @@
 """Versions of tables that several ranks hold, written behind the training (PIPELINE.md).
 
-Owns:        RankedOutput (a hook of Pipeline), Every, Restored, Written, publisher_of(),
-             store_tables().
+Owns:        RankedOutput (a hook of Pipeline), Every, publisher_of(), store_tables().
 Never does:  train; know a policy, or the kind of the log.
 Called by:   trainers, demo.
 Invariants:  a version exists in the store once every rank has written its share, and in the log
@@ -36,7 +35,7 @@ from petps.delta import DeltaLog, TableSchema
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError, Unavailable
 from petps.publish import Position, Publisher
 from petps.train.agree import Failure, describe, fail_together, gather_bytes, meet
-from petps.train.behind import Attempts, Behind, LogRows, Outcome, PatientLog
+from petps.train.behind import Attempts, Behind, LogRows, Outcome, PatientLog, Written
 from petps.train.dense import copy_dense
 from petps.train.link import Link, Links
 from petps.train.output import PUBLISH, LazyParts
@@ -82,20 +81,6 @@ def store_tables(tables: ShardedTables) -> list[Table]:
         )
         for table in tables
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A version that exists now. kind: "checkpoint" (of the store) or "publish" (of the log).
-
-    step: the step whose rows it has. version: its number, in the store the step. begin: when its
-    rows were copied, in seconds of time.monotonic().
-    """
-
-    kind: str
-    step: int
-    version: int
-    begin: float
 
 
 def publisher_of(
