@@ -69,7 +69,7 @@ class Spool:
     def write(self, content: memoryview) -> Spooled:
         """Write a chunk. Wait for the disk only if it is BEHIND_CHUNKS behind.
 
-        The disk is told to write at once, and what it has written leaves the page cache. On IoError
+        The disk begins to write at once, and what it has written leaves the page cache. On IoError
         the chunk does not exist.
         """
         self._number += 1

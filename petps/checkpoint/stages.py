@@ -2,11 +2,11 @@
 
 Owns:        Device, SourceDevice (where rows are copied from), Stager; a chunk's place in a buffer.
 Never does:  encode rows; know stores or logs; keep more than four chunks in memory.
-Called by:   staging.py; petps.train.ranks, for the rows that a log receives.
+Called by:   staging.py; petps.train.behind, for the rows that a log receives.
 Invariants:  what is received has the rows as they were when send() was called; a flight that fails
              or is cancelled leaves no file in the folder.
-Threads:     send(), wait() and close() from one thread, cancel() from any. A flight has two threads
-             or more of its own.
+Threads:     one sends, and one at a time waits or closes; any may call cancel(). A flight has two
+             threads or more of its own.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class SourceDevice:
 def copy_in_slices(
     copy: Callable[[Keys, Mapping[str, Array]], Mask | None], keys: Keys, out: Mapping[str, Array]
 ) -> Mask | None:
-    """Copy rows as Device.copy() does, so few at a time that they stay in the cache meanwhile."""
+    """Copy rows as Device.copy() does, so few at a time that they stay in the cache."""
     all_deleted: Mask | None = None
     for start in range(0, len(keys), SLICE_ROWS):
         part = slice(start, start + SLICE_ROWS)
@@ -137,8 +137,10 @@ class Stager:
         folder_bytes: int = FOLDER_BYTES,
         prepare_thread: Callable[[], None] = lambda: None,
     ) -> None:
-        for table in tables.values():
-            if _count_rows(table, chunk_bytes) < 1:
+        # By table: the rows that fit into a buffer.
+        self._at_most = {name: _count_rows(table, chunk_bytes) for name, table in tables.items()}
+        for name, table in tables.items():
+            if self._at_most[name] < 1:
                 least = max(CHUNK_BYTES_MIN, _reserved_bytes(table) + _row_bytes(table))
                 raise InvalidArgument(
                     f"chunk_bytes {chunk_bytes} holds no row of table {table.name}: "
@@ -270,8 +272,7 @@ class Stager:
     ) -> tuple[Keys, Mapping[str, Floats | Bytes]]:
         """Return the rows of the keys that ``choose`` takes from all keys of a table, in pieces."""
         table = self._tables[name]
-        at_most = _count_rows(table, self._chunk_bytes)
-        keys = choose(lambda: self.device.keys(name, None, at_most))
+        keys = choose(lambda: self.device.keys(name, None, self._at_most[name]))
         if len(keys) == 0:
             return keys, {}
         content = np.empty(_count_bytes(table, len(keys)), np.uint8)
@@ -283,7 +284,7 @@ class Stager:
 
     def _copy_rows(self, flight: Flight, since: int | None) -> None:
         for name, table in self._tables.items():
-            at_most = _count_rows(table, self._chunk_bytes)
+            at_most = self._at_most[name]
             for keys in self.device.keys(name, since, at_most):
                 if len(keys) > at_most:
                     raise InvalidArgument(

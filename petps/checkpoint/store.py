@@ -409,7 +409,7 @@ class Store:
         """Count durably that a training continues from a version's rows.
 
         Once the count exceeds the expected restores of a quantised store, the next version is a
-        base of 8 bits. Raise FailedPrecondition if another writer committed first; raise IoError.
+        base of 8 bits. Raise Unavailable if other writers were faster each time, and IoError.
         """
         self._change(lambda state: replace(state, restores=state.restores + 1))
 

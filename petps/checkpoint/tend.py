@@ -26,13 +26,13 @@ from petps.errors import FailedPrecondition, IoError, NotFound, PetpsError
 __all__ = ["Round", "Tending", "find_whole"]
 
 _log = logging.getLogger("petps.checkpoint")
-# A trainer that commits meanwhile makes a change of this process fail; it is then made again.
+# If a trainer commits during a change of this process, the change fails, and is made again.
 TRIES: Final = 8
 
 
 @dataclass(slots=True)
 class Round:
-    """What a round did. damaged: versions that cannot be restored, with the first problem of each.
+    """The result of a round. damaged: versions that cannot be restored, with each one's problem.
 
     whole: the newest version of which all was read and nothing is damaged; None: there is none yet.
     checked: the number of chunks that were read. unread: of chunks, and of versions' parts, that
@@ -98,7 +98,7 @@ class Tending:
         return done
 
     def _try(self, change: Callable[[], None]) -> bool:
-        """Make a change; return whether it was made. Repeat it if a trainer committed meanwhile."""
+        """Make a change; return whether it was made. Repeat it if a trainer committed during it."""
         for _ in range(TRIES):
             number = self._store.refresh().number
             try:
@@ -145,7 +145,7 @@ class Tending:
                     left -= sum(part.bytes for part in entry.parts.values())
                     check = partial(check_parts, self._store, entry)
                     self._note(done, self._part_problems, key, check)
-        # What another writer has replaced or dropped meanwhile is no damage, although its files may
+        # What another writer replaced or dropped in this time is no damage, although its files may
         # be gone.
         self._judge(self._store.refresh(), done)
 

@@ -30,7 +30,7 @@ PASSING: Final = (IoError, ResourceExhausted, DeadlineExceeded, Unavailable, OSE
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What failed on a rank. is_final: the same would fail again."""
+    """A failure of a rank. is_final: the same would fail again."""
 
     text: str
     is_final: bool

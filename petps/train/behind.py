@@ -1,6 +1,7 @@
 """Work behind the training: one version at a time in a thread, and its outcome.
 
-Owns:        Behind, Outcome, Written, Attempts; LogRows and PatientLog, the way of rows to the log.
+Owns:        Behind, Outcome, Written, Attempts; LogSender and PatientLog, which bring rows
+             to the log.
 Never does:  decide what is due; make the training wait, except while rows are copied.
 Called by:   ranks.py.
 Invariants:  an outcome is taken once, by the trainer's thread.
@@ -28,7 +29,7 @@ from petps.train.stages import give_way
 from petps.train.table import ROW, Keys, Mask
 from petps.train.tracker import Reading
 
-__all__ = ["Attempts", "Behind", "LogRows", "Outcome", "PatientLog", "Written"]
+__all__ = ["Attempts", "Behind", "LogSender", "Outcome", "PatientLog", "Written"]
 
 # The pause before a failed version, or an append without space, is tried again. It doubles from the
 # first to the last, which is shorter than the limit of a link.
@@ -52,7 +53,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a version.
+    """The outcome of a version that was in flight.
 
     kind: see Written. failure: the same on all ranks, or None. error: this rank's own. entry: in
     the store. position: of the log's publisher, just after the commit.
@@ -146,8 +147,8 @@ class Attempts:
         return now - self._failing_since < self._give_up_after
 
 
-class LogRows:
-    """The rows of a reading on their way to a publisher: copied at once, published behind."""
+class LogSender:
+    """A sender of the rows of a reading to a publisher: copied at once, published behind."""
 
     def __init__(self, tables: ShardedTables, folder: Path, chunk_bytes: int) -> None:
         self._tables = {table.name: table for table in tables}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
@@ -142,7 +142,7 @@ class Links:
     @staticmethod
     def alone() -> Links:
         """Return the links of one rank alone."""
-        return Links(*(LoneLink() for _ in range(5)))
+        return Links(*(LoneLink() for _ in fields(Links)))
 
     @staticmethod
     def of_processes(timeout_s: float = TIMEOUT_SECONDS, *, device: str = "cpu") -> Links:

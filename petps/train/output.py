@@ -1,6 +1,7 @@
 """Checkpoints and log from one gather of the rows that a trainer touched.
 
-Owns:        TrainerOutput; LogRows and LazyParts, which ranks.py uses too.
+Owns:        TrainerOutput, LogRows; LazyParts, read_pieces() and track_again(), which ranks.py and
+             restored.py use too.
 Never does:  know a policy, or the kind of the log.
 Called by:   trainers.
 Invariants:  a tenant acknowledges what it read only after the version with those rows is
@@ -25,9 +26,10 @@ from petps.train.source import CHECKPOINT, TrackedSource
 from petps.train.table import ROW, Floats, Gathered, Keys, Mask, TrainedTable
 from petps.train.tracker import Reading, Tracker
 
-__all__ = ["PUBLISH", "LazyParts", "LogRows", "TrainerOutput", "is_quantised", "read_pieces"]
+__all__ = ["PUBLISH", "LazyParts", "TrainerOutput", "read_pieces", "track_again"]
 
 PUBLISH: Final = "publish"
+Ids = npt.NDArray[np.uint64]
 # How many rows are gathered at a time if only the log needs them.
 GATHER_ROWS: Final = 1 << 16
 
@@ -152,28 +154,17 @@ class TrainerOutput:
             )
         for name, table in self._tables.items():
             table.load_pieces(read_pieces(self._store, version, name))
-        position, owed = self._find_owed(self._store, version) if self._owes_log else (None, {})
-        if self._owes_log and is_quantised(self._store, version):
-            # The log owes all keys. Track them before resume(): they belong to the log only.
-            owed = {name: table.ids_of(table.keys()) for name, table in self._tables.items()}
-            self._owe(owed)
-            source.resume(self._store, version)
-        else:
-            source.resume(self._store, version)
-            # Not earlier: a restore that fails is called again, and the ids that resume() tracks
-            # belong to checkpoints only.
-            if self._owes_log:
-                self._owe(owed)
+        position, owed = self._find_owed(self._store, version) if self._owes_log else (None, None)
+        track_again(
+            source,
+            self._store,
+            version,
+            self._tracker,
+            owed,
+            lambda: {name: table.ids_of(table.keys()) for name, table in self._tables.items()},
+        )
         self._store.count_restore()  # last, so that a restore that fails is not counted
         return position
-
-    def _owe(self, owed: Mapping[str, npt.NDArray[np.uint64]]) -> None:
-        """Let the log owe these ids, and no others."""
-        if PUBLISH in self._tracker.tenants:
-            self._tracker.remove_tenant(PUBLISH)
-        self._tracker.add_tenant(PUBLISH)
-        for name, ids in owed.items():
-            self._tracker.track(name, ids)
 
     def _find_owed(
         self, store: Store, version: int
@@ -218,16 +209,44 @@ class TrainerOutput:
         return self._source, self._checkpointer
 
 
-def is_quantised(store: Store, version: int) -> bool:
-    """Return whether a version's rows may not be the bits that the trainer had.
+def track_again(
+    source: TrackedSource,
+    store: Store,
+    version: int,
+    tracker: Tracker,
+    owed: Mapping[str, Ids] | None,
+    find_all: Callable[[], Mapping[str, Ids]],
+) -> None:
+    """Track what changes since a version that the tables hold now, and what the log is owed.
 
-    A training that continues from it has other rows than the log has published.
+    owed: by table, the ids that the publisher owed when the version was written; None: there is no
+    log. find_all: returns all ids by table. They are owed if the version does not have the very
+    bits of the rows, because the log has other rows then.
     """
-    return any(
-        column.name == ROW and column.dtype != "f32"
+    is_exact = all(
+        column.dtype == "f32"
         for table in store.tables_of(version).values()
         for column in table.columns
+        if column.name == ROW
     )
+    if owed is None or is_exact:
+        # First: a resume that fails is called again, and the ids that it tracks belong to
+        # checkpoints only.
+        source.resume(store, version)
+        if owed is not None:
+            _owe(tracker, owed)
+        return
+    _owe(tracker, find_all())  # before resume(), because all ids belong to the log only
+    source.resume(store, version)
+
+
+def _owe(tracker: Tracker, owed: Mapping[str, Ids]) -> None:
+    """Let the log owe these ids, and no others."""
+    if PUBLISH in tracker.tenants:
+        tracker.remove_tenant(PUBLISH)
+    tracker.add_tenant(PUBLISH)
+    for name, ids in owed.items():
+        tracker.track(name, ids)
 
 
 def read_pieces(

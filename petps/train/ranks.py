@@ -35,12 +35,12 @@ from petps.delta import DeltaLog, TableSchema
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError, Unavailable
 from petps.publish import Position, Publisher
 from petps.train.agree import Failure, describe, fail_together, gather_bytes, meet
-from petps.train.behind import Attempts, Behind, LogRows, Outcome, PatientLog, Written
+from petps.train.behind import Attempts, Behind, LogSender, Outcome, PatientLog, Written
 from petps.train.dense import copy_dense
 from petps.train.link import Link, Links
-from petps.train.output import PUBLISH, LazyParts
+from petps.train.output import PUBLISH, LazyParts, track_again
 from petps.train.pipeline import Boundary
-from petps.train.restored import Parts, Restored, find_newest, load_rows, track_again
+from petps.train.restored import Parts, Restored, find_newest, find_owed, load_rows
 from petps.train.sharded import ShardedTables
 from petps.train.source import CHECKPOINT, TrackedSource
 from petps.train.stages import give_way
@@ -213,11 +213,11 @@ class RankedOutput:
                 store, policy, SourceDevice(self._source, store.state.tables), folder / CHECKPOINT,
                 chunk_bytes=chunk_bytes, prepare_thread=give_way,
             )  # fmt: skip
-        self._log_rows: LogRows | None = None
+        self._log_sender: LogSender | None = None
         self._reading: Any = None
         if publisher is not None:
             tables.tracker.add_tenant(PUBLISH)
-            self._log_rows = LogRows(tables, folder / PUBLISH, chunk_bytes)
+            self._log_sender = LogSender(tables, folder / PUBLISH, chunk_bytes)
 
     # ---- as a hook
 
@@ -270,7 +270,7 @@ class RankedOutput:
         self._is_leaving.set()
         if self.publisher is not None and isinstance(self.publisher.log, PatientLog):
             self.publisher.log.stop_waiting()
-        for sender in (self._staged, self._log_rows):
+        for sender in (self._staged, self._log_sender):
             if sender is not None:
                 sender.cancel()
         try:
@@ -280,7 +280,7 @@ class RankedOutput:
 
     def _close_stagers(self) -> None:
         errors: list[PetpsError] = []
-        for sender in (self._staged, self._log_rows):
+        for sender in (self._staged, self._log_sender):
             try:
                 if sender is not None:
                     sender.close()
@@ -361,6 +361,7 @@ class RankedOutput:
     def _settle(self, kinds: Iterable[str]) -> list[Outcome]:
         """Acknowledge what the versions of these kinds have, or give it back."""
         outcomes = []
+        self._own_error = None
         for kind in kinds:
             outcome = self._behind[kind].take()
             if outcome is None:
@@ -397,13 +398,13 @@ class RankedOutput:
     def _begin_log(
         self, step: int, plan: _Plan, dense: Mapping[str, Any] | None
     ) -> Future[Outcome]:
-        assert self._log_rows is not None
+        assert self._log_sender is not None
         assert self.publisher is not None
         begin = time.monotonic()
         error: Exception | None = None
         self._reading = self._tables.tracker.read(PUBLISH)
         try:
-            self._log_rows.send(self._reading, self.publisher, step)
+            self._log_sender.send(self._reading, self.publisher, step)
         except Exception as raised:
             error = raised
         return self._behind[PUBLISH].begin(
@@ -419,12 +420,12 @@ class RankedOutput:
         error: Exception | None,
     ) -> Outcome:
         """Commit the log's version on this rank, once the log has the rows of all ranks."""
-        assert self._log_rows is not None
+        assert self._log_sender is not None
         assert self.publisher is not None
         publisher, link = self.publisher, self._links.log
         facts: dict[str, Any] = {}
         try:
-            self._log_rows.wait()
+            self._log_sender.wait()
             if error is None:
                 publisher.flush()
                 facts["counted"] = publisher.counted()
@@ -571,8 +572,11 @@ class RankedOutput:
                     table.load_pieces([])
                 return Restored(0, b"", None)
             load_rows(store, newest, self._tables)
-            publishes = self.publisher is not None
-            track_again(store, newest, self._tables, source, publishes=publishes)
+            owed = None if self.publisher is None else find_owed(store, newest, self._tables)
+            track_again(
+                source, store, newest.version, self._tables.tracker, owed,
+                lambda: {table.name: table.keys() for table in self._tables},
+            )  # fmt: skip
             parts = Parts(self._link.rank, self._model, self._optimizer)
             restored = parts.load(store, newest)
         with fail_together(self._link, "no version was restored"):

@@ -1,7 +1,7 @@
 """What a version has beside rows, and how a training continues from a version.
 
 Owns:        Parts (loader, random numbers, admission counts, dense weights), Restored,
-             find_newest(), load_rows(), track_again().
+             find_newest(), load_rows(), find_owed().
 Never does:  write a version; talk to other ranks.
 Called by:   ranks.py.
 Invariants:  rows, counts and owed keys go to the rank that owns them now.
@@ -10,7 +10,6 @@ Threads:     the pipeline's caller.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,12 +19,11 @@ from petps.checkpoint.state import Version
 from petps.errors import FailedPrecondition
 from petps.publish import Position
 from petps.train.dense import encode_dense, get_random_state, load_dense, set_random_state
-from petps.train.output import PUBLISH, is_quantised, read_pieces
+from petps.train.output import read_pieces
 from petps.train.sharded import ShardedTables
-from petps.train.source import TrackedSource
 from petps.train.table import Keys
 
-__all__ = ["DENSE", "Parts", "Restored", "find_newest", "load_rows", "track_again"]
+__all__ = ["DENSE", "Parts", "Restored", "find_newest", "find_owed", "load_rows"]
 
 # Parts of a version besides those of TrainerOutput. The names of a rank's own parts end in it.
 DENSE: Final = "petps.dense"
@@ -111,33 +109,11 @@ def load_rows(store: Store, newest: Version, tables: ShardedTables) -> None:
         table.admission.load(counts, tables.owns)
 
 
-def track_again(
-    store: Store, newest: Version, tables: ShardedTables, source: TrackedSource, *, publishes: bool
-) -> None:
-    """Track what changes since the version, and what the log is owed.
-
-    Those are the keys that the publishers owed when it was written; all keys if it is quantised,
-    because the log has other rows. publishes: whether there is a log.
-    """
-    if publishes and is_quantised(store, newest.version):
-        # Before resume(), because they belong to the log only.
-        _owe(tables, {table.name: table.keys() for table in tables})
-        source.resume(store, newest.version)
-        return
-    source.resume(store, newest.version)
-    if publishes:
-        published = Published.of(store, newest.version)
-        owed = {} if published is None else published.owed
-        _owe(tables, {table: keys[tables.owns(keys)] for table, keys in owed.items()})
-
-
-def _owe(tables: ShardedTables, owed: Mapping[str, Keys]) -> None:
-    tracker = tables.tracker
-    if PUBLISH in tracker.tenants:
-        tracker.remove_tenant(PUBLISH)
-    tracker.add_tenant(PUBLISH)
-    for table, keys in owed.items():
-        tracker.track(table, keys)
+def find_owed(store: Store, newest: Version, tables: ShardedTables) -> dict[str, Keys]:
+    """Return the keys of this rank that the publishers owed when the version was written."""
+    published = Published.of(store, newest.version)
+    owed = {} if published is None else published.owed
+    return {table: keys[tables.owns(keys)] for table, keys in owed.items()}
 
 
 def _find_position(store: Store, newest: Version) -> Position | None:

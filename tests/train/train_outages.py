@@ -20,7 +20,7 @@ from petps.delta import open_log
 from petps.errors import IoError
 from petps.train import behind
 from petps.train.link import Links
-from petps.train.pipeline import Boundary
+from petps.train.pipeline import Boundary, Hook
 from petps.train.ranks import Every, RankedOutput, Written, publisher_of
 from tests.kafka.broker import Broker, NotAvailable
 from tests.train.rank_threads import Ranker, in_threads
@@ -38,7 +38,7 @@ from tests.train.train_ranks import (
 
 AWAY_SECONDS = float(os.environ.get("PETPS_AWAY_SECONDS", "3"))
 STEPS = 30
-STEPS_AWAY = 10  # the steps that are trained meanwhile, at least
+STEPS_AWAY = 10  # the steps that are trained without the broker, at least
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
@@ -75,21 +75,21 @@ class Outage:
             self._broker.start()
 
 
-class Idle(Outage):
+class Idle:
     """The same number of hooks on the other ranks."""
-
-    def __init__(self) -> None:
-        pass
 
     def wants(self, step: int) -> bool:
         return False
+
+    def act(self, boundary: Boundary) -> None:
+        raise AssertionError
 
     def end(self, boundary: Boundary) -> None:
         pass
 
 
 def train(
-    folder: Path, place: str, rank: int, links: Links, hook: Outage, versions: list[Written]
+    folder: Path, place: str, rank: int, links: Links, hook: Hook, versions: list[Written]
 ) -> dict[str, Any]:
     model = Ranker()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -121,7 +121,7 @@ def test_training_goes_on_while_the_broker_is_away(tmp_path: Path) -> None:
     try:
         create(tmp_path)
         outage = Outage(broker, step=6)
-        hooks = [outage, Idle()]
+        hooks: list[Hook] = [outage, Idle()]
         trained = in_threads(
             WORLD, lambda rank, links: train(tmp_path, place, rank, links, hooks[rank], versions)
         )

@@ -169,8 +169,9 @@ def test_a_restored_training_continues_bit_by_bit(tmp_path: Path) -> None:
         in_threads(WORLD, lambda r, n: work(folder, r, n, steps=18, pools=pools))  # noqa: B023
         assert [v.version for v in Store.open(folder / "store").state.versions()] == [5, 10, 15]
         results = in_threads(
-            WORLD, lambda r, n: work(folder, r, n, steps=23, pools=pools, restore=True)  # noqa: B023
-        )  # fmt: skip
+            WORLD,
+            lambda r, n: work(folder, r, n, steps=23, pools=pools, restore=True),  # noqa: B023
+        )
         check_same(reference, results)
         assert [v.version for v in Store.open(folder / "store").state.versions()][-1] == 20
         assert Store.open(folder / "store").verify() == []
@@ -281,14 +282,13 @@ def test_rows_of_a_training_without_a_version_are_erased(tmp_path: Path) -> None
     create(tmp_path)
     never = Every(steps=1000)
     reference = in_threads(WORLD, lambda r, n: work(tmp_path, r, n, steps=8, checkpoint=never))
-    for steps in (6, 8):
-        again = in_threads(
-            WORLD,
-            lambda r, n: work(
-                tmp_path, r, n, steps=steps, checkpoint=never, pools=True, restore=True  # noqa: B023
-            ),
-        )  # fmt: skip
-    check_same(reference, again)
+
+    def train(steps: int) -> list[dict[str, Any]]:
+        options: dict[str, Any] = {"steps": steps, "checkpoint": never, "pools": True}
+        return in_threads(WORLD, lambda r, n: work(tmp_path, r, n, restore=True, **options))
+
+    train(6)
+    check_same(reference, train(8))
 
 
 def failing_at(steps: Sequence[int], seen: list[int]) -> Callable[..., None]:
