@@ -188,6 +188,8 @@ def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
         options = PipelineOptions(settings["micro_batches"], mode, deterministic=True)
         tracking = Stopwatch(tables.tracker.track)
         tables.tracker.track = tracking  # type: ignore[method-assign]
+        compacting = Stopwatch(tables.tracker.compact)
+        tables.tracker.compact = compacting  # type: ignore[method-assign]
         with writing_versions(tables, links, model, settings) as hooks, kind(
             model, tables, itertools.cycle(loader), options=options, links=links,
             optimizer=Descent(model.weight), timeline=timeline, hooks=hooks,
@@ -196,7 +198,7 @@ def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
                 pipeline.step()
             timeline.reset()
             rows.bytes = keys.bytes = 0
-            tracking.seconds = 0.0
+            tracking.seconds = compacting.seconds = 0.0
             began, used, faults = time.monotonic(), time.process_time(), _faults()
             steps = list(itertools.islice(pipeline, settings["steps"]))
             seconds, used = time.monotonic() - began, time.process_time() - used
@@ -210,7 +212,7 @@ def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
         "exposed_s": sum(step.exposed for step in steps) / count,
         "crossing_s": sum(step.crossing for step in steps) / count,
         "hooks_s": sum(step.hooks for step in steps) / count,
-        "tracking_s": tracking.seconds / count,
+        "tracking_s": (tracking.seconds + compacting.seconds) / count,
         "versions": sum(step.hooks > 1e-3 for step in steps),
         "bytes": rows.bytes / count,
         "key_bytes": keys.bytes / count,

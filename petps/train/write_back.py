@@ -1,4 +1,4 @@
-"""The write-back of trained rows to the pool.
+"""The write-back of trained rows to the pool, and the compaction of what was tracked.
 
 Owns:        WriteBack.
 Never does:  wait for a peer.
@@ -10,6 +10,7 @@ Threads:     in modes that run ahead, one thread writes; any thread may wait.
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 from petps.errors import FailedPrecondition
@@ -17,6 +18,7 @@ from petps.train.buffer import Buffer
 from petps.train.options import Resources
 from petps.train.stages import give_way
 from petps.train.streams import Handoff
+from petps.train.timeline import Span
 
 __all__ = ["WriteBack"]
 
@@ -85,3 +87,21 @@ class WriteBack:
             self._written = buffer.batch
             self._error = self._error or error
             self._changed.notify_all()
+        if self._error is None:
+            self._compact(buffer.batch)
+
+    def _compact(self, batch: int) -> None:
+        """Compact the tracked keys, behind the batch, so that no version or step waits for it."""
+        begin, used = time.monotonic(), time.thread_time()
+        try:
+            dropped = self._resources.tables.tracker.compact()
+        except BaseException as failure:
+            with self._changed:
+                self._error = self._error or failure
+                self._changed.notify_all()
+            return
+        if dropped > 0:  # most calls find too few ids to begin
+            used = time.thread_time() - used
+            self._resources.timeline.add(
+                Span("write-back", "compact", batch, begin, time.monotonic(), None, used)
+            )

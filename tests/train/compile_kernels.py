@@ -9,11 +9,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from petps.train.kernels import intersect, rank, unique
+from petps.train.kernels import intersect, rank
 
 HOPPER = GPUTarget("cuda", 90, 32)
-CONSTANTS = {"steps": 20, "partitions": 64, "radix": 1 << unique.DIGIT_BITS}
-NUMBERS = ("n", "m", "blocks", "shift", "dummy")
+CONSTANTS = {"steps": 20, "size": rank.BLOCK}
+NUMBERS = ("n", "m")
 
 
 def type_of(argument: str) -> str:
@@ -23,21 +23,17 @@ def type_of(argument: str) -> str:
 
 
 def main() -> None:
-    for module in (intersect, rank, unique):
+    for module in (intersect, rank):
         for name, kernel in vars(module).items():
             if not isinstance(kernel, triton.JITFunction) or kernel.__module__ != module.__name__:
                 continue
-            if name == "_hash":  # compiled with the kernels that call it
-                continue
             fixed = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
-            small = "radix" in fixed
-            constants = CONSTANTS | {"size": unique.SORT_BLOCK if small else rank.BLOCK}
             signature = {
                 argument: "constexpr" if argument in fixed else type_of(argument)
                 for argument in kernel.arg_names
             }
             source = ASTSource(
-                kernel, signature=signature, constexprs={name: constants[name] for name in fixed}
+                kernel, signature=signature, constexprs={name: CONSTANTS[name] for name in fixed}
             )
             built = triton.compile(source, target=HOPPER)
             print(f"{name}: {len(built.asm['cubin'])} bytes", flush=True)

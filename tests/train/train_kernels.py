@@ -5,7 +5,6 @@ Without a GPU they run in Triton's interpreter, block after block; only the timi
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import pytest
 import torch
 
 from petps.errors import InvalidArgument
-from petps.train.kernels import intersection, jagged_unique
+from petps.train.kernels import intersection
 from tests.seed import SEED
 
 GPU = torch.cuda.is_available()
@@ -51,59 +50,6 @@ def test_kernels_are_interpreted_without_a_gpu() -> None:
     assert isinstance(rank._count, InterpretedFunction) == (not GPU)
 
 
-def slow_unique(values: Any, offsets: Any, variant: str) -> tuple[list[int], list[int], list[int]]:
-    keys: list[int] = []
-    ends, inverse = [0], []
-    for begin, end in itertools.pairwise(offsets):
-        own = values[begin:end].tolist()
-        distinct = list(dict.fromkeys(own))
-        if variant == "radix":
-            distinct.sort()
-        number = {key: place for place, key in enumerate(distinct)}
-        inverse += [number[key] for key in own]
-        keys += distinct
-        ends.append(len(keys))
-    return keys, ends, inverse
-
-
-CASES: dict[str, Callable[[Any], Any]] = {
-    "few keys": lambda random: random.integers(0, 50, 3000),
-    "all distinct": lambda random: random.permutation(3000),
-    "one hot key": lambda random: np.where(random.random(3000) < 0.9, 7, random.integers(0, 1000)),
-    "whole range": lambda random: random.integers(0, 2**64 - 1, 1500, dtype=np.uint64)[
-        random.integers(0, 1500, 3000)
-    ],
-    "the ends": lambda random: random.choice(
-        np.array([0, 1, 2**63 - 1, 2**63, 2**64 - 1], np.uint64), 100
-    ),
-    "zeros": lambda random: np.zeros(1025, np.uint64),
-    "one": lambda random: np.array([5]),
-    "none": lambda random: np.zeros(0, np.uint64),
-}
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("variant", ["hash", "radix"])
-@pytest.mark.parametrize("case", CASES)
-def test_distinct_keys(case: str, variant: Any, path: Any, monkeypatch: Any) -> None:
-    if path == "triton":
-        from petps.train.kernels import unique
-
-        monkeypatch.setattr(unique, "PARTITION_KEYS", 500)  # makes several partitions
-    random = np.random.default_rng((SEED, len(case)))
-    values = CASES[case](random).astype(np.uint64)
-    for tables in (1, 5, 40):
-        cuts = np.sort(random.integers(0, len(values) + 1, tables - 1))
-        offsets = np.r_[0, cuts, len(values)].astype(np.int64)
-        actual = jagged_unique(
-            *on(path, tensor(values), tensor(offsets)), variant=variant, path=path
-        )
-        keys, ends, inverse = slow_unique(values, offsets, variant)
-        assert unsigned(actual.keys).tolist() == keys, SEED
-        assert actual.offsets.tolist() == ends, SEED
-        assert actual.inverse.tolist() == inverse, SEED
-
-
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_common_keys(path: Any, share: float) -> None:
@@ -125,19 +71,10 @@ def test_common_keys(path: Any, share: float) -> None:
     ("call", "message"),
     [
         (
-            lambda: jagged_unique(torch.zeros(2), torch.tensor([0, 2])),
-            r"values must be .* got torch.float32\[2",
+            lambda: intersection(torch.zeros(2), torch.tensor([0, 2])),
+            r"first must be .* got torch.float32\[2",
         ),
-        (lambda: jagged_unique([1], torch.tensor([0, 1])), "values must be .* got list"),
-        (
-            lambda: jagged_unique(torch.tensor([1]), torch.tensor([0, 2])),
-            "offsets must begin at 0 and end at 1",
-        ),
-        (lambda: jagged_unique(torch.tensor([1]), torch.tensor([0, 1, 0, 1])), r"offsets\[2\]"),
-        (
-            lambda: jagged_unique(torch.tensor([1]), torch.tensor([0, 1]), variant="x"),  # type: ignore[arg-type]
-            "variant must be .* got 'x'",
-        ),
+        (lambda: intersection(torch.tensor([1]), [1]), "second must be .* got list"),
         (
             lambda: intersection(torch.tensor([[1]]), torch.tensor([1])),
             r"first must be .* got torch.int64\[1, 1\]",
@@ -162,28 +99,20 @@ def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(" bytes") == 14
+    assert done.stdout.count(" bytes") == 4
 
 
 def test_timing() -> None:
-    """Print the time of the kernels on a GPU, and of torch.unique of each table."""
+    """Print the time of the kernels on a GPU, and of torch.isin."""
     if not GPU:
         pytest.skip("no GPU: the kernels ran in Triton's interpreter, and are not timed")
     random = np.random.default_rng(SEED)
-    for n, tables in ((5_000_000, 10), (5_000_000, 1000), (40_000_000, 100)):
-        values = tensor(random.integers(0, n // 2, n).astype(np.uint64))
-        offsets = tensor(np.linspace(0, n, tables + 1).astype(np.int64))
-        ends = offsets.tolist()
-
-        def loop(values: Any = values, ends: Any = ends) -> None:
-            for begin, end in itertools.pairwise(ends):
-                torch.unique(values[begin:end], return_inverse=True)
-
-        print(f"{n} keys of {tables} tables:", end=" ")
+    for n in (100_000, 5_000_000):
+        first, second = (tensor(np.unique(random.integers(0, 2 * n, n))) for _ in range(2))
+        print(f"{n} keys:", end=" ")
         for name, call in (
-            ("hash", lambda v=values, o=offsets: jagged_unique(v, o)),
-            ("radix", lambda v=values, o=offsets: jagged_unique(v, o, variant="radix")),
-            ("loop of torch.unique", loop),
+            ("intersection", lambda one=first, two=second: intersection(one, two)),
+            ("torch.isin", lambda one=first, two=second: torch.isin(one, two)),
         ):
             call()
             torch.cuda.synchronize()

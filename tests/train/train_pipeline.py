@@ -27,6 +27,7 @@ from petps.train.pipeline import Boundary, Pipeline
 from petps.train.routing import route_keys
 from petps.train.sharded import ShardedTables, TableSpec
 from petps.train.timeline import Timeline
+from petps.train.tracker import Tracker
 from tests.train.rank_threads import (
     FEATURES,
     SPECS,
@@ -299,3 +300,30 @@ def test_a_timeline_has_every_stage(tmp_path: Path) -> None:
     drawn = (tmp_path / "line.svg").read_text()
     assert "batch 6" in drawn
     assert "batch 4" not in drawn
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "nested"])
+def test_tracked_keys_are_compacted_behind_the_batches(mode: Mode) -> None:
+    """Without that, a version waits for the compaction of all keys since the last one."""
+    timeline = Timeline(keep=True)
+    options = PipelineOptions(mode=mode)
+    with open_pipeline(30, options=options, timeline=timeline) as (tables, pipeline):
+        tables.tracker.add_tenant("checkpoint")
+        sizes = []
+        for _ in pipeline:
+            sizes.append(tables.tracker.resident_bytes)
+        distinct = sum(len(tables.tracker.read("checkpoint").ids(t.name)) for t in tables)
+    assert {span.track for span in timeline.spans() if span.stage == "compact"} == {"write-back"}
+    assert max(sizes) <= 8 * 3 * distinct + 8 * 200  # 3 times the distinct keys, and one batch
+
+
+def test_a_compaction_that_fails_ends_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(tracker: Tracker) -> int:
+        raise ResourceExhausted("the spill folder is full")
+
+    monkeypatch.setattr(Tracker, "compact", fail)
+    with (
+        open_pipeline(30) as (_, pipeline),
+        pytest.raises(ResourceExhausted, match="the spill folder is full"),
+    ):
+        pipeline.run()

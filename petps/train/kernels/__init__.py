@@ -1,13 +1,11 @@
-"""Device operations on keys: distinct keys, common keys.
+"""A device operation on keys: the common keys of two buffers.
 
-Owns:        jagged_unique (partitioned hashing, radix sort) and intersection; each as Triton
-             kernels and as a CPU path of the same contract.
+Owns:        intersection, as Triton kernels and as a CPU path of the same contract.
 Never does:  know tables by name; move rows between memories; import triton before a device (or
              Triton's interpreter, TRITON_INTERPRET=1) has work to do.
-Called by:   buffer.py (intersection); trainers with a device.
-Invariants:  a result depends only on the input, not on the order in which blocks run. Distinct
-             keys are in the order of their first occurrence by hashing and ascending by radix
-             sort; common keys are ascending.
+Called by:   buffer.py.
+Invariants:  a result depends only on the input, not on the order in which blocks run; common keys
+             are ascending.
 Threads:     as in PyTorch: kernels are queued on the current stream; the host waits for the sizes
              of results.
 
@@ -16,58 +14,16 @@ Keys are int64 that hold the bits of unsigned 64-bit keys, so "ascending" is by 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from petps.errors import InvalidArgument
 from petps.train.pytorch import torch_module
 
-__all__ = ["Distinct", "intersection", "jagged_unique"]
+__all__ = ["intersection"]
 
 Path = Literal["cpu", "triton"]
 # The device counts places in 32 bits.
 VALUES_MAX: Final = (1 << 31) - 1
-
-
-@dataclass(frozen=True)
-class Distinct:
-    """The distinct keys of each table."""
-
-    keys: Any
-    """int64[u]: the keys of table 0, then of table 1, and so on."""
-    offsets: Any
-    """int64[tables + 1]: table t has keys[offsets[t]:offsets[t + 1]]."""
-    inverse: Any
-    """int64[n]: values[i] of table t is keys[offsets[t] + inverse[i]]."""
-
-
-def jagged_unique(
-    values: Any,
-    offsets: Any,
-    *,
-    variant: Literal["hash", "radix"] = "hash",
-    path: Path | None = None,
-) -> Distinct:
-    """Find the distinct keys of each table: values int64[n], offsets int64[tables + 1] into them.
-
-    variant: "hash" returns each table's keys in the order of their first occurrence, "radix"
-    ascending. path: None chooses by the device of values.
-
-    Raises InvalidArgument, which names what is wrong with values or offsets.
-    """
-    _check_integers(values=values, offsets=offsets)
-    _check_offsets(offsets, len(values))
-    if variant not in ("hash", "radix"):
-        raise InvalidArgument(f"variant must be 'hash' or 'radix', got {variant!r}")
-    if _choose_path(values, path) == "cpu":
-        from petps.train.kernels import cpu
-
-        return cpu.jagged_unique(values, offsets, variant)
-    if len(values) == 0:
-        return Distinct(values.clone(), offsets.clone(), values.clone())
-    from petps.train.kernels import unique
-
-    return Distinct(*unique.find_distinct(values.contiguous(), offsets.contiguous(), variant))
 
 
 def intersection(first: Any, second: Any, *, path: Path | None = None) -> tuple[Any, Any]:
@@ -105,14 +61,3 @@ def _check_integers(**tensors: Any) -> None:
             )
         if len(tensor) > VALUES_MAX:
             raise InvalidArgument(f"{name} may have {VALUES_MAX} values, got {len(tensor)}")
-
-
-def _check_offsets(offsets: Any, count: int) -> None:
-    host = offsets.detach().cpu()
-    if len(host) == 0 or int(host[0]) != 0 or int(host[-1]) != count:
-        ends = host[[0, -1]].tolist() if len(host) else "none"
-        raise InvalidArgument(f"offsets must begin at 0 and end at {count}, got {ends}")
-    falls = (host[1:] < host[:-1]).nonzero()
-    if len(falls) > 0:
-        at = int(falls[0]) + 1
-        raise InvalidArgument(f"offsets[{at}] must not be less than offsets[{at - 1}]")

@@ -36,6 +36,9 @@ __all__ = ["Reading", "Tracker"]
 
 # track() compacts on its own beyond this many ids that are not compacted yet: 32 MiB.
 PENDING_IDS: Final = 1 << 22
+# The ids that arrive for each distinct one before they are compacted. With 1, a steady hot set
+# passes twice through compactions; with 2, 1.5 times, for one more copy of its ids in memory.
+APPENDED_PER_DISTINCT: Final = 2
 # After a spill that failed, the next one is tried when the ids grow by this share of the budget.
 RETRY_SHARE: Final = 1 / 16
 
@@ -242,7 +245,7 @@ class Tracker:
             if isinstance(open_set, IdSet):
                 self._appended += len(touched.ids)
                 self._resident += touched.nbytes
-            is_due = self._appended >= max(PENDING_IDS, self._distinct) or (
+            is_due = self._appended >= max(PENDING_IDS, APPENDED_PER_DISTINCT * self._distinct) or (
                 8 * self._appended >= self._distinct and self._over_budget()
             )
         if is_due:
@@ -252,12 +255,13 @@ class Tracker:
     def compact(self) -> int:
         """Drop repeated ids of all tables in one pass, and return how many they were.
 
-        Do nothing while fewer ids have arrived than the open segment has distinct ones, so that a
-        call in each step costs little. Raise ResourceExhausted as track() does.
+        Do nothing while fewer ids have arrived than APPENDED_PER_DISTINCT times the distinct ones
+        of the open segment, so that a call in each step costs little. Raise ResourceExhausted as
+        track() does.
         """
         with self._mutex:
             self._check_open()
-            if self._appended == 0 or self._appended < self._distinct:
+            if self._appended == 0 or self._appended < APPENDED_PER_DISTINCT * self._distinct:
                 return 0
         with self._work:
             return self._tidy()
