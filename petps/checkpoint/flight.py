@@ -30,12 +30,17 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Rows of a table in a buffer, or in the folder once ``spooled`` is set."""
+    """Rows of a table in a buffer, or in the folder once ``spooled`` is set.
+
+    buffer: the part of a buffer that has the rows. whole: the buffer, if no other chunk in it
+    follows.
+    """
 
     table: str
     rows: int
     deletes: bool
     buffer: memoryview
+    whole: memoryview | None = None
     spooled: Spooled | None = None
 
 

@@ -283,6 +283,7 @@ class Stager:
     # ---- the stages
 
     def _copy_rows(self, flight: Flight, since: int | None) -> None:
+        packing = _Packing(flight)
         for name, table in self._tables.items():
             at_most = self._at_most[name]
             for keys in self.device.keys(name, since, at_most):
@@ -292,22 +293,26 @@ class Stager:
                     )
                 if len(keys) == 0:
                     continue
-                buffer = flight.lease("down")
+                buffer = packing.take(_count_bytes(table, len(keys)))
                 own_keys, columns, own_deleted = view_buffer(table, buffer, len(keys))
                 deleted = self.device.copy(name, keys, columns)
                 own_keys[:] = keys
                 own_deleted[:] = False if deleted is None else deleted
                 deletes = bool(own_deleted.any())
-                flight.give(flight.copied, Copied(name, len(keys), deletes, buffer))
+                packing.add(Copied(name, len(keys), deletes, buffer))
+        packing.end()
 
     def _spool_chunks(self, flight: Flight) -> None:
         spool = self._open_spool()
         for chunk in flight.take(flight.copied):
-            count = _count_bytes(self._tables[chunk.table], chunk.rows)
+            count = len(chunk.buffer)
             flight.wait_until(lambda count=count: spool.fits(count))  # type: ignore[misc]
-            spooled = spool.write(chunk.buffer[:count])
-            flight.release("down", chunk.buffer)
-            flight.give(flight.spooled, replace(chunk, buffer=memoryview(b""), spooled=spooled))
+            spooled = spool.write(chunk.buffer)
+            if chunk.whole is not None:
+                flight.release("down", chunk.whole)
+            flight.give(
+                flight.spooled, replace(chunk, buffer=memoryview(b""), whole=None, spooled=spooled)
+            )
         flight.end(flight.spooled)
 
     def read_back(self, flight: Flight) -> Iterator[tuple[Copied, memoryview]]:
@@ -319,6 +324,42 @@ class Stager:
             spool.read(chunk.spooled, raw)
             flight.notify()  # the folder has space again
             yield chunk, raw
+
+
+class _Packing:
+    """The chunks that are copied into one buffer after another.
+
+    Small tables share a buffer, so that the copy of a small version waits for no other stage. A
+    buffer is passed on once it is full: the stage behind takes no processor from the copy into it.
+    """
+
+    def __init__(self, flight: Flight) -> None:
+        self._flight = flight
+        self._buffer: memoryview | None = None
+        self._used = 0
+        self._chunks: list[Copied] = []
+
+    def take(self, count: int) -> memoryview:
+        """Return ``count`` bytes of a buffer, for the next chunk."""
+        if self._buffer is not None and self._used + count > len(self._buffer):
+            self.end()
+        if self._buffer is None:
+            self._buffer, self._used = self._flight.lease("down"), 0
+        begin, self._used = self._used, _align(self._used + count)
+        return self._buffer[begin : begin + count]
+
+    def add(self, chunk: Copied) -> None:
+        """Add the chunk whose rows are in the bytes of the last take()."""
+        self._chunks.append(chunk)
+
+    def end(self) -> None:
+        """Pass the buffer on."""
+        chunks, self._chunks = self._chunks, []
+        for chunk in chunks[:-1]:
+            self._flight.give(self._flight.copied, chunk)
+        for chunk in chunks[-1:]:
+            self._flight.give(self._flight.copied, replace(chunk, whole=self._buffer))
+        self._buffer = None
 
 
 # ---- a chunk in a buffer: keys, columns, deletions; each begins at a multiple of 8 bytes ----

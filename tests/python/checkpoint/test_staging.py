@@ -27,6 +27,7 @@ from petps.checkpoint import (
     StagedCheckpointer,
     Store,
     Table,
+    spool,
     stages,
 )
 from petps.checkpoint.chunk import Keys, Mask
@@ -196,6 +197,32 @@ def test_a_trainer_continues_while_the_store_stalls(tmp_path: Path) -> None:
         assert entry is not None
         assert len(store.state.lineage.chunks) > 4, "or it says nothing about four"
         assert writer.resident_chunks_max <= 4
+    check(store, replay, [1])
+
+
+def test_the_copy_of_small_tables_waits_for_no_other_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six tables fit into a buffer, so their copy ends although the folder takes no chunk."""
+    tables = {f"t{number}": Table.of(f"t{number}", 4) for number in range(6)}
+    keys = np.arange(20, dtype="<u8")
+    replay = Replay(tables, [dict.fromkeys(tables, keys)])
+    go_on, write = threading.Event(), spool.Spool.write
+
+    def gated(self: spool.Spool, content: memoryview) -> spool.Spooled:
+        assert go_on.wait(GENEROUS)
+        return write(self, content)
+
+    monkeypatch.setattr(spool.Spool, "write", gated)
+    store = Store.create(tmp_path / "store", "m", list(tables.values()))
+    with staged(store, replay, tmp_path / "ssd") as writer, ThreadPoolExecutor(1) as pool:
+        replay.now = 1
+        written = pool.submit(writer.write, 1, {"dense": b"1"})
+        try:
+            written.result(GENEROUS / 4)
+        finally:
+            go_on.set()
+        writer.wait()
     check(store, replay, [1])
 
 
