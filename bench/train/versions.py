@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from petps.checkpoint import POLICIES, Store
+from petps.checkpoint import POLICIES
 from petps.delta import open_log
-from petps.train import Every, Links, RankedOutput, ShardedTables, publisher_of, store_tables
+from petps.train import Every, Links, RankedOutput, ShardedTables, open_store, publisher_of
 
 __all__ = ["Stopwatch", "writing_versions"]
 
@@ -21,7 +21,7 @@ MODEL = "m"
 
 
 class Stopwatch:
-    """A callable, and the seconds that its calls took."""
+    """A callable, and the processor time that its calls took, in seconds."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -29,11 +29,11 @@ class Stopwatch:
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Call it."""
-        began = time.perf_counter()
+        began = time.thread_time()
         try:
             return self._call(*arguments, **options)
         finally:
-            self.seconds += time.perf_counter() - began
+            self.seconds += time.thread_time() - began
 
 
 @contextmanager
@@ -50,14 +50,14 @@ def writing_versions(
         return
     folder = Path(settings["meeting"]).parent / "versions"
     if tables.rank == 0:
-        Store.create(folder / "store", MODEL, store_tables(tables))
         open_log(str(folder / "log"), partitions=tables.partitions).close()
-    links.dense.all_gather(torch.zeros(1))  # wait until both exist
+    store = open_store(folder / "store", MODEL, tables, links)
+    links.dense.all_gather(torch.zeros(1))  # wait until the log exists
     with closing(open_log(str(folder / "log"), partitions=tables.partitions)) as log:
         publisher = publisher_of(log, MODEL, tables, links.dense)
         publisher.begin_continue(None)
         with RankedOutput(
-            tables, links, store=Store.open(folder / "store"), policy=POLICIES["2d"](),
+            tables, links, store=store, policy=POLICIES["2d"](),
             checkpoint=Every(**every), publisher=publisher, publish=Every(**every), model=model,
             staging=folder / "staging",
         ) as output:  # fmt: skip

@@ -21,9 +21,10 @@ from petps.train.optimizer import Adam, RowwiseAdagrad, Sgd, SparseAdam
 from petps.train.options import PipelineOptions
 from petps.train.output import TrainerOutput
 from petps.train.pipeline import Pipeline
-from petps.train.ranks import Every, RankedOutput, publisher_of, store_tables
+from petps.train.ranks import Every, RankedOutput, publisher_of
 from petps.train.sharded import ShardedTables, TableSpec
 from petps.train.source import TrackedSource
+from petps.train.stores import open_store, store_tables
 from petps.train.table import ArrayTable, Gathered, TrainedTable
 from petps.train.timeline import Timeline
 
@@ -48,6 +49,7 @@ __all__ = [
     "TrackedSource",
     "TrainedTable",
     "TrainerOutput",
+    "open_store",
     "publisher_of",
     "store_tables",
 ]

@@ -1,6 +1,6 @@
 """Versions of tables that several ranks hold, written behind the training (PIPELINE.md).
 
-Owns:        RankedOutput (a hook of Pipeline), Every, publisher_of(), store_tables().
+Owns:        RankedOutput (a hook of Pipeline), Every, publisher_of().
 Never does:  train; know a policy, or the kind of the log.
 Called by:   trainers, demo.
 Invariants:  a version exists in the store once every rank has written its share, and in the log
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from petps.checkpoint import Column, Policy, SourceDevice, StagedCheckpointer, Store, Table
+from petps.checkpoint import Policy, SourceDevice, StagedCheckpointer, Store
 from petps.checkpoint.checkpointer import Decision
 from petps.checkpoint.published import Published
 from petps.checkpoint.shares import commit_shares, discard_share
@@ -45,7 +45,7 @@ from petps.train.sharded import ShardedTables
 from petps.train.source import CHECKPOINT, TrackedSource
 from petps.train.stages import give_way
 
-__all__ = ["Every", "RankedOutput", "Restored", "Written", "publisher_of", "store_tables"]
+__all__ = ["Every", "RankedOutput", "Restored", "Written", "publisher_of"]
 
 _log = logging.getLogger("petps.train")
 GIVE_UP_AFTER_SECONDS: Final = 600.0
@@ -71,16 +71,6 @@ class Every:
         if self.steps is not None:
             return step % self.steps == 0
         return since_s >= (self.seconds or 0)
-
-
-def store_tables(tables: ShardedTables) -> list[Table]:
-    """Return the tables for Store.create(): the row, and the optimizer's columns."""
-    return [
-        Table(
-            table.name, tuple(Column(name, "f32", width) for name, width in table.columns.items())
-        )
-        for table in tables
-    ]
 
 
 def publisher_of(
@@ -139,7 +129,7 @@ class RankedOutput:
     Args:
         tables: This rank's tables.
         links: The links to the other ranks.
-        store: The store, with the tables of store_tables().
+        store: The store, of open_store().
         policy: How its versions are written.
         checkpoint: When a version of the store is due; its number is its step. With a publisher,
             each has a version of the log of the same step.

@@ -1,0 +1,66 @@
+"""The checkpoint store of a training: created by rank 0, quantised by default.
+
+Owns:        open_store(), store_tables(), QUANTISING.
+Never does:  write a version; choose the bits of a lineage (petps.checkpoint does).
+Called by:   trainers, demo, bench.
+Invariants:  one rank creates the store; all ranks open the same one, or all of them raise.
+Threads:     the pipeline's caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Final
+
+from petps.checkpoint import Column, Quantising, Store, Table
+from petps.errors import AlreadyExists
+from petps.train.agree import fail_together
+from petps.train.link import Links
+from petps.train.sharded import ShardedTables
+
+__all__ = ["QUANTISING", "open_store", "store_tables"]
+
+# The default for a training whose failures are not known: 4 bits, and 8 after the 20th resume.
+# bench/README.md, "What quantised checkpoints cost", has the loss that this costs.
+QUANTISING: Final = Quantising(20)
+
+
+def store_tables(tables: ShardedTables) -> list[Table]:
+    """Return the tables for Store.create(): the row, and the optimizer's columns."""
+    return [
+        Table(
+            table.name, tuple(Column(name, "f32", width) for name, width in table.columns.items())
+        )
+        for table in tables
+    ]
+
+
+def open_store(
+    url: str | Path,
+    model: str,
+    tables: ShardedTables,
+    links: Links,
+    *,
+    quantising: Quantising | None = QUANTISING,
+) -> Store:
+    """Return this rank's handle of the store at ``url``. Rank 0 creates it if there is none.
+
+    All ranks call this. A store that exists keeps the quantisation that it was created with
+    (Store.expect() changes it).
+
+    Args:
+        quantising: How often the training is expected to resume, which decides the bits of rows:
+            Quantising.for_training(hours, hours_between_failures) computes it. None: store rows as
+            they are, so that a training resumes with the very bits of a version.
+
+    Raises:
+        InvalidArgument, IoError: As Store.create(); on the other ranks Unavailable, which names the
+            rank that failed.
+    """
+    with fail_together(links.dense, "the store was not created"):
+        if links.dense.rank == 0:
+            with contextlib.suppress(AlreadyExists):
+                Store.create(url, model, store_tables(tables), quantising)
+    with fail_together(links.dense, "the store was not opened"):
+        return Store.open(url)
