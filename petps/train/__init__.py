@@ -4,7 +4,8 @@ Owns:        ArrayTable (numpy), PyTorch's embeddings (pytorch.py), TorchRec's t
              (torchrec.py), and the contract TrainedTable for other trainers; TrackedSource, a
              tenant of a tracker as a Source of checkpoints; TrainerOutput, one gather for
              checkpoints and log; ShardedTables, rows and optimizer state in a pool; Pipeline, the
-             loop over them; RankedOutput, their versions (PIPELINE.md).
+             loop over them; RankedOutput, their versions (PIPELINE.md), and those of LoneTables,
+             which a loop of its own trains in one process.
 Never does:  decide what a version is written as (petps.checkpoint.policy does); import torch
              before it is needed (pip install petps[torch]).
 Called by:   trainers.
@@ -17,11 +18,13 @@ Threads:     one thread makes all calls of a TrainerOutput, between two steps; a
 from petps.train.batch import Batch, Ragged
 from petps.train.clustering import ByKeys
 from petps.train.link import Links
+from petps.train.lone import LoneTables
 from petps.train.optimizer import Adam, RowwiseAdagrad, Sgd, SparseAdam
 from petps.train.options import PipelineOptions
 from petps.train.output import TrainerOutput
 from petps.train.pipeline import Pipeline
-from petps.train.ranks import Every, RankedOutput, publisher_of
+from petps.train.ranks import Every, RankedOutput
+from petps.train.runs import publisher_of
 from petps.train.sharded import ShardedTables, TableSpec
 from petps.train.source import TrackedSource
 from petps.train.stores import open_store, store_tables
@@ -36,6 +39,7 @@ __all__ = [
     "Every",
     "Gathered",
     "Links",
+    "LoneTables",
     "Pipeline",
     "PipelineOptions",
     "Ragged",

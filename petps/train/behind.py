@@ -24,17 +24,27 @@ from petps.checkpoint.state import Version
 from petps.errors import ResourceExhausted
 from petps.publish import Position, Publisher
 from petps.train.agree import Failure, describe
-from petps.train.sharded import ShardedTables
+from petps.train.lone import Tables
 from petps.train.stages import give_way
-from petps.train.table import ROW, Keys, Mask
+from petps.train.table import ROW, Keys, Mask, widths_of
 from petps.train.tracker import Reading
 
-__all__ = ["Attempts", "Behind", "LogSender", "Outcome", "PatientLog", "Written"]
+__all__ = [
+    "GIVE_UP_AFTER_SECONDS",
+    "Attempts",
+    "Behind",
+    "LogSender",
+    "Outcome",
+    "PatientLog",
+    "Written",
+]
 
 # The pause before a failed version, or an append without space, is tried again. It doubles from the
 # first to the last, which is shorter than the limit of a link.
 FIRST_PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 20.0
+# The default for how long a version, or an append without space, is tried again.
+GIVE_UP_AFTER_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +160,12 @@ class Attempts:
 class LogSender:
     """A sender of the rows of a reading to a publisher: copied at once, published behind."""
 
-    def __init__(self, tables: ShardedTables, folder: Path, chunk_bytes: int) -> None:
+    def __init__(self, tables: Tables, folder: Path, chunk_bytes: int) -> None:
         self._tables = {table.name: table for table in tables}
         self._reading: Reading | None = None
         columns = {
-            table.name: Table(table.name, (Column(ROW, "f32", table.spec.dim),)) for table in tables
+            table.name: Table(table.name, (Column(ROW, "f32", widths_of(table)[ROW]),))
+            for table in tables
         }
         self._stager = Stager(
             columns, self, folder, chunk_bytes=chunk_bytes, prepare_thread=give_way

@@ -10,6 +10,7 @@ Threads:     the trainer's thread.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
@@ -177,7 +178,8 @@ class TorchTable:
         return state
 
     def _take_rows(self, tensor: Any, ids: Any) -> Floats:
-        rows = tensor.detach().index_select(0, ids).reshape(len(ids), -1)
+        width = math.prod(tensor.shape[1:])  # not -1, because there may be no ids
+        rows = tensor.detach().index_select(0, ids).reshape(len(ids), width)
         values: Floats = rows.to("cpu", self._torch.float32, copy=True).numpy()
         return values
 

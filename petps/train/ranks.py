@@ -1,6 +1,6 @@
 """Versions of tables that several ranks hold, written behind the training (PIPELINE.md).
 
-Owns:        RankedOutput (a hook of Pipeline), Every, publisher_of().
+Owns:        RankedOutput (a hook of Pipeline), Every.
 Never does:  train; know a policy, or the kind of the log.
 Called by:   trainers, demo.
 Invariants:  a version exists in the store once every rank has written its share, and in the log
@@ -31,24 +31,30 @@ from petps.checkpoint.published import Published
 from petps.checkpoint.shares import commit_shares, discard_share
 from petps.checkpoint.stages import CHUNK_BYTES
 from petps.checkpoint.state import Version
-from petps.delta import DeltaLog, TableSchema
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError, Unavailable
 from petps.publish import Position, Publisher
 from petps.train.agree import Failure, describe, fail_together, gather_bytes, meet
-from petps.train.behind import Attempts, Behind, LogSender, Outcome, PatientLog, Written
+from petps.train.behind import (
+    GIVE_UP_AFTER_SECONDS,
+    Attempts,
+    Behind,
+    LogSender,
+    Outcome,
+    PatientLog,
+    Written,
+)
 from petps.train.dense import copy_dense
-from petps.train.link import Link, Links
+from petps.train.link import Links
+from petps.train.lone import Tables
 from petps.train.output import PUBLISH, LazyParts, track_again
 from petps.train.pipeline import Boundary
 from petps.train.restored import Parts, Restored, find_newest, find_owed, load_rows
-from petps.train.sharded import ShardedTables
 from petps.train.source import CHECKPOINT, TrackedSource
 from petps.train.stages import give_way
 
-__all__ = ["Every", "RankedOutput", "Restored", "Written", "publisher_of"]
+__all__ = ["Every", "RankedOutput", "Restored", "Written"]
 
 _log = logging.getLogger("petps.train")
-GIVE_UP_AFTER_SECONDS: Final = 600.0
 # How often work behind the training looks whether the training ends with an error.
 LEAVE_SECONDS: Final = 0.2
 
@@ -73,35 +79,6 @@ class Every:
         return since_s >= (self.seconds or 0)
 
 
-def publisher_of(
-    log: DeltaLog,
-    model: str,
-    tables: ShardedTables,
-    link: Link,
-    *,
-    schemas: Iterable[TableSchema] | None = None,
-    give_up_after: float = GIVE_UP_AFTER_SECONDS,
-) -> Publisher:
-    """Make this rank's publisher, for the run that rank 0 chooses.
-
-    All ranks call this; afterwards each one begins the run. schemas: what to publish; None:
-    float32 rows of all tables. give_up_after: seconds to wait while the log has no space. Raises as
-    Publisher does, or Unavailable, which names the rank whose publisher could not be made.
-    """
-    published = list(schemas or (TableSchema(t.name, "f32", t.spec.dim) for t in tables))
-    patient: Any = PatientLog(log, give_up_after)
-
-    def make(run: int | None, own: range | None) -> Publisher:
-        return Publisher(patient, model, tables.partitions, tables=published, run=run, own=own)
-
-    with fail_together(link, "the log's run was not begun"):
-        own_run = make(None, None).run if link.rank == 0 else 0
-    run = int(gather_bytes(link, str(own_run).encode())[0])
-    # No rank begins before all have read the state of the log.
-    with fail_together(link, "the log's run was not begun"):
-        return make(run, tables.owned_partitions())
-
-
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """The plan of a boundary, which rank 0 makes and all ranks execute.
@@ -124,7 +101,8 @@ class RankedOutput:
 
     Training waits only while the rows of a version are copied. Every rank has a RankedOutput, with
     the same arguments except its own ``tables``, ``links``, a handle of the same store, and a
-    publisher_of() the same run, which has begun. Use ``with``, or call close().
+    publisher_of() the same run, which has begun. Use ``with``, or call close(). A loop that is not
+    a Pipeline's calls after() after each step; it may have LoneTables.
 
     Args:
         tables: This rank's tables.
@@ -154,7 +132,7 @@ class RankedOutput:
 
     def __init__(
         self,
-        tables: ShardedTables,
+        tables: Tables,
         links: Links,
         *,
         store: Store | None = None,
@@ -183,6 +161,7 @@ class RankedOutput:
         self._last_times = dict.fromkeys(self._schedules, time.monotonic())
         self._due: set[str] = set()
         self._noted_step = -1
+        self._last: Boundary | None = None
         self.publisher = publisher
         self._model, self._optimizer, self._dense = model, optimizer, dense
         self._arranges, self._on_version = arrange, on_version
@@ -235,13 +214,34 @@ class RankedOutput:
             if not self._act(boundary):
                 return
 
+    def after(self, step: int, reader: bytes = b"") -> None:
+        """Begin what is due after a step of a training in one process, without a Pipeline.
+
+        Call it between two steps. reader: the state of the loader, which restore() returns. Raises
+        Unavailable if a version failed for good.
+        """
+        if self._link.world != 1:
+            raise FailedPrecondition(
+                f"after() is for one rank, got {self._link.world}: pass this output as a hook of a "
+                "Pipeline, which asks all ranks"
+            )
+        self._last = Boundary(step, reader)
+        if self.wants(step):
+            self.act(self._last)
+
     def wait(self) -> None:
         """Wait until this rank has no version in flight."""
         for behind in self._behind.values():
             behind.wait()
 
     def close(self) -> None:
-        """Wait for the versions in flight. Raises Unavailable if one of them failed."""
+        """Wait for the versions in flight. Raises Unavailable if one of them failed.
+
+        After the last step that after() was given, also write what is still due.
+        """
+        last, self._last = self._last, None
+        if last is not None:
+            self.end(last)
         self.wait()
         outcomes = self._settle(tuple(self._behind))
         self._close_stagers()
@@ -542,11 +542,11 @@ class RankedOutput:
     def restore(self, version: int | None = None) -> Restored:
         """Load the store's newest version: this rank's rows, and the dense part.
 
-        If the store has none, erase all rows, which a training that was killed may have left, and
-        return step 0. All ranks call it; their number may differ from when the version was written.
-        Rows and counts go to the ranks that own them now. A loader's state and random numbers go
-        only to the same rank. Raises FailedPrecondition (not the newest: roll back first),
-        DataLoss, and on the other ranks Unavailable, which names the rank that failed; then
+        If the store has none, erase all rows of pools, which a training that was killed may have
+        left, and return step 0. All ranks call it; their number may differ from when the version
+        was written. Rows and counts go to the ranks that own them now. A loader's state and random
+        numbers go only to the same rank. Raises FailedPrecondition (not the newest: roll back
+        first), DataLoss, and on the other ranks Unavailable, which names the rank that failed; then
         all call it again.
         """
         store, source = self._store, self._source
@@ -558,14 +558,13 @@ class RankedOutput:
             newest = find_newest(store, version)
         with fail_together(self._link, "no version was restored"):
             if newest is None:
-                for table in self._tables:
-                    table.load_pieces([])
+                self._tables.erase()
                 return Restored(0, b"", None)
             load_rows(store, newest, self._tables)
             owed = None if self.publisher is None else find_owed(store, newest, self._tables)
             track_again(
                 source, store, newest.version, self._tables.tracker, owed,
-                lambda: {table.name: table.keys() for table in self._tables},
+                lambda: {table.name: table.ids_of(table.keys()) for table in self._tables},
             )  # fmt: skip
             parts = Parts(self._link.rank, self._model, self._optimizer)
             restored = parts.load(store, newest)

@@ -10,6 +10,7 @@ Threads:     the pipeline's caller.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,8 +20,8 @@ from petps.checkpoint.state import Version
 from petps.errors import FailedPrecondition
 from petps.publish import Position
 from petps.train.dense import encode_dense, get_random_state, load_dense, set_random_state
+from petps.train.lone import Tables
 from petps.train.output import read_pieces
-from petps.train.sharded import ShardedTables
 from petps.train.table import Keys
 
 __all__ = ["DENSE", "Parts", "Restored", "find_newest", "find_owed", "load_rows"]
@@ -53,15 +54,13 @@ class Parts:
     model: Any
     optimizer: Any
 
-    def copy(self, tables: ShardedTables, reader: bytes) -> dict[str, bytes]:
+    def copy(self, tables: Tables, reader: bytes) -> dict[str, bytes]:
         """Return the parts of this rank as they are now, except the dense part."""
-        parts = {
-            f"{READER}.{self.rank}": reader,
-            f"{RANDOM}.{self.rank}": get_random_state(self.model),
-        }
-        for table in tables:
-            if table.spec.threshold > 1:
-                parts[f"{ADMISSION}.{table.name}.{self.rank}"] = table.admission.save()
+        parts = {f"{READER}.{self.rank}": reader}
+        if "torch" in sys.modules:  # a trainer that uses PyTorch has imported it
+            parts[f"{RANDOM}.{self.rank}"] = get_random_state(self.model)
+        for name, body in tables.save_counts().items():
+            parts[f"{ADMISSION}.{name}.{self.rank}"] = body
         return parts
 
     @staticmethod
@@ -96,7 +95,7 @@ def find_newest(store: Store, version: int | None) -> Version | None:
     return newest
 
 
-def load_rows(store: Store, newest: Version, tables: ShardedTables) -> None:
+def load_rows(store: Store, newest: Version, tables: Tables) -> None:
     """Load the rows and the admission counts that this rank owns now."""
     store.refresh()
     for table in tables:
@@ -106,14 +105,18 @@ def load_rows(store: Store, newest: Version, tables: ShardedTables) -> None:
             for name in newest.parts
             if name.startswith(f"{ADMISSION}.{table.name}.")
         ]
-        table.admission.load(counts, tables.owns)
+        tables.load_counts(table.name, counts)
 
 
-def find_owed(store: Store, newest: Version, tables: ShardedTables) -> dict[str, Keys]:
-    """Return the keys of this rank that the publishers owed when the version was written."""
+def find_owed(store: Store, newest: Version, tables: Tables) -> dict[str, Keys]:
+    """Return the ids of this rank that the publishers owed when the version was written."""
     published = Published.of(store, newest.version)
     owed = {} if published is None else published.owed
-    return {table: keys[tables.owns(keys)] for table, keys in owed.items()}
+    return {
+        table.name: table.ids_of(keys[tables.owns(keys)])
+        for table in tables
+        if (keys := owed.get(table.name)) is not None
+    }
 
 
 def _find_position(store: Store, newest: Version) -> Position | None:

@@ -289,6 +289,19 @@ class ShardedTables:
         )
         return range(first, last)
 
+    def erase(self) -> None:
+        """Delete all rows, for example those that a training without a version left."""
+        for table in self:
+            table.load_pieces([])
+
+    def save_counts(self) -> dict[str, bytes]:
+        """Return the admission counts by table, of the tables that have a threshold."""
+        return {table.name: table.admission.save() for table in self if table.spec.threshold > 1}
+
+    def load_counts(self, table: str, bodies: Sequence[bytes]) -> None:
+        """Replace the counts of a table by those that save_counts() returned on each rank."""
+        self[table].admission.load(bodies, self.owns)
+
     def close(self) -> None:
         """Close the pool cleanly."""
         self._pool.close()

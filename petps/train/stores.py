@@ -17,7 +17,8 @@ from petps.checkpoint import Column, Quantising, Store, Table
 from petps.errors import AlreadyExists
 from petps.train.agree import fail_together
 from petps.train.link import Links
-from petps.train.sharded import ShardedTables
+from petps.train.lone import Tables
+from petps.train.table import widths_of
 
 __all__ = ["QUANTISING", "open_store", "store_tables"]
 
@@ -26,11 +27,12 @@ __all__ = ["QUANTISING", "open_store", "store_tables"]
 QUANTISING: Final = Quantising(20)
 
 
-def store_tables(tables: ShardedTables) -> list[Table]:
+def store_tables(tables: Tables) -> list[Table]:
     """Return the tables for Store.create(): the row, and the optimizer's columns."""
     return [
         Table(
-            table.name, tuple(Column(name, "f32", width) for name, width in table.columns.items())
+            table.name,
+            tuple(Column(name, "f32", width) for name, width in widths_of(table).items()),
         )
         for table in tables
     ]
@@ -39,7 +41,7 @@ def store_tables(tables: ShardedTables) -> list[Table]:
 def open_store(
     url: str | Path,
     model: str,
-    tables: ShardedTables,
+    tables: Tables,
     links: Links,
     *,
     quantising: Quantising | None = QUANTISING,

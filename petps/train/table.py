@@ -1,8 +1,8 @@
 """Tables that a trainer holds: the contract, and numpy arrays.
 
-Owns:        TrainedTable, Gathered, ArrayTable.
+Owns:        TrainedTable, Gathered, ArrayTable, widths_of().
 Never does:  open files or logs.
-Called by:   source.py, output.py; ArrayTable by trainers.
+Called by:   source.py, output.py, stores.py, behind.py; ArrayTable by trainers.
 Threads:     one at a time, between two steps.
 """
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from petps.errors import FailedPrecondition, InvalidArgument, NotFound
 from petps.train.tracker import Tracker
 
-__all__ = ["ROW", "ArrayTable", "Gathered", "TrainedTable", "check_columns"]
+__all__ = ["ROW", "ArrayTable", "Gathered", "TrainedTable", "check_columns", "widths_of"]
 
 Keys = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
@@ -236,6 +236,12 @@ class ArrayTable:
             raise FailedPrecondition(
                 f"table {self._name} is in evaluation: call train() before {call}()"
             )
+
+
+def widths_of(table: TrainedTable) -> dict[str, int]:
+    """Return the columns of a table: the values in a row, by name."""
+    columns = table.gather(np.empty(0, np.uint64)).columns
+    return {name: values.shape[1] for name, values in columns.items()}
 
 
 def check_columns(table: str, expected: Collection[str], given: Collection[str]) -> None:

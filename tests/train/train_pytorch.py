@@ -14,7 +14,7 @@ import torch
 
 from petps.checkpoint import POLICIES, Column, Store, Table
 from petps.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
-from petps.train import TrainerOutput
+from petps.train import Every, Links, LoneTables, RankedOutput, TrainerOutput, open_store
 from petps.train.pytorch import TorchTable, track_module
 from petps.train.tracker import Tracker
 
@@ -165,6 +165,38 @@ def test_a_restored_trainer_continues(tmp_path: Path) -> None:
     output.checkpoint(6)
     restored = store.restore(6)[names[0]].columns["row"].view(np.float32)
     np.testing.assert_array_equal(restored, trainer.rows()[names[0]])
+
+
+def test_a_loop_of_its_own_continues_from_versions_behind_it(tmp_path: Path) -> None:
+    def run(folder: Path, steps: int) -> tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Restore, train up to a step, and return where that began, the rows and dense weights."""
+        tracker = Tracker()
+        trainer = Trainer(tracker)
+        dense = trainer.model.dense
+        optimizer = torch.optim.Adam(dense.parameters(), lr=0.1)
+        tables, links = LoneTables(tracker, trainer.tables), Links.alone()
+        store = open_store(folder / "store", "m", tables, links, quantising=None)
+        with RankedOutput(
+            tables, links, store=store, policy=POLICIES["consecutive"](),
+            checkpoint=Every(steps=4), model=dense, optimizer=optimizer,
+        ) as output:  # fmt: skip
+            first = trainer.step = output.restore().step
+            while trainer.step < steps:
+                trainer.train()
+                optimizer.step()
+                optimizer.zero_grad()
+                output.after(trainer.step)
+                output.wait()
+        weights = {name: value.numpy().copy() for name, value in dense.state_dict().items()}
+        return first, trainer.rows(), weights
+
+    _, *whole = run(tmp_path / "whole", 20)
+    run(tmp_path / "cut", 11)
+    first, *again = run(tmp_path / "cut", 20)
+    assert first == 8
+    for expected, actual in zip(whole, again, strict=True):
+        for name, values in expected.items():
+            np.testing.assert_array_equal(actual[name], values)
 
 
 @pytest.mark.parametrize(

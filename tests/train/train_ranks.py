@@ -33,7 +33,8 @@ from petps.train.link import Links
 from petps.train.optimizer import Adam
 from petps.train.options import Mode, PipelineOptions
 from petps.train.pipeline import Boundary, Hook, Pipeline
-from petps.train.ranks import Every, RankedOutput, publisher_of
+from petps.train.ranks import Every, RankedOutput
+from petps.train.runs import publisher_of
 from petps.train.sharded import ShardedTables
 from petps.train.stores import store_tables
 from tests.train.rank_threads import (
