@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from petps.errors import InvalidArgument
+from petps.train.dense_sums import DenseSums
 from petps.train.lookup import BatchWork
 from petps.train.options import Resources
 from petps.train.pytorch import torch_module
@@ -36,12 +37,14 @@ class ForwardBackward:
         resources: Resources,
         link_thread: ThreadPoolExecutor | None,
         work: BatchWork,
+        dense: DenseSums,
     ) -> None:
         self._torch = torch_module()
         self._model = model
         self._resources = resources
         self._link_thread = link_thread
         self._work = work
+        self._dense = dense
         layout, lanes = resources.layout, resources.lanes
         self._layout, self._lanes, self._timeline = layout, lanes, resources.timeline
         self.window = Window(work, layout, resources.links.rows)
@@ -52,7 +55,10 @@ class ForwardBackward:
         self._crossings: list[tuple[Any, Any]] = []  # pairs of moments of the link's lane
 
     def run(self) -> None:
-        """Run all micro-batches forward and backward; send each row's gradient to its owner."""
+        """Run all micro-batches forward and backward; send each row's gradient to its owner.
+
+        Dense gradients begin to cross in the last backward pass.
+        """
         lane, window, overlaps = self._lanes.compute, self.window, self._link_thread is not None
         micros = range(len(self._work.parts))
         fresh = lane.hand("fresh", [*self._work.buffer.slots, *window.tensors])
@@ -60,13 +66,18 @@ class ForwardBackward:
         def begin_rows(micro: int) -> Callable[[], Any]:
             return self._begin("rows", window.send_rows, fresh, micro)
 
+        self._dense.begin(self._work.number)
         rows_ahead = [begin_rows(micro) for micro in micros] if overlaps else []
         returns = []
         for micro in micros:
             rows = self._wait(rows_ahead[micro] if overlaps else begin_rows(micro), micro)
+            if micro == micros[-1]:
+                self._dense.begin_last_pass()
             with self._timeline.span("compute", "dense", self._work.number, micro):
                 loss, gradients = self._run_micro_batch(micro, rows)
                 self.totals.add(loss, gradients)
+            if micro == micros[-1]:
+                self._dense.end_last_pass()
             ready = lane.hand("gradients", gradients)
             returns.append(self._begin("sums", window.take_gradients, ready, micro, gradients))
             if not overlaps:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from petps.errors import FailedPrecondition, InvalidArgument
 from petps.train.batch import Batch
+from petps.train.dense_sums import DenseSums
 from petps.train.forward_backward import ForwardBackward
 from petps.train.link import Links
 from petps.train.lookup import BatchWork, LookupStages
@@ -130,6 +131,7 @@ class Pipeline:
             if options.overlaps_transfers
             else None
         )
+        self._dense = DenseSums(self._parameters, self._resources, self._link_thread)
         self._end_reason = ""
 
     def __enter__(self) -> Pipeline:
@@ -182,6 +184,7 @@ class Pipeline:
             raise
         finally:
             self._end("it was closed")
+            self._dense.close()
             self._write_back.close()  # waits for the pool alone, never for a peer
             if self._link_thread is not None:
                 self._link_thread.shutdown(wait=is_complete, cancel_futures=not is_complete)
@@ -202,12 +205,12 @@ class Pipeline:
 
         for parameter in self._parameters:
             parameter.grad = None
-        passes = ForwardBackward(self._model, resources, self._link_thread, work)
+        passes = ForwardBackward(self._model, resources, self._link_thread, work, self._dense)
         passes.run()
         with self.timeline.span("compute", "reduce", work.number):
             wants = [hook.wants(work.number) for hook in self._hooks]
             loss, actions = passes.totals.sum_over_ranks(
-                work.number, self._parameters, wants, resources.links.dense,
+                work.number, self._parameters, self._dense, wants, resources.links.dense,
                 deterministic=resources.options.deterministic,
             )  # fmt: skip
         self._update(work, passes.window)

@@ -29,10 +29,19 @@ MODE: Any = os.environ.get("MODE", "nested")
 
 
 class Noisy(Ranker):
-    """A model whose loss depends on random numbers, which must continue after a restore."""
+    """A model whose loss depends on random numbers, which must continue after a restore.
+
+    ``wide`` fills a bucket of dense_sums.py.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.wide = torch.nn.Linear(512, 512)
 
     def forward(self, lookups: Any, batch: Batch) -> Any:
-        return super().forward(lookups, batch) * (1 + 0.1 * torch.rand(()))  # from the host
+        loss = super().forward(lookups, batch) * (1 + 0.1 * torch.rand(()))  # from the host
+        return loss + 0.01 * self.wide(torch.ones(512, device=loss.device)).square().mean()
 
 
 def main(rank: int, world: int, folder: Path, steps: int) -> None:
@@ -54,6 +63,7 @@ def main(rank: int, world: int, folder: Path, steps: int) -> None:
         )  # fmt: skip
         first = output.restore().step
         loop = resume(rank, links, model, optimizer, tables, output, first, steps, MODE, device)
+        assert loop._dense._buckets, "no bucket of dense gradients crosses"
         with output, loop:
             for step in loop:
                 print("step", step.number, step.loss, flush=True)

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from bench.train.unfreshened import BaselineMode
-from petps.train import buffer, kernels, streams
+from petps.train import buffer, dense_sums, kernels, streams
 from petps.train.link import Link, Links
-from petps.train.options import MODES
+from petps.train.options import MODES, Mode
 from tests.train.fake_gpu import DEVICE, FakeGpu, OnDevice
 from tests.train.rank_threads import LocalLink, OnHost, same, specs_with, train
 
@@ -184,6 +184,29 @@ def test_leaving_out_any_point_is_a_fault(
     _leave_out(gpu, monkeypatch, point, "no wait")
     train(mode, 1, steps=STEPS, micro_batches=3, on=OnFake(gpu))
     print(len(gpu.faults), *dict.fromkeys(gpu.faults), sep="\n")
+    assert gpu.faults
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_events_order_buckets_of_dense_gradients(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, mode: Mode
+) -> None:
+    run: dict[str, Any] = {"steps": STEPS, "micro_batches": 2}
+    reference = train(mode, 2, **run)
+    monkeypatch.setattr(dense_sums, "BUCKET_BYTES", 60)
+    result = train(mode, 2, on=OnFake(gpu), **run)
+    assert gpu.faults == []
+    assert same(result, reference)
+
+
+@pytest.mark.parametrize(("point", "what"), [("bucket", "no wait"), ("bucket_sums", "no keep")])
+def test_leaving_out_a_point_of_buckets_is_a_fault(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, point: str, what: str
+) -> None:
+    """The compute lane needs no wait: the sums of rows, which it waits for, follow the buckets."""
+    monkeypatch.setattr(dense_sums, "BUCKET_BYTES", 60)
+    _leave_out(gpu, monkeypatch, point, what)
+    train("nested", 2, steps=STEPS, micro_batches=2, on=OnFake(gpu))
     assert gpu.faults
 
 
