@@ -189,6 +189,14 @@ install_venv() {
   echo "$expected" >"$stamp"
 }
 
+# Builds the S3 server of the tests, or prints that its tests are skipped. Never fails. A test that
+# built it would reach its time limit on a slow machine.
+build_s3_server() {
+  local reason
+  reason=$(.venv/bin/python -m tests.s3.server 2>&1) ||
+    echo "bootstrap: $reason. Tests against a real S3 server will be skipped." >&2
+}
+
 # Makes $1, an environment that also sees the packages of .venv.
 make_environment() {
   rm -rf "$1"
@@ -253,6 +261,7 @@ case "${1:-all}" in
     install_packages
     install_broker_packages
     install_venv
+    build_s3_server
     ;;
   *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|train|docs]" ;;
 esac

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.kafka.broker import Broker, NotAvailable
+from tests.s3 import server as s3_server
 from tests.seed import SEED
 
 KAFKA_GROUP = "kafka"
@@ -60,6 +61,28 @@ def kafka() -> Iterator[Broker]:
         yield broker
     finally:
         broker.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[s3_server.Server]:
+    """Yield a running S3 server, which clients find by the environment.
+
+    A test that kills the server must start it again.
+    """
+    pytest.importorskip("s3fs")
+    folder = Path(tempfile.mkdtemp(prefix="petps-s3-"))
+    try:
+        server = s3_server.Server(folder)
+    except s3_server.NotAvailable as reason:
+        pytest.skip(f"no S3 server: {reason}")
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in server.environment.items():
+                patch.setenv(name, value)
+            yield server
+    finally:
+        server.kill()
         shutil.rmtree(folder, ignore_errors=True)
 
 

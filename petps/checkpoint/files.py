@@ -2,7 +2,7 @@
 
 Owns:        LocalFiles, FsspecFiles, open_files().
 Never does:  interpret the contents of a file.
-Called by:   state.py, store.py.
+Called by:   state.py, commit.py, store.py, shares.py.
 Invariants:  a file is whole once write() or create() has returned, and no reader knows its name
              before; create() makes a name once, even if several callers try at the same time.
 Threads:     any.
@@ -15,9 +15,10 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from http import HTTPStatus
 from io import FileIO
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from petps.delta.files import publish_file, sync_folder
 from petps.errors import (
@@ -30,6 +31,8 @@ from petps.errors import (
 )
 
 __all__ = ["Files", "FsspecFiles", "LocalFiles", "open_files"]
+
+_REMEDY: Final = "check that the store's server answers and accepts the credentials, and try again"
 
 
 class Files(Protocol):
@@ -185,6 +188,12 @@ class FsspecFiles:
             raise InvalidArgument(f"{url}: {error}") from error
         self._url = url
         self._options = options
+        self._made_folders: set[str] = set()  # this object need not create them again
+        # Another process may write at any time, so a cached listing would hide its files.
+        listings: Any = getattr(self._fs, "dircache", None)
+        if hasattr(listings, "use_listings_cache"):
+            listings.use_listings_cache = False
+            listings.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), **self._options), (self._url,)
@@ -200,33 +209,72 @@ class FsspecFiles:
     def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
         """See Files."""
         target, where = self._target_of(path), f"{self._url}/{path}"
-        with _filesystem_errors(where):
-            self._fs.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
+        with self._errors_of_writing(where, target):
+            self._make_folder_of(target)
             # A filesystem may show the file piece by piece; no reader knows its name before a state
             # names it.
             file = self._fs.open(target, "wb")
+        is_ending = False
         try:
             for piece in pieces:
-                with _filesystem_errors(where):
+                with self._errors_of_writing(where, target):
                     file.write(piece)
-            with _filesystem_errors(where):
+            is_ending = True
+            with self._errors_of_writing(where, target):
                 file.close()
         except BaseException:
-            with contextlib.suppress(Exception):  # the first error counts
-                file.close()
-                self._fs.rm_file(target)
+            self._give_up(file, target, is_ending)
             raise
+
+    def _give_up(self, file: Any, target: str, is_ending: bool) -> None:
+        """Remove what a failed write() has left. Ignore errors, because the first one counts."""
+        from fsspec.spec import AbstractBufferedFile
+
+        if isinstance(file, AbstractBufferedFile):
+            # close() would upload the rest of the buffer, and so make a cut file. The garbage
+            # collector would call it, too, if the file were not marked as closed.
+            with contextlib.suppress(Exception):
+                file.discard()
+            file.closed = True
+            if not is_ending:
+                return  # the object does not exist
+        with contextlib.suppress(Exception):
+            file.close()
+        with contextlib.suppress(Exception):
+            self._fs.rm_file(target)
 
     def create(self, path: str, content: bytes) -> None:
         """See Files."""
-        target = self._target_of(path)
+        target, where = self._target_of(path), f"{self._url}/{path}"
         try:
-            with _filesystem_errors(f"{self._url}/{path}"):
-                self._fs.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
+            with self._errors_of_writing(where, target):
+                self._make_folder_of(target)
                 # Atomic on local disks, and on stores with a conditional put (S3, GCS, Azure).
                 self._fs.pipe_file(target, content, mode="create")
         except FileExistsError:
-            raise AlreadyExists(f"{self._url}/{path} exists already") from None
+            raise AlreadyExists(f"{where} exists already") from None
+        except IoError as error:
+            # s3fs raises FileExistsError only if the answer names the condition, as not all do.
+            if _find_http_status(error) == HTTPStatus.PRECONDITION_FAILED:
+                raise AlreadyExists(f"{where} exists already") from error
+            raise
+
+    def _make_folder_of(self, target: str) -> None:
+        """Create the folder of a file, once: on an object store each call asks for the bucket."""
+        folder = str(PurePosixPath(target).parent)
+        if folder not in self._made_folders:
+            self._fs.makedirs(folder, exist_ok=True)
+            self._made_folders.add(folder)
+
+    @contextlib.contextmanager
+    def _errors_of_writing(self, where: str, target: str) -> Iterator[None]:
+        """Raise the errors of _filesystem_errors(); after one, create the folder again."""
+        try:
+            with _filesystem_errors(where):
+                yield
+        except PetpsError:
+            self._made_folders.discard(str(PurePosixPath(target).parent))
+            raise
 
     def read(self, path: str) -> bytes:
         """See Files."""
@@ -238,8 +286,17 @@ class FsspecFiles:
         starts = [offset for offset, _ in pieces]
         ends = [offset + len(buffer) for offset, buffer in pieces]
         paths = [self._target_of(path)] * len(pieces)
-        with _filesystem_errors(f"{self._url}/{path}"):
-            bodies = self._fs.cat_ranges(paths, starts, ends, on_error="raise")
+        try:
+            with _filesystem_errors(f"{self._url}/{path}"):
+                bodies = self._fs.cat_ranges(paths, starts, ends, on_error="raise")
+                for body in bodies:
+                    if isinstance(body, Exception):  # of fsspec 2024.12, in spite of on_error
+                        raise body
+        except IoError as error:
+            # An object store refuses a range that begins behind the end of the file.
+            if _find_http_status(error) == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                raise _cut_error(f"{self._url}/{path}", self.size(path)) from error
+            raise
         for (offset, buffer), body in zip(pieces, bodies, strict=True):
             if len(body) != len(buffer):
                 raise _cut_error(f"{self._url}/{path}", offset + len(body))
@@ -293,12 +350,26 @@ def _filesystem_errors(where: str) -> Iterator[None]:
     Filesystems raise their libraries' errors too, for instance where credentials are missing.
     """
     try:
-        with _read_errors(where):
-            yield
+        yield
     except (PetpsError, FileExistsError):
         raise
+    except FileNotFoundError:
+        raise NotFound(f"{where} does not exist") from None
+    except OSError as error:
+        raise IoError(f"{where}: {error.strerror or error}; {_REMEDY}") from error
     except Exception as error:
-        raise IoError(f"{where}: {type(error).__name__}: {error}") from error
+        raise IoError(f"{where}: {type(error).__name__}: {error}; {_REMEDY}") from error
+
+
+def _find_http_status(error: BaseException) -> object:
+    """Return the status of S3's answer that caused an error, or None."""
+    cause: BaseException | None = error
+    while cause is not None:
+        response = getattr(cause, "response", None)
+        if isinstance(response, dict):  # botocore's ClientError
+            return response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        cause = cause.__cause__
+    return None
 
 
 def _cut_error(where: str, at: int) -> DataLoss:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from petps.checkpoint.bundle import RowsByTable
+from petps.checkpoint.bundle import Encoded, RowsByTable
+from petps.checkpoint.chunk import Rows
 from petps.checkpoint.state import (
     Chunk,
     Lineage,
@@ -81,7 +82,7 @@ def write_share(
     options: see WriteOptions. No two ranks have the same key of a table, all pass the same ``kind``
     and ``tables``, and no two write a part of the same name. If the rank has written its share
     already, raise AlreadyExists, because another process may act as this rank. A rank that was
-    restarted sets ``replace_own``.
+    restarted sets ``replace_own``. If the store has committed its share, return its entry.
     """
     if not 1 <= ranks <= MAX_RANKS or not 0 <= rank < ranks:
         raise InvalidArgument(
@@ -92,6 +93,11 @@ def write_share(
     if not replace_own and rank in _list_ranks_of(store, version):
         raise _written_error(store, version, rank)
     newest = store.state.versions()
+    if replace_own and newest and newest[-1].version == version:
+        committed = _find_committed(store, version, rank)
+        if committed is not None:
+            _drop(rows)
+            return committed
     lineage = write_lineage(store.files, store.write_data(version, rows, **options))
     body = encode_document(
         {
@@ -111,7 +117,9 @@ def write_share(
     try:
         store.files.create(path, body)
     except AlreadyExists:
-        raise _written_error(store, version, rank) from None
+        # Equal: the filesystem retried after the first try had created the file.
+        if store.files.read(path) != body:
+            raise _written_error(store, version, rank) from None
     return lineage.versions[0]
 
 
@@ -120,7 +128,8 @@ def commit_shares(store: Store, version: int) -> Version:
 
     Raise NotFound if there is no share. Raise FailedPrecondition that names the ranks if a share is
     missing, does not fit the store or the other shares, or has a key of another share. Raise
-    DataLoss. After an error the version does not exist, and a share may be written again.
+    DataLoss. After an error the version does not exist, and a share may be written again; after an
+    IoError it may exist. If these shares are the newest version, do nothing but remove them.
     """
     before = store.state
     shares = [_read(store, version, rank) for rank in sorted(_list_ranks_of(store, version))]
@@ -135,6 +144,9 @@ def commit_shares(store: Store, version: int) -> Version:
         )
     newest = before.versions()
     above = newest[-1].version if newest else 0
+    if above == version and all(_is_committed(store, share.lineage) for share in shares):
+        _remove(store, version, shares)
+        return newest[-1]
     for share in shares:
         if share.rollbacks != before.rollbacks:
             raise FailedPrecondition(
@@ -167,11 +179,40 @@ def commit_shares(store: Store, version: int) -> Version:
         history=((version, committed.kind, committed.bytes, committed.seconds),),
     )
     store.add(lineage, before)
-    for share in shares:  # no state names the files of a share any more
+    _remove(store, version, shares)
+    return committed
+
+
+def _remove(store: Store, version: int, shares: Iterable[_Share]) -> None:
+    """Remove the files of committed shares that no state names."""
+    for share in shares:
         with contextlib.suppress(PetpsError):
             store.files.remove(_path(version, share.rank))
             store.files.remove(share.lineage.file)
-    return committed
+
+
+def _drop(rows: RowsByTable) -> None:
+    """Take all rows and drop them. Threads that encode them wait until they are taken."""
+    for pieces in rows.values():
+        for piece in () if isinstance(pieces, Rows) else pieces:
+            for _ in piece.body if isinstance(piece, Encoded) else ():
+                pass
+
+
+def _find_committed(store: Store, version: int, rank: int) -> Version | None:
+    """Return the entry of a rank's share if a commit whose answer was lost has committed it."""
+    try:
+        share = _read(store, version, rank)
+    except (NotFound, DataLoss):
+        return None
+    return share.lineage.versions[0] if _is_committed(store, share.lineage) else None
+
+
+def _is_committed(store: Store, lineage: Lineage) -> bool:
+    """Return whether the store's state names all files of a share."""
+    files = {part.file for part in lineage.versions[0].parts.values()}
+    files |= {chunk.file for chunk in lineage.chunks}
+    return files <= store.state.files()
 
 
 def discard_share(store: Store, version: int, rank: int) -> None:

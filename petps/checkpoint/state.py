@@ -1,15 +1,14 @@
-"""The contents of a store at one moment, and the change from one state to the next. STORE.md.
+"""The contents of a store at one moment. STORE.md.
 
-Owns:        Chunk, Version, Sealed, Lineage, State; load(), commit(), list_obsolete().
-Never does:  read or write rows.
-Called by:   store.py, policies, the CLI's lists.
+Owns:        Chunk, Version, Sealed, Lineage, State; load().
+Never does:  read or write rows; write a state (commit.py).
+Called by:   commit.py, store.py, policies, the CLI's lists.
 Invariants:  a State and all objects in it are immutable; a change makes a new State, wholly or not
              at all.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import uuid
@@ -25,12 +24,8 @@ from petps.checkpoint.files import Files
 from petps.checkpoint.quantise import Quantising
 from petps.codec import Quantisation
 from petps.errors import (
-    AlreadyExists,
     DataLoss,
-    FailedPrecondition,
-    IoError,
     NotFound,
-    PetpsError,
     Unimplemented,
 )
 
@@ -42,19 +37,19 @@ __all__ = [
     "Sealed",
     "State",
     "Version",
-    "commit",
     "encode_document",
-    "list_obsolete",
+    "encode_state",
     "load",
     "new_name",
+    "newest_state",
     "read_document",
     "read_lineage",
+    "state_path",
     "write_lineage",
 ]
 
 FORMAT_NAME: Final = "petps-store"
 FORMAT: Final = 2  # in format 1 every chunk has keys and a filter
-STATES_KEPT: Final = 8
 OPEN: Final = 0  # the end of a span that has not ended
 SEALED_CHUNKS: Final = 64  # the least number of chunks in a sealed file
 _STATE: Final = re.compile(r"(\d{20})\.json")
@@ -501,7 +496,7 @@ def load(files: Files) -> State:
 
 
 def _read_state(files: Files, number: int) -> State:
-    values = read_document(files, _state_path(number))
+    values = read_document(files, state_path(number))
     try:
         lineages = tuple(read_lineage(files, path) for path in values["lines"])
         quantising = values["quantising"]
@@ -519,81 +514,27 @@ def _read_state(files: Files, number: int) -> State:
         raise DataLoss(f"{files.name}: state {number}: {error}") from error
 
 
-def _state_path(number: int) -> str:
-    return f"states/{number:020d}.json"
-
-
-def commit(files: Files, before: State, after: State) -> State:
-    """Write ``after`` as the state that follows ``before``, and return it as written.
-
-    The first state of a store follows state 0, which has no file.
-
-    Raise FailedPrecondition if another writer committed since ``before``; raise IoError. After an
-    error no state names the files written for ``after``.
-    """
-    number = before.number + 1
-    lineages_before = {lineage.file: lineage for lineage in before.lineages}
-    lineages = []
-    for lineage in after.lineages:
-        if lineages_before.get(lineage.file) is not lineage:
-            lineage = write_lineage(files, lineage)
-        lineages.append(lineage)
-    after = replace(after, number=number, lineages=tuple(lineages))
-    after = replace(after, trash=tuple(sorted(before.files() - after.files())))
-    body = encode_document(
+def encode_state(state: State) -> bytes:
+    """Return the contents of the file of a state."""
+    return encode_document(
         {
-            "model": after.model,
-            "tables": _describe_tables(after.tables),
-            "quantising": None if after.quantising is None else asdict(after.quantising),
-            "restores": after.restores,
-            "rollbacks": after.rollbacks,
-            "lines": [lineage.file for lineage in after.lineages],
-            "trash": after.trash,
+            "model": state.model,
+            "tables": _describe_tables(state.tables),
+            "quantising": None if state.quantising is None else asdict(state.quantising),
+            "restores": state.restores,
+            "rollbacks": state.rollbacks,
+            "lines": [lineage.file for lineage in state.lineages],
+            "trash": state.trash,
         }
     )
-    path = _state_path(number)
-    try:
-        files.create(path, body)
-    except AlreadyExists:
-        try:
-            # Equal: the filesystem retried after the first try had created the file.
-            is_ours = files.read(path) == body
-        except NotFound:  # newer states followed, and the writer of one removed this state
-            is_ours = False
-        if not is_ours:
-            raise _overtaken_error(files, number) from None
-    except IoError:
-        # The state may exist in spite of the error. Remove it, because the caller learns that it
-        # was not committed.
-        with contextlib.suppress(PetpsError):
-            files.remove(path)
-        raise
-    # If newer states exist, other writers had committed this number and removed it long ago. So
-    # create() could succeed a second time.
-    if newest_state(files) > number:
-        with contextlib.suppress(PetpsError):
-            files.remove(path)
-        raise _overtaken_error(files, number)
-    return after
 
 
-def _overtaken_error(files: Files, number: int) -> FailedPrecondition:
-    return FailedPrecondition(
-        f"{files.name}: another writer made state {number} first: open the store again, and "
-        "make sure that only one process writes it"
-    )
+def state_path(number: int) -> str:
+    """Return the path of the file of a state."""
+    return f"states/{number:020d}.json"
 
 
 def newest_state(files: Files) -> int:
     """Return the highest number of a state; 0: there is none."""
     matches = map(_STATE.fullmatch, files.list("states"))
     return max((int(match[1]) for match in matches if match), default=0)
-
-
-def list_obsolete(before: State) -> list[str]:
-    """Return the files that no reader needs once the state after ``before`` is durable.
-
-    The newest state may still be lost, so the files of ``before`` stay.
-    """
-    oldest = before.number - STATES_KEPT + 1
-    return [*before.trash, *([_state_path(oldest)] if oldest > 0 else [])]

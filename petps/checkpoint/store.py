@@ -23,6 +23,7 @@ import xxhash
 
 from petps.checkpoint.bundle import NewChunk, RowsByTable, prepare_chunks, write_bundle
 from petps.checkpoint.chunk import Rows, Table, lay_over
+from petps.checkpoint.commit import commit, list_obsolete
 from petps.checkpoint.files import Files, open_files
 from petps.checkpoint.quantise import Quantising
 from petps.checkpoint.reader import Reader
@@ -34,8 +35,6 @@ from petps.checkpoint.state import (
     Part,
     State,
     Version,
-    commit,
-    list_obsolete,
     load,
     new_name,
 )
@@ -99,6 +98,7 @@ class Store:
         self._state = state
         self._sizes: dict[str, int] = {}
         self._obsolete: list[str] = []  # files that tidy() removes
+        self._doubtful: set[bytes] = set()  # see commit()
         self._mutex = threading.Lock()  # guards _state, which restores in other threads refresh
         self.reader = Reader(files)
 
@@ -296,7 +296,7 @@ class Store:
         # Commit against ``before``, from which the caller derived ``after``. The newest state that
         # this object knows may be newer, because a restore in another thread refreshed it. Then the
         # commit must fail.
-        state = commit(self._files, before, after)
+        state = commit(self._files, before, after, self._doubtful)
         with self._mutex:
             self._state = state
         self.tidy()
