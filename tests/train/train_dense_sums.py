@@ -63,7 +63,7 @@ class Late(torch.autograd.Function):  # type: ignore[misc]
         return values.clone()
 
     @staticmethod
-    def backward(context: Any, gradient: Any) -> Any:  # type: ignore[override]
+    def backward(context: Any, gradient: Any) -> Any:
         assert context.event.wait(GENEROUS), "no bucket began during the backward pass"
         return gradient, None
 
@@ -102,7 +102,8 @@ def test_the_first_bucket_crosses_during_the_backward_pass(small_buckets: None) 
     def work(rank: int, links: Links) -> list[str]:
         began, timeline = threading.Event(), Timeline(keep=True)
         options = PipelineOptions(2, "nested", steps=1, deterministic=True)
-        links = replace(links, dense=Noting(links.dense, began))
+        dense: Any = Noting(links.dense, began)
+        links = replace(links, dense=dense)
         with open_pipeline(
             1, rank=rank, world=2, model=Waiting(began), links=links, options=options,
             timeline=timeline,
