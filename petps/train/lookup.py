@@ -142,7 +142,8 @@ class LookupStages:
                 return BatchWork(number, [Batch({})] * options.micro_batches, self._reader, True)
             self._reader = batch.reader
             if options.arrange is not None:
-                batch = options.arrange(batch)
+                with self._timeline.span("prefetch", "arrange", number):
+                    batch = options.arrange(batch)
             pin = self._resources.lanes.to_device.pin
             parts = [_map_dense(part, pin) for part in batch.parts(options.micro_batches)]
             return BatchWork(number, parts, batch.reader, False)

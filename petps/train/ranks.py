@@ -51,6 +51,7 @@ from petps.train.pipeline import Boundary
 from petps.train.restored import Parts, Restored, find_newest, find_owed, load_rows
 from petps.train.source import CHECKPOINT, TrackedSource
 from petps.train.stages import give_way
+from petps.train.timeline import Span, Timeline
 
 __all__ = ["Every", "RankedOutput", "Restored", "Written"]
 
@@ -125,6 +126,7 @@ class RankedOutput:
         arrange: Whether rank 0 splits and merges behind each version; False: another process does
             (`petps checkpoint tend`).
         on_version: Called in a thread for each version, once it exists.
+        timeline: Receives the spans "copy" (training waits), "publish" and "store" (behind it).
 
     Of each kind one version is in flight at a time. If it is unfinished when the next one is due,
     the next one begins after it and holds the rows of both.
@@ -148,6 +150,7 @@ class RankedOutput:
         give_up_after: float = GIVE_UP_AFTER_SECONDS,
         arrange: bool = True,
         on_version: Callable[[Written], None] = lambda _: None,
+        timeline: Timeline | None = None,
     ) -> None:
         if (store is None) != (policy is None) or (checkpoint is not None and store is None):
             raise InvalidArgument("checkpoints need both a store and a policy")
@@ -165,6 +168,7 @@ class RankedOutput:
         self.publisher = publisher
         self._model, self._optimizer, self._dense = model, optimizer, dense
         self._arranges, self._on_version = arrange, on_version
+        self._timeline = timeline or Timeline()
         self._attempts = {kind: Attempts(give_up_after) for kind in self._schedules}
         self._own_error: BaseException | None = None
         self._is_leaving = threading.Event()
@@ -314,6 +318,12 @@ class RankedOutput:
             self._settle(plan.ended)
         if plan.failure:
             raise Unavailable(plan.failure) from self._own_error
+        if plan.publish or plan.next is not None:
+            with self._timeline.span("compute", "copy", boundary.step):
+                self._begin(boundary, plan)
+        return plan.publish or plan.next is not None or plan.is_due
+
+    def _begin(self, boundary: Boundary, plan: _Plan) -> None:
         dense = None
         needs_dense = plan.next is not None or (plan.publish and self._dense is not None)
         if self._link.rank == 0 and self._model is not None and needs_dense:
@@ -321,7 +331,6 @@ class RankedOutput:
         log_outcome = self._begin_log(boundary.step, plan, dense) if plan.publish else None
         if plan.next is not None:
             self._begin_store(boundary, plan.next, log_outcome, dense)
-        return plan.publish or plan.next is not None or plan.is_due
 
     def _agree(self, step: int) -> _Plan:
         """Agree on what has ended and on what begins: rank 0 decides and sends it to all."""
@@ -437,6 +446,7 @@ class RankedOutput:
                 error = raised
             failure, _ = meet(link, self._log_failure(error))
         if failure is None:
+            self._timeline.add(Span("log", "publish", step, begin, time.monotonic()))
             self._tell(Written(PUBLISH, step, version, begin))
         return Outcome(PUBLISH, step, failure, error, position=position)
 
@@ -518,6 +528,7 @@ class RankedOutput:
                     error = raised
             failure, _ = meet(self._links.store, Failure.of(error))
         if failure is None:
+            self._timeline.add(Span("store", "store", step, begin, time.monotonic()))
             self._tell(Written(CHECKPOINT, step, step, begin))
             if self._link.rank == 0:
                 self._arrange()

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -112,10 +112,12 @@ class Timeline:
             )  # fmt: skip
         Path(path).write_text(json.dumps({"traceEvents": events}))
 
-    def draw(self, path: str | Path, batches: int = 4) -> None:
+    def draw(self, path: str | Path, batches: int = 4, own_rows: Collection[str] = ()) -> None:
         """Draw the last trained batches, and the stages that ran ahead of later ones, as an SVG.
 
-        Each track has a row and each batch a colour. Raise FailedPrecondition without matplotlib.
+        Each track has a row and each batch a colour. The stages of ``own_rows`` have rows of their
+        own, because longer stages of their track would hide them. Raise FailedPrecondition without
+        matplotlib.
         """
         spans = self.spans()
         last = max((span.batch for span in spans if span.stage == "dense"), default=0)
@@ -123,6 +125,9 @@ class Timeline:
         trained = min((span.begin for span in spans if span.micro is not None), default=0.0)
         spans = [span for span in spans if span.begin >= trained]
         begin = min((span.begin for span in spans), default=0.0)
+        spans = [
+            replace(span, track=span.stage) if span.stage in own_rows else span for span in spans
+        ]
         tracks = _tracks(spans)
         figure = new_figure(1.5 + 0.3 * len(tracks))
         axes = figure.subplots()

@@ -96,10 +96,16 @@ def test_the_demo_ends_with_equal_scores(tmp_path: Path) -> None:
     assert {"route", "retrieve", "dense", "send_rows"} <= set(report["stages"]["stages_ms"])
     assert 0 < report["stages"]["exposed_share"] <= 1
     assert report["freshness"]["p50_ms"] > 0
-    for name in ("loss", "auc", "stages", "freshness", "timeline"):
+    # The numbers that must not be 0 are complaints.
+    assert report["checkpoints"]["row_dtype"] == "adaptive4"
+    assert report["checkpoints"]["compared"] >= 1
+    for name in ("loss", "auc", "stages", "freshness", "versions", "timeline"):
         ElementTree.parse(tmp_path / "plots" / f"{name}.svg")
     events = json.loads((tmp_path / "plots" / "timeline.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == set(range(WORLD))
+    stages = {event["name"] for event in events}
+    assert {"arrange", "compact", "copy", "publish", "store"} <= stages
+    assert "arrange" in (tmp_path / "plots" / "timeline.svg").read_text()
     assert "Passed." in (tmp_path / "plots" / "index.html").read_text()
     check_nothing_stays(tmp_path)
 

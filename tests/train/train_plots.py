@@ -10,7 +10,7 @@ import pytest
 
 from examples.demo.training import measures, plots
 from examples.demo.training.task import WORLD
-from tests.python.demo.test_training import make_reports, report
+from tests.python.demo.test_training import make_history, make_reports, report
 
 
 def test_plots_are_drawn(tmp_path: Path) -> None:
@@ -24,10 +24,11 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
     reports = make_reports()
     served = [measures.Served(version, 100.0, False) for version in reports.versions]
     outages = [measures.Outage("trainer killed", 10, 1.0, 2.0)]
-    plots.write_plots(folder, work, plots.Facts(report(), reports, served, outages))
+    facts = plots.Facts(report(), reports, served, outages, make_history())
+    plots.write_plots(folder, work, facts)
     names = {path.name for path in folder.iterdir()}
     assert names == {
-        *(f"{name}.svg" for name in ("loss", "auc", "freshness", "stages", "timeline")),
+        *(f"{name}.svg" for name in ("loss", "auc", "freshness", "stages", "versions", "timeline")),
         *("timeline.json", "report.json", "index.html"),
     }
     for path in folder.glob("*.svg"):
@@ -40,8 +41,11 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
     }
     assert pids == {0, 1}
     assert json.loads((folder / "report.json").read_text())["passed"] is True
+    versions = (folder / "versions.svg").read_text()
+    assert "until it is purged" in versions
+    assert "are merged" in versions
     page = (folder / "index.html").read_text()
-    assert all(f'src="{name}.svg"' in page for name in ("loss", "auc", "freshness", "stages"))
+    assert all(f'src="{name}.svg"' in page for name in ("loss", "auc", "versions", "stages"))
 
 
 @pytest.mark.parametrize("points", [[], [(1.0, 0.5)], [(1.0, 0.5), (2.0, 0.5)], [(0.0, 0.0)]])

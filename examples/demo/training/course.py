@@ -22,23 +22,40 @@ from examples.demo.trace import Trace
 from examples.demo.traffic import Mode, Traffic, latency_of
 from examples.demo.training import Data, scoring
 from examples.demo.training.live import Live, same
-from examples.demo.training.measures import Outage, Reports, Served, fresh_of, served_of, stages_of
+from examples.demo.training.measures import (
+    Outage,
+    Reports,
+    Served,
+    Version,
+    checkpoints_of,
+    fresh_of,
+    served_of,
+    stages_of,
+)
 from examples.demo.training.plots import Facts, write_plots
 from examples.demo.training.ranks import RankReport, Ranks
 from examples.demo.training.report import FinalScores, ServerBack, TrainerBack, TrainingReport
 from examples.demo.training.screen import TrainingLines, TrainingScreen
+from examples.demo.training.snapshots import (
+    Trained,
+    has_snapshot,
+    read_snapshot,
+    remove_snapshots,
+)
 from examples.demo.training.task import DIM, SOURCES, WORLD, Settings, Task
+from examples.demo.training.upkeep import History, TendingProcess, check_kept
 from petps.checkpoint import Store
 from petps.errors import InternalError, InvalidArgument, Unavailable
 from petps.pool import Pool
 
 __all__ = ["Course", "Options"]
 
-SCORES: Final = 12  # versions to score, about
 TRAINER_KILLED_AT: Final = 0.4  # of the steps
 SERVER_KILLED_AT: Final = 0.75
 PULLS_PER_SECOND: Final = 100  # during training, on the same two processors
 SERVABLE_SECONDS: Final = 120.0
+TENDED_SECONDS: Final = 60.0  # until the last merge and the first purge, after the last step
+TENDED_POLL_SECONDS: Final = 0.1
 DEADLINE_MS: Final = 30_000
 COMPARE_KEYS: Final = 10_000  # keys per pull of the comparison
 TOO_SHORT: Final = "training ended before trainer and server were killed: take more --ratings"
@@ -83,8 +100,8 @@ class Course:
             processors=os.cpu_count() or 1,
             plots=str(options.plots),
         )
-        self._score_every = task.store_every * max(1, task.steps // task.store_every // SCORES)
-        self._score_from = self._score_every
+        self._history = History(self._settings.path("store"))
+        self._life = self._restored = 0  # of the trainer; the step at which this life began
         self._outages: list[Outage] = []
         self._served_versions: list[Served] = []
         self._messages: dict[str, Any] = {}  # the server's own freshness, up to the first kill
@@ -96,6 +113,7 @@ class Course:
         self._traffic: Traffic
         self._client: petps_client.Client
         self._live: Live
+        self._tending: TendingProcess
 
     def run(self) -> TrainingReport:
         """Run all steps and return the report. Raise errors of petps.errors.
@@ -119,10 +137,14 @@ class Course:
             self._kill_server()
             self._follow(None)
             self._measure()
+            self._stop_tending()
             self._compare()
+            self._check_store()
             self._server.stop_cleanly()
         self._report.seconds = round(time.monotonic() - started, 1)
-        facts = Facts(self._report, self._reports, self._served_versions, self._outages)
+        facts = Facts(
+            self._report, self._reports, self._served_versions, self._outages, self._history
+        )
         write_plots(self._options.plots, self._settings.path("."), facts)
         return self._report
 
@@ -155,12 +177,22 @@ class Course:
         self._client = stack.enter_context(petps_client.connect(url, deadline_ms=DEADLINE_MS))
         on_scored = self._report.scored.append
         self._live = stack.enter_context(
-            Live(task, store, self._client, self._traffic.newest_version, server.ingest, on_scored)
+            Live(
+                task,
+                store,
+                self._read_snapshot,
+                self._client,
+                self._traffic.newest_version,
+                server.ingest,
+                on_scored,
+            )
         )
         self._ranks = stack.enter_context(Ranks(settings))
+        self._tending = stack.enter_context(TendingProcess(folder, store))
         with self._screen.show_spinner("starting the trainer's processes, which import PyTorch"):
             started = self._ranks.start()
             self._wait_for(lambda event: event.kind == "ready")
+        self._tending.start()  # the store exists now
         self._screen.print_training(self._report, time.monotonic() - started)
 
     # ---- during training
@@ -171,19 +203,51 @@ class Course:
         Raise an error if the server, the scoring or a rank has failed.
         """
         self._server.check_running()
+        if self._reports.step > 0:
+            self._tending.check_running()
+        self._observe_store()
         if self._live.error is not None:
             raise self._live.error
         if self._reports.ended == WORLD:
             return None
         event = self._ranks.next()
         self._reports.add(event)
-        if event.kind == "stored" and event.fields["step"] >= self._score_from:
-            step = event.fields["step"]
-            version = self._reports.version_of(step)
+        if event.kind == "ready":
+            self._life, self._restored = event.life, event.fields["restored"]
+        if event.kind == "stored" and self._task.is_scored(event.fields["step"]):
+            version = self._reports.version_of(event.fields["step"])
             if version is not None:
-                self._score_from = step - step % self._score_every + self._score_every
                 self._live.request(version)
         return event
+
+    def _observe_store(self) -> None:
+        """Note what the store holds now, and remove the snapshots that nothing needs any more."""
+        if not self._history.observe():
+            return
+        listed = self._history.listed
+        newest = max(listed, default=0)
+
+        def is_needed(life: int, step: int) -> bool:
+            is_listed = step in listed and life == self._life_of(step)
+            return is_listed or (step > newest and life == self._life)
+
+        remove_snapshots(self._settings, is_needed)
+
+    def _life_of(self, step: int) -> int:
+        """Return the life of the trainer that wrote the store's version of this step."""
+        return self._life if step > self._restored else 0
+
+    def _read_snapshot(self, version: Version) -> dict[str, Trained] | None:
+        return self._read_trained(version.life, version.step)
+
+    def _read_trained(self, life: int, step: int) -> dict[str, Trained] | None:
+        """Return the trainer's rows after a step, or None if they were removed or not written."""
+        if not has_snapshot(self._settings, life, step):
+            return None
+        try:
+            return read_snapshot(self._settings, life, step)
+        except FileNotFoundError:
+            return None
 
     def _ingest(self) -> dict[str, Any]:
         ingest = self._server.ingest()
@@ -311,6 +375,27 @@ class Course:
             to_served=round(served_at - killed, 3),
             catch_ups=self._catch_ups + _catch_ups(self._ingest()),
         )
+
+    def _stop_tending(self) -> None:
+        """Wait until the store has been merged and purged, and stop the process that does it."""
+        history, deadline = self._history, time.monotonic() + TENDED_SECONDS
+        with self._screen.show_spinner("waiting until the store is merged and purged"):
+            while True:
+                self._tending.check_running()
+                history.observe(at_once=True)
+                if (history.merges and history.purged) or time.monotonic() > deadline:
+                    break
+                time.sleep(TENDED_POLL_SECONDS)
+        self._tending.stop()
+
+    def _check_store(self) -> None:
+        """Restore every version that the store has kept, and compare it with the trainer's rows."""
+        with self._screen.show_spinner("restoring every version that the store has kept"):
+            kept = check_kept(
+                Store.open(self._settings.path("store")),
+                lambda step: self._read_trained(self._life_of(step), step),
+            )
+        self._report.checkpoints = checkpoints_of(self._reports, self._history, kept)
 
     def _compare(self) -> None:
         """Compare the last version: every row, and the score of every held-out sample."""

@@ -2,14 +2,15 @@
 
 The server continues to apply deltas during a pull. The pulled rows are of exactly one version if,
 after the pull, the log ends with that version's commit and the server has applied all of it. Then
-the trainer's own rows of that version, from the checkpoint store, must give the same scores.
-Otherwise the rows are of that version or newer, and only their loss is reported.
+the trainer's own rows of that version must give the same scores. They come from a snapshot, because
+the store rounds rows. Otherwise the rows are of that version or newer, and only their loss is
+reported.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -19,10 +20,11 @@ from examples.demo.dlrm import Logits, area_under_curve, log_loss
 from examples.demo.training import scoring
 from examples.demo.training.measures import Version
 from examples.demo.training.report import Scored
+from examples.demo.training.snapshots import Trained
 from examples.demo.training.task import Task
 from petps.checkpoint import Store
 from petps.checkpoint.published import Published
-from petps.errors import DeadlineExceeded
+from petps.errors import DataLoss, DeadlineExceeded, NotFound
 
 __all__ = ["Live", "same"]
 
@@ -37,6 +39,7 @@ def same(first: Logits, second: Logits) -> bool:
 class Live:
     """A thread that scores the version requested last, and calls ``on_scored`` with the result.
 
+    ``read_snapshot`` returns the trainer's rows of a version, or None if they were removed.
     ``newest_version`` returns the version of the last pull. ``ingest`` returns the server's status
     of ingest. ``error`` is the error that terminated the thread.
     """
@@ -45,6 +48,7 @@ class Live:
         self,
         task: Task,
         store: Path,
+        read_snapshot: Callable[[Version], Mapping[str, Trained] | None],
         client: petps_client.Client,
         newest_version: Callable[[], int],
         ingest: Callable[[], dict[str, Any] | None],
@@ -52,6 +56,7 @@ class Live:
     ) -> None:
         self._task = task
         self._store = store
+        self._read_snapshot = read_snapshot
         self._client = client
         self._newest_version = newest_version
         self._ingest = ingest
@@ -74,7 +79,7 @@ class Live:
         self._thread.join()
 
     def request(self, version: Version) -> None:
-        """Score this version, which the store must have. It replaces an earlier waiting request."""
+        """Score this version, which has a snapshot. It replaces an earlier waiting request."""
         with self._wake:
             self._requested = version
             self._wake.notify()
@@ -126,8 +131,19 @@ class Live:
             bags = scoring.served_bags(self._client, self._task, version.version)
             logits = self._scorer.score(weights, bags)
             after = self._ingest()
+            published = Published.of(store, version.step)
+            exact_weights = scoring.weights_of_version(store, version.step)
+        except (NotFound, DataLoss):
+            if self._is_purged(version.step):
+                return
+            raise
         except petps_client.PetpsError:  # the kill; the course notices any other failure
             return
+        rows = self._read_snapshot(version)
+        equal: bool | None = None
+        if rows is not None and published is not None and _is_exactly(after, published):
+            bags = scoring.trained_bags(scoring.rows_of_snapshot(rows))
+            equal = same(logits, self._scorer.score(exact_weights, bags))
         labels = self._scorer.labels
         self._on_scored(
             Scored(
@@ -137,24 +153,19 @@ class Live:
                 training_loss=version.training_loss,
                 log_loss=log_loss(logits, labels),
                 auc=area_under_curve(logits, labels),
-                equal=self._compare(store, version.step, after, logits),
+                equal=equal,
             )
         )
 
-    def _compare(
-        self, store: Store, step: int, after: dict[str, Any] | None, logits: Logits
-    ) -> bool | None:
-        """Return whether the trainer's rows score the same, or None if newer rows were served."""
-        published = Published.of(store, step)
-        if after is None or published is None or not _is_exactly(after, published):
-            return None
-        rows = scoring.rows_of_version(store, step, self._task)
-        weights = scoring.weights_of_version(store, step)
-        return same(logits, self._scorer.score(weights, scoring.trained_bags(rows)))
+    def _is_purged(self, step: int) -> bool:
+        versions = Store.open(self._store).state.versions()
+        return all(entry.version != step for entry in versions)
 
 
-def _is_exactly(ingest: dict[str, Any], published: Published) -> bool:
+def _is_exactly(ingest: dict[str, Any] | None, published: Published) -> bool:
     """Return whether the log ends with the version, and the server has applied all of it."""
+    if ingest is None:
+        return False
     position = published.position
     return all(
         progress["lag_records"] == 0

@@ -5,15 +5,29 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from examples.demo.traffic import Sample
 from examples.demo.training.ranks import RankReport
-from examples.demo.training.report import Fresh, Stages
+from examples.demo.training.report import Checkpoints, Fresh, Stages
+from examples.demo.training.task import DIM
+from examples.demo.training.upkeep import History, Kept
 
-__all__ = ["Outage", "Reports", "Served", "Version", "fresh_of", "served_of", "stages_of"]
+__all__ = [
+    "Outage",
+    "Reports",
+    "Served",
+    "Version",
+    "checkpoints_of",
+    "fresh_of",
+    "served_of",
+    "stages_of",
+]
+
+# Bytes of a key, its row and its optimizer state (one value), as float32.
+EXACT_BYTES: Final = 8 + 4 * (DIM + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +66,7 @@ class Reports:
 
     steps: list[RankReport] = field(default_factory=list)
     versions: list[Version] = field(default_factory=list)
+    stored: list[RankReport] = field(default_factory=list)
     stages: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
     ended: int = 0
     step: int = 0
@@ -72,6 +87,8 @@ class Reports:
             self._losses.append(fields["loss"])
         elif event.kind == "stages":
             self.stages[event.life, event.rank] = fields
+        elif event.kind == "stored":
+            self.stored.append(event)
         elif event.kind == "ended":
             self.ended += 1
         elif event.kind == "version":
@@ -119,6 +136,49 @@ def stages_of(reports: Reports, samples_per_step: int) -> Stages:
         stages_ms={
             name: round(1e3 * total / max(1, staged_steps), 3) for name, total in totals.items()
         },
+    )
+
+
+def checkpoints_of(reports: Reports, history: History, kept: Kept) -> Checkpoints:
+    """Compute how the store's versions were written and kept in order."""
+    stages = reports.stages.values()
+    copied = sum(rank_stages["seconds"].get("copy", 0.0) for rank_stages in stages)
+    trained = sum(event.fields["seconds"] for event in reports.steps)
+    ranks = max(1, len({rank for _, rank in reports.stages}))
+    ratios = [rank_stages["dedup"] for rank_stages in stages]
+    given, clustered = np.mean(ratios, axis=0) if ratios else (0.0, 0.0)
+    versions = history.versions.values()
+    dtypes = sorted({version.row_dtype for version in versions})
+    return Checkpoints(
+        versions=len(reports.stored),
+        steps_behind=sum(_steps_during(reports, event) for event in reports.stored),
+        copy_share=round(copied / ranks / trained, 4) if trained else 0.0,
+        behind_s=round(
+            float(np.mean([event.at - event.fields["begin"] for event in reports.stored] or [0])), 3
+        ),
+        row_dtype="f32" if "f32" in dtypes else ", ".join(dtypes),
+        stored_bytes=sum(version.bytes for version in versions),
+        exact_bytes=sum(version.rows for version in versions) * EXACT_BYTES,
+        dedup_given=round(float(given), 3),
+        dedup_clustered=round(float(clustered), 3),
+        ids_dropped=sum(rank_stages["compacted"] for rank_stages in stages),
+        merges=len(history.merges),
+        resets=history.resets,
+        purged=len(history.purged),
+        kept=kept.versions,
+        compared=kept.compared,
+        rows_compared=kept.rows,
+        problems=kept.problems,
+    )
+
+
+def _steps_during(reports: Reports, stored: RankReport) -> int:
+    """Return the number of steps that ended between the copy of a version and its commit."""
+    return sum(
+        step.life == stored.life
+        and step.fields["number"] > stored.fields["step"]
+        and step.at < stored.at
+        for step in reports.steps
     )
 
 

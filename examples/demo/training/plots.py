@@ -13,10 +13,12 @@ from typing import Final
 from examples.demo.training.measures import Outage, Reports, Served
 from examples.demo.training.report import TrainingReport
 from examples.demo.training.task import WORLD
+from examples.demo.training.upkeep import History
+from petps.checkpoint.store import BASE
 from petps.errors import IoError
 from petps.train.timeline import new_figure, save_figure
 
-__all__ = ["Facts", "draw_bars", "draw_curves", "make_folder", "write_plots"]
+__all__ = ["Facts", "draw_bars", "draw_curves", "draw_versions", "make_folder", "write_plots"]
 
 STEPS_PER_POINT: Final = 10  # of the training loss
 
@@ -31,6 +33,7 @@ class Facts:
     reports: Reports
     served: Sequence[Served]
     outages: Sequence[Outage]
+    history: History
 
 
 def make_folder(folder: Path) -> None:
@@ -84,6 +87,7 @@ def write_plots(folder: Path, work: Path, facts: Facts) -> None:
         logarithmic=True,
     )
     draw_bars(folder / "stages.svg", "A step by stage, mean of a rank", "ms", _stages(facts.report))
+    draw_versions(folder / "versions.svg", facts.history, facts.outages)
     timelines = [work / f"timeline-{rank}.json" for rank in range(WORLD)]
     if all(timeline.exists() for timeline in timelines):
         events = [
@@ -158,19 +162,60 @@ def draw_bars(path: Path, title: str, unit: str, values: Mapping[str, float]) ->
     save_figure(figure, path)
 
 
+def draw_versions(path: Path, history: History, outages: Sequence[Outage]) -> None:
+    """Draw an SVG of the store over time: a bar for each version, a mark for each merge.
+
+    A bar begins when the version is written, and ends when it is purged.
+    """
+    versions = sorted(history.versions.values(), key=lambda version: version.begin)
+    ends = [version.end or version.begin for version in versions]
+    merges = list(history.merges.values())
+    begin = min((version.begin for version in versions), default=0.0)
+    end = max([*ends, *(merge.at for merge in merges), begin]) + 1
+    names = list(dict.fromkeys(str(version.version) for version in versions))
+    figure = new_figure(1.5 + 0.25 * len(names))
+    axes = figure.subplots()
+    axes.set(title="Versions of the store", xlabel="seconds", ylabel="version (its step)")
+    for color, label, chosen in (
+        ("C0", "base", [version for version in versions if version.kind == BASE]),
+        ("C1", "delta", [version for version in versions if version.kind != BASE]),
+    ):
+        axes.barh(
+            [names.index(str(version.version)) for version in chosen],
+            [(version.end or end) - version.begin for version in chosen],
+            left=[version.begin - begin for version in chosen],
+            color=color,
+            label=f"{label}, until it is purged",
+        )
+    rows = [names.index(str(merge.last)) for merge in merges if str(merge.last) in names]
+    times = [merge.at - begin for merge in merges if str(merge.last) in names]
+    axes.plot(times, rows, "kD", label="deltas up to this version are merged")
+    for outage in outages:
+        axes.axvline(outage.begin - begin, color="red", linestyle="--")
+        axes.annotate(outage.what, (outage.begin - begin, 0.97), color="red", rotation=90,
+                      xycoords=("data", "axes fraction"), ha="right", va="top")  # fmt: skip
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    figure.legend(loc="outside right upper")
+    save_figure(figure, path)
+
+
 def _page(report: TrainingReport) -> str:
     """Return one page with all plots, which loads nothing from other sites."""
     summary = (
         f"A DLRM on {report.ratings:,} {report.data}, trained by {report.workers} processes, and "
         f"served and scored during training. {'Passed' if report.passed else 'FAILED'}."
     )
-    names = ("loss", "auc", "freshness", "stages", "timeline")
+    names = ("loss", "auc", "freshness", "stages", "versions", "timeline")
     images = "\n".join(f'<p><img src="{name}.svg" alt="{name}"></p>' for name in names)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>petps demo --train</title>\n'
         f"<body><h1>petps demo --train</h1><p>{escape(summary)} All figures: "
         '<a href="report.json">report.json</a>; <a href="timeline.json">timeline.json</a> opens '
         "in chrome://tracing or Perfetto.</p>\n"
-        f"{images}\n<p>The last plot shows four steps of rank 0, with the work ahead for later "
-        "steps: a row for each thread, a color for each batch.</p></body></html>\n"
+        f"{images}\n<p>The last plot shows the steps of rank 0 while a version is written: a row "
+        "for each thread, a color for each batch. Training waits for a copy; log and store follow "
+        "behind it. Each batch is clustered (arrange), and repeated ids are dropped now and then "
+        "(compact). The plot above it shows what a process beside the training does with the "
+        "store: it merges deltas and purges versions.</p></body></html>\n"
     )

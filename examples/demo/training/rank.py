@@ -8,8 +8,9 @@ each; "at", "begin" and "end" are CLOCK_MONOTONIC seconds:
   step      number, loss, seconds, exposed, crossing, lookup_stall,
             stall: the wait for versions                               rank 0 only
   version   version, step, begin: a version of the log exists          rank 0 only
-  stored    step: the store has a version of that step                 rank 0 only
-  stages    seconds by stage, and the number of steps
+  stored    step, begin: the store has a version of that step          rank 0 only
+  stages    seconds by stage, and the number of steps; compacted: how many repeated ids were
+            dropped; dedup: the dedup ratio of all batches, in the given order and clustered
   ended
 """
 
@@ -22,7 +23,6 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import closing
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -30,26 +30,45 @@ from torch import distributed
 
 from examples.demo.trainer import MODEL
 from examples.demo.training.model import Loader, Ranker
-from examples.demo.training.task import MICRO_BATCHES, WORLD, Settings, Task
+from examples.demo.training.rebase import write_restored_base
+from examples.demo.training.snapshots import Snapshots
+from examples.demo.training.task import MICRO_BATCHES, POLICY, WORLD, Settings, Task
 from petps.checkpoint import POLICIES, Store
-from petps.errors import AlreadyExists, PetpsError
+from petps.errors import PetpsError
+from petps.publish import Publisher
 from petps.train import (
+    ByKeys,
     Every,
     Links,
     Pipeline,
     PipelineOptions,
     RankedOutput,
     Timeline,
+    open_store,
     publisher_of,
-    store_tables,
 )
-from petps.train.ranks import Written
+from petps.train.ranks import Restored, Written
+from petps.train.tracker import Tracker
 
 __all__ = ["main"]
 
 TRACED_AT: Final = 0.6  # of the steps: after the trainer's kill, before the server's
-TRACED_STEPS: Final = 4
+TRACED_STEPS_MAX: Final = 24  # if writing the traced version takes longer, its beginning is cut off
+# Stages that are not part of each step, or are short: they have rows of their own in the picture.
+OWN_ROWS: Final = ("arrange", "compact", "copy")
 FAILED: Final = 3
+
+
+class CountingTracker(Tracker):
+    """A tracker that counts the repeated ids that compact() drops."""
+
+    dropped = 0
+
+    def compact(self) -> int:
+        """See Tracker."""
+        dropped = super().compact()
+        self.dropped += dropped
+        return dropped
 
 
 class Rank:
@@ -62,6 +81,9 @@ class Rank:
         self.task = Task(settings)
         self._timeline = Timeline(keep=True)
         self._steps = 0
+        self._tracker = CountingTracker()
+        self._arrange = ByKeys(MICRO_BATCHES, seed=settings.seed)
+        self._is_traced = False
         self._model = Ranker(self.task, settings.seed)
         self._reporting = threading.Lock()
 
@@ -78,7 +100,13 @@ class Rank:
 
     def report_stages(self) -> None:
         """Print the seconds of each stage so far."""
-        self.report("stages", seconds=self._timeline.totals(), steps=self._steps)
+        self.report(
+            "stages",
+            seconds=self._timeline.totals(),
+            steps=self._steps,
+            compacted=self._tracker.dropped,
+            dedup=self._arrange.ratios,
+        )
 
     def run(self) -> None:
         """Train from the newest version to the last step."""
@@ -92,18 +120,18 @@ class Rank:
         links = Links.of_processes()
         optimizer = self._model.optimizer()
         started = time.monotonic()
-        with closing(self.task.log()) as log, self.task.tables(self._rank) as tables:
+        with (
+            closing(self.task.log()) as log,
+            self.task.tables(self._rank, self._tracker) as tables,
+        ):
             opened = time.monotonic()
-            if self._rank == 0:
-                _make_store(settings.path("store"), tables)
-            links.dense.all_gather(torch.zeros(1))  # wait until the store exists
-            store = Store.open(settings.path("store"))
+            store = open_store(settings.path("store"), MODEL, tables, links)
             publisher = publisher_of(log, MODEL, tables, links.dense)
             with RankedOutput(
                 tables,
                 links,
                 store=store,
-                policy=POLICIES["2d"](),
+                policy=POLICIES[POLICY](),
                 checkpoint=Every(steps=self.task.store_every),
                 publisher=publisher,
                 publish=Every(steps=self.task.publish_every),
@@ -111,11 +139,14 @@ class Rank:
                 optimizer=optimizer,
                 dense=self._write_dense,
                 staging=settings.path("staging"),
+                arrange=False,
                 on_version=self._report_version,
+                timeline=self._timeline,
             ) as feed:
                 restored = feed.restore()
                 first = restored.step + 1
-                publisher.begin_continue(restored.position)
+                self._begin_run(publisher, store, links, restored)
+                snapshots = Snapshots(settings, self.task, tables, self._life, self._timeline)
                 now = time.monotonic()
                 seconds = {"open_s": opened - started, "restore_s": now - opened}
                 self.report("ready", restored=first - 1, **seconds)
@@ -124,9 +155,9 @@ class Rank:
                     tables,
                     iter(Loader(self.task, self._rank, first)),
                     optimizer=optimizer,
-                    options=PipelineOptions(MICRO_BATCHES, first_step=first),
+                    options=PipelineOptions(MICRO_BATCHES, arrange=self._arrange, first_step=first),
                     links=links,
-                    hooks=[feed],
+                    hooks=[snapshots, feed],
                     timeline=self._timeline,
                 ) as pipeline:
                     self._train(pipeline)
@@ -134,9 +165,8 @@ class Rank:
         self.report("ended")
 
     def _train(self, pipeline: Pipeline) -> None:
-        # Trace steps between two versions, because a step that writes a version takes longer.
-        every = self.task.publish_every
-        traced = round(TRACED_AT * self.task.steps / every) * every + every // 2
+        every = self.task.store_every
+        traced = round(TRACED_AT * self.task.steps / every) * every
         for step in pipeline:
             self._steps += 1
             self.report_once(
@@ -149,13 +179,39 @@ class Rank:
                 lookup_stall=step.lookup_stall,
                 stall=step.hooks,
             )
-            if step.number % every == 0:
+            if step.number % self.task.publish_every == 0:
                 self.report_stages()
-            if step.number == traced:
-                name = f"timeline-{self._rank}"
-                self._timeline.draw(self._settings.path(f"{name}.svg"), batches=TRACED_STEPS)
-                self._timeline.write(self._settings.path(f"{name}.json"), rank=self._rank)
+            if step.number >= traced:
+                self._trace(traced, step.number)
+        self._trace(traced, self.task.steps)  # no later step saw the end of the traced version
         self.report_stages()
+
+    def _trace(self, first: int, last: int) -> None:
+        """Draw the time line once, when the store has a version of step ``first`` or later."""
+        if self._is_traced:
+            return
+        stored = (span.batch for span in self._timeline.spans() if span.stage == "store")
+        begin = next((step for step in stored if step >= first), None)
+        if begin is None:
+            return
+        self._is_traced = True
+        path = self._settings.path(f"timeline-{self._rank}")
+        batches = min(last - begin + 2, TRACED_STEPS_MAX)
+        self._timeline.draw(path.with_suffix(".svg"), batches=batches, own_rows=OWN_ROWS)
+        self._timeline.write(path.with_suffix(".json"), rank=self._rank)
+
+    def _begin_run(
+        self, publisher: Publisher, store: Store, links: Links, restored: Restored
+    ) -> None:
+        """Begin the run of the log with the version that was restored as its base; see rebase.py."""
+        if restored.step == 0:
+            publisher.begin_continue(restored.position)
+            return
+        base, version = self._settings.path(f"base-{self._life}"), publisher.version + 1
+        if self._rank == 0:
+            write_restored_base(base, store, restored.step, version)
+        links.dense.all_gather(torch.zeros(1))  # no server may read the marker before the base
+        publisher.begin_base(str(base), version=version, step=restored.step)
 
     def _report_version(self, written: Written) -> None:
         if written.kind == "publish":
@@ -163,7 +219,7 @@ class Rank:
                 "version", version=written.version, step=written.step, begin=written.begin
             )
         else:
-            self.report_once("stored", step=written.step)
+            self.report_once("stored", step=written.step, begin=written.begin)
 
     def _write_dense(self, step: int, state: Mapping[str, Any]) -> str:
         """Write the version's dense weights, on rank 0, and return their location."""
@@ -175,13 +231,6 @@ class Rank:
         torch.save(dense, part)
         part.replace(path)
         return str(path)
-
-
-def _make_store(path: Path, tables: Any) -> None:
-    try:
-        Store.create(path, MODEL, store_tables(tables))
-    except AlreadyExists:
-        return
 
 
 def _end_with_input() -> None:

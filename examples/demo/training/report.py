@@ -9,6 +9,7 @@ from examples.demo.report import Comparison
 from examples.demo.traffic import Latency
 
 __all__ = [
+    "Checkpoints",
     "FinalScores",
     "Fresh",
     "Scored",
@@ -91,14 +92,67 @@ class Stages:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """The numbers that show how the store's versions were written and kept in order.
+
+    Staged: steps_behind, the steps trained while a version of the store was being written;
+    copy_share, the share of the training time in which training waited for copies, of the store's
+    and of the log's versions; behind_s, the mean from a copy until the store's version existed.
+    Quantised: row_dtype, as which rows are stored; stored_bytes of all versions, with keys and
+    filters, and exact_bytes of the same keys, rows and state as float32, without filters.
+    Clustered: dedup_given and dedup_clustered, the dedup ratios of all batches of all ranks.
+    Compacted: ids_dropped, repeated ids. Merged: merges seen; resets, the bases after the first.
+    Purged: versions deleted. Kept: versions still in the store at the end, of which ``compared``
+    were compared with the trainer's rows; problems: what is wrong with them.
+    """
+
+    versions: int
+    steps_behind: int
+    copy_share: float
+    behind_s: float
+    row_dtype: str
+    stored_bytes: int
+    exact_bytes: int
+    dedup_given: float
+    dedup_clustered: float
+    ids_dropped: int
+    merges: int
+    resets: int
+    purged: int
+    kept: int
+    compared: int
+    rows_compared: int
+    problems: list[str]
+
+    @property
+    def complaints(self) -> list[str]:
+        """Return what did not happen, and what is wrong with a version that the store kept."""
+        has_happened = {
+            "no step was trained while a version was written: not staged": self.steps_behind > 0,
+            f"rows are stored as {self.row_dtype}, in {self.stored_bytes:,} bytes instead of "
+            f"{self.exact_bytes:,}: not quantised": self.row_dtype != "f32"
+            and 0 < self.stored_bytes < self.exact_bytes,
+            "micro-batches have as many keys as before: not clustered": 0
+            < self.dedup_clustered
+            < self.dedup_given,
+            "no repeated id was dropped: not compacted": self.ids_dropped > 0,
+            "the store has no merged chunk: not merged": self.merges > 0,
+            "the store has every version: not purged": self.purged > 0,
+            "no version that the store kept was compared": self.rows_compared > 0,
+        }
+        complaints = [complaint for complaint, happened in has_happened.items() if not happened]
+        return [*complaints, *(f"the store: {problem}" for problem in self.problems)]
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerBack:
     """kill -9 of the trainer at ``step``, and the new run from step ``restored`` on. In seconds.
 
     unlearnt: the number of versions of the log that the new run does not have. to_first_step:
     from the kill; open and restore are parts of it: reopening the ranks' pools, and rolling them
     back to the version. to_served: from the kill to the first pull that returns a version of the
-    new run. catch_ups: the number of partitions that the server made equal to a version of the
-    store because of that.
+    new run. catch_ups: the number of partitions that the server made equal to the version of the
+    store with which the new run begins.
     """
 
     step: int
@@ -155,6 +209,7 @@ class TrainingReport:
     freshness: Fresh | None = None
     pull: Latency | None = None
     stages: Stages | None = None
+    checkpoints: Checkpoints | None = None
     final: FinalScores | None = None
     comparison: Comparison | None = None
     seconds: float = 0.0
@@ -179,6 +234,10 @@ class TrainingReport:
         ]
         if self.compared == 0:
             complaints.append("no version was compared during training")
+        if self.checkpoints is None:
+            complaints.append("the store was not checked")
+        else:
+            complaints += self.checkpoints.complaints
         if self.final is None or self.comparison is None:
             return [*complaints, "the last version was not compared"]
         if self.comparison.wrong:
@@ -194,7 +253,7 @@ class TrainingReport:
 
     @property
     def passed(self) -> bool:
-        """Whether both were killed and restarted, and every row and every score is equal."""
+        """Whether nothing failed; see complaints."""
         return not self.complaints
 
     def as_json(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from petps_client.torch import EmbeddingBagCollection
 from examples.demo.dlrm import Logits, compute_logits
 from examples.demo.ratings import Keys
 from examples.demo.training.model import dense_part
+from examples.demo.training.snapshots import Trained
 from examples.demo.training.task import DIM, WORLD, Task
 from petps.checkpoint import Store
 from petps.train.restored import DENSE
@@ -26,6 +27,7 @@ __all__ = [
     "Rows",
     "Scorer",
     "rows_of_pools",
+    "rows_of_snapshot",
     "rows_of_version",
     "served_bags",
     "served_weights",
@@ -98,7 +100,7 @@ def trained_bags(tables: Mapping[str, Rows]) -> Bags:
 
 
 def rows_of_version(store: Store, version: int, task: Task) -> dict[str, Rows]:
-    """Read the trainer's rows of a version of the store, by field."""
+    """Read the rows of a version of the store, by field, as the store has rounded them."""
     rows_by_field = {}
     for name in task.fields:
         columns = store.tables_of(version)[name].columns
@@ -109,6 +111,11 @@ def rows_of_version(store: Store, version: int, task: Task) -> dict[str, Rows]:
             rows.append(row_column.values(piece.columns[ROW]))
         rows_by_field[name] = Rows(np.concatenate(keys), np.concatenate(rows))
     return rows_by_field
+
+
+def rows_of_snapshot(trained: Mapping[str, Trained]) -> dict[str, Rows]:
+    """Return the rows of a snapshot, by field."""
+    return {name: Rows(table.keys, table.columns[ROW]) for name, table in trained.items()}
 
 
 def rows_of_pools(task: Task) -> dict[str, Rows]:

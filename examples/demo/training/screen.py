@@ -10,7 +10,13 @@ from rich.text import Text
 from examples.demo.processes import ServerProcess
 from examples.demo.screen import GrowingTable, Steps, make_figures
 from examples.demo.traffic import KEYS_PER_PULL
-from examples.demo.training.report import Scored, ServerBack, TrainerBack, TrainingReport
+from examples.demo.training.report import (
+    Checkpoints,
+    Scored,
+    ServerBack,
+    TrainerBack,
+    TrainingReport,
+)
 
 __all__ = ["TrainingLines", "TrainingScreen"]
 
@@ -70,7 +76,8 @@ class TrainingScreen(Steps):
             f"{report.workers} processes, {report.steps} steps of "
             f"{report.workers * report.batch} samples; ready after {seconds:.1f} s",
             "petps.train: each process keeps rows and optimizer state in a pool, mode nested; "
-            "held-out samples are scored by served rows during training",
+            "held-out samples are scored by served rows during training; another process merges "
+            "and purges the checkpoint store",
         )
         self._console.print()
 
@@ -87,8 +94,8 @@ class TrainingScreen(Steps):
             f"first step {back.to_first_step:.1f} s after the kill, from step {back.restored} on: "
             f"pools reopened in {1e3 * back.open:.0f} ms, rolled back in "
             f"{1e3 * back.restore:.0f} ms; the rest is the start of Python and PyTorch",
-            f"the new run does not have {back.unlearnt} published versions: a server that has them "
-            "catches up to the next version of the store",
+            f"the new run does not have {back.unlearnt} published versions: it begins with the "
+            "restored version, and the server makes its rows equal to it",
         )
         self._console.print()
 
@@ -181,7 +188,7 @@ def _figures_of(report: TrainingReport) -> Table:
         f"{stages.samples_per_second:,.0f} samples/s; each step waits "
         f"{stages.lookup_stall_ms:.2f} ms for rows",
     )
-    ahead = ("prefetch", "route", "exchange", "retrieve", "write-back")
+    ahead = ("prefetch", "arrange", "route", "exchange", "retrieve", "write-back")
     for label, names, threads in (
         ("  ahead", ahead, "on threads of their own"),
         ("  computed", ("freshen", "dense", "reduce", "update"), "on the caller's thread"),
@@ -197,6 +204,8 @@ def _figures_of(report: TrainingReport) -> Table:
         f"of {stages.crossing_ms:.1f} ms; all processes share {report.processors} processors, "
         "which also do the crossing",
     )
+    if report.checkpoints is not None:
+        _add_checkpoints(table, report.checkpoints)
     if report.trainer_back is not None:
         table.add_row(
             "trainer back",
@@ -213,3 +222,40 @@ def _figures_of(report: TrainingReport) -> Table:
             f"{report.server_back.exec_to_first_pull_ms:.0f} ms from exec (Python and its imports)",
         )
     return table
+
+
+def _add_checkpoints(table: Table, checkpoints: Checkpoints) -> None:
+    """Add a line for each of staged, quantised, clustered, compacted, merged, purged, kept."""
+    table.add_row(
+        "staged",
+        f"{100 * checkpoints.copy_share:.2f} %",
+        f"of the training time is the wait for copies; {checkpoints.steps_behind} steps were "
+        f"trained while {checkpoints.versions} versions of the store were written, "
+        f"{checkpoints.behind_s:.2f} s each",
+    )
+    table.add_row(
+        "quantised",
+        f"{100 * checkpoints.stored_bytes / max(1, checkpoints.exact_bytes):.0f} %",
+        f"of the bytes of float32: rows as {checkpoints.row_dtype}, with keys and filters; the log "
+        "and the server have float32",
+    )
+    table.add_row(
+        "clustered",
+        f"{checkpoints.dedup_given:.2f} → {checkpoints.dedup_clustered:.2f}",
+        "distinct keys of the micro-batches over those of the batch",
+    )
+    table.add_row(
+        "compacted", f"{checkpoints.ids_dropped:,} ids", "repeated, dropped behind the steps"
+    )
+    table.add_row(
+        "merged",
+        f"{checkpoints.merges}",
+        f"merges by a process beside the training; {checkpoints.resets} bases after the first",
+    )
+    table.add_row(
+        "purged",
+        f"{checkpoints.purged}",
+        f"versions by the same process; the {checkpoints.kept} kept versions restore, and "
+        f"{checkpoints.rows_compared:,} rows of {checkpoints.compared} of them are the trainer's, "
+        "rounded",
+    )

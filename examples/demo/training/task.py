@@ -16,10 +16,12 @@ from examples.demo.training import Data
 from petps.delta import DeltaLog, open_log
 from petps.pool import Pool
 from petps.train import RowwiseAdagrad, ShardedTables, TableSpec
+from petps.train.tracker import Tracker
 
 __all__ = [
     "DIM",
     "MICRO_BATCHES",
+    "POLICY",
     "SOURCES",
     "WORLD",
     "Settings",
@@ -36,6 +38,8 @@ VERSIONS_MAX: Final = 40  # of the log, about: so there is time to score one bef
 STEPS_MIN: Final = 120  # with few samples, batches become smaller: two kills need several versions
 BATCH_MAX: Final = 256  # samples per step of one rank
 BATCH_MIN: Final = 32
+POLICY: Final = "merged"  # of the store: for the trainer, and for the process that merges
+SCORES: Final = 12  # versions to score, about
 CLICKS: Final = 100_000  # the default
 HELD_OUT: Final = 0.1
 
@@ -84,6 +88,7 @@ class Task:
         self.store_every = 2 * self.publish_every
         self.steps = steps - steps % self.store_every
         """The number of steps. The last one has a version in the store, for the comparison."""
+        self._score_every = self.store_every * max(1, self.steps // self.store_every // SCORES)
         self._settings = settings
         self._order = np.random.default_rng(settings.seed).permutation(len(self.train))
 
@@ -97,13 +102,20 @@ class Task:
         for name, column in zip(self.fields, self.samples.keys.T, strict=True):
             yield name, np.unique(column)
 
+    def is_scored(self, step: int) -> bool:
+        """Return whether held-out samples are scored by the version of this step, if there is one.
+
+        A version that was delayed has another step, and is not scored. The last step has one.
+        """
+        return step % self._score_every == 0 or step == self.steps
+
     def batches(self, rank: int, first: int) -> Iterator[tuple[int, Samples]]:
         """Yield a rank's part of each step from ``first`` on: one epoch in a random order."""
         for step in range(first, self.steps + 1):
             begin = ((step - 1) * WORLD + rank) * self.batch
             yield step, self.train.at(self._order[begin : begin + self.batch])
 
-    def tables(self, rank: int) -> ShardedTables:
+    def tables(self, rank: int, tracker: Tracker | None = None) -> ShardedTables:
         """Create or reopen the tables of a rank, in the file of its pool."""
         specs = [
             # Each rank has about half of the keys, or perhaps all of a small field.
@@ -118,6 +130,7 @@ class Task:
             world=WORLD,
             partitions=PARTITIONS,
             seed=self._settings.seed,
+            tracker=tracker,
         )
 
     def log(self) -> DeltaLog:

@@ -21,6 +21,7 @@ from examples.demo.traffic import Latency, Sample
 from examples.demo.training import measures, plots
 from examples.demo.training.ranks import RankProcess, RankReport, Ranks
 from examples.demo.training.report import (
+    Checkpoints,
     FinalScores,
     Fresh,
     Scored,
@@ -30,6 +31,7 @@ from examples.demo.training.report import (
 )
 from examples.demo.training.screen import TrainingLines, TrainingScreen
 from examples.demo.training.task import HELD_OUT, WORLD, Settings, Task
+from examples.demo.training.upkeep import History, Kept, Merge, StoredVersion
 from petps.errors import IoError, Unavailable
 
 
@@ -117,14 +119,17 @@ def make_reports() -> measures.Reports:
     for number in range(1, 11):
         reports.add(make_step(number, 1 - number / 20))
     reports.add(make_event("version", version=1, step=10, begin=1.0))
-    reports.add(make_event("stages", seconds={"dense": 0.1, "route": 0.2}, steps=10))
+    work: dict[str, Any] = {"compacted": 3, "dedup": [2.0, 1.5]}
+    seconds = {"dense": 0.1, "route": 0.2, "copy": 0.05}
+    reports.add(make_event("stages", seconds=seconds, steps=10, **work))
+    reports.add(make_event("stored", step=7, begin=-1.0))
     reports.add(make_event("ready", 1, restored=7))
     assert reports.step == 7
     for number in range(8, 13):
         reports.add(make_step(number, 0.25, life=1))
     reports.add(make_event("version", 1, version=2, step=12, begin=3.0))
-    reports.add(make_event("stages", 1, seconds={"dense": 0.2}, steps=5))
-    reports.add(make_event("stages", 1, rank=1, seconds={"dense": 0.3}, steps=5))
+    reports.add(make_event("stages", 1, seconds={"dense": 0.2}, steps=5, **work))
+    reports.add(make_event("stages", 1, rank=1, seconds={"dense": 0.3}, steps=5, **work))
     reports.add(make_event("ended", 1))
     return reports
 
@@ -136,7 +141,7 @@ def test_losses_and_stages_are_means_of_the_ranks_reports() -> None:
     assert reports.versions[1].training_loss == pytest.approx(0.25)
     stages = measures.stages_of(reports, 100)
     assert stages.steps == 15
-    assert stages.stages_ms == {"dense": pytest.approx(30.0), "route": pytest.approx(10.0)}
+    assert stages.stages_ms == pytest.approx({"dense": 30.0, "route": 10.0, "copy": 2.5})
     assert stages.exposed_share == pytest.approx(0.25)
     assert stages.samples_per_second == pytest.approx(2000)
 
@@ -152,6 +157,39 @@ def test_freshness_ends_with_the_first_pull_that_shows_the_version() -> None:
     fresh = measures.fresh_of(served, {"p50_ms": 7.0, "p99_ms": None})
     assert (fresh.versions, fresh.p50_ms, fresh.worst_ms) == (1, 300.0, 700.0)
     assert measures.served_of(versions, samples[:2], outages) == served[:1]
+
+
+def make_history() -> History:
+    """Return a base and a delta, of which the base was purged, and a merge of two deltas."""
+    history = History(Path("store"))
+    history.versions[7, 1] = StoredVersion(7, "base", 10, 500, "adaptive4", 1.0, end=3.0)
+    history.versions[12, 2] = StoredVersion(12, "delta", 5, 200, "adaptive4", 2.0)
+    history.merges[12, 2] = Merge(12, 2, 2.5)
+    history.bases.add(7)
+    return history
+
+
+def test_the_checkpoints_are_counted_from_reports_and_history() -> None:
+    reports = make_reports()
+    reports.add(replace(make_event("stored", 1, step=10, begin=-0.5), at=1.0))
+    found = measures.checkpoints_of(reports, make_history(), Kept(2, 1, 9))
+    assert (found.versions, found.steps_behind) == (2, 2)  # steps 11 and 12 of the second life
+    assert found.copy_share == pytest.approx(0.05 / 2 / (15 * 0.05), abs=1e-4)
+    assert found.behind_s == pytest.approx((1.0 + 1.5) / 2)
+    assert (found.row_dtype, found.stored_bytes) == ("adaptive4", 700)
+    assert found.exact_bytes == 15 * (8 + 4 * 17)
+    assert (found.dedup_given, found.dedup_clustered, found.ids_dropped) == (2.0, 1.5, 9)
+    assert (found.merges, found.resets, found.purged) == (1, 0, 1)
+    assert found.complaints == []
+    history = make_history()
+    history.versions[13, 3] = StoredVersion(13, "base", 10, 500, "f32", 3.0)
+    exact = measures.checkpoints_of(reports, history, Kept(2, 1, 9))
+    assert any("not quantised" in complaint for complaint in exact.complaints)
+
+
+CHECKPOINTS = Checkpoints(
+    3, 20, 0.01, 0.3, "adaptive4", 400, 1000, 1.5, 1.2, 77, 2, 0, 4, 3, 2, 50, []
+)
 
 
 def report() -> TrainingReport:
@@ -176,6 +214,7 @@ def report() -> TrainingReport:
         freshness=Fresh(2, 120.0, 150.0, 180.0, 2000.0, 40.0, 90.0),
         pull=Latency(100, 0.2, 3.0),
         stages=measures.stages_of(make_reports(), 100),
+        checkpoints=CHECKPOINTS,
         final=FinalScores(2, 10, 0.65, 0.71234567, 0.71234567, True),
         comparison=Comparison(30, 28, 2),
         seconds=50.0,
@@ -200,6 +239,16 @@ assert FINAL is not None
         ("scores differ", {"final": replace(FINAL, logits_equal=False)}),
         ("scores differ", {"final": replace(FINAL, auc_served=0.71234568)}),
         ("version 1: served rows score otherwise", {"scored": [replace(SCORED, equal=False)]}),
+        ("the store was not checked", {"checkpoints": None}),
+        ("not staged", {"checkpoints": replace(CHECKPOINTS, steps_behind=0)}),
+        ("not quantised", {"checkpoints": replace(CHECKPOINTS, row_dtype="f32")}),
+        ("not quantised", {"checkpoints": replace(CHECKPOINTS, stored_bytes=1000)}),
+        ("not clustered", {"checkpoints": replace(CHECKPOINTS, dedup_clustered=1.5)}),
+        ("not compacted", {"checkpoints": replace(CHECKPOINTS, ids_dropped=0)}),
+        ("not merged", {"checkpoints": replace(CHECKPOINTS, merges=0)}),
+        ("not purged", {"checkpoints": replace(CHECKPOINTS, purged=0)}),
+        ("kept was compared", {"checkpoints": replace(CHECKPOINTS, rows_compared=0)}),
+        ("a lost file", {"checkpoints": replace(CHECKPOINTS, problems=["a lost file"])}),
     ],
 )
 def test_a_report_with_a_complaint_does_not_pass(complaint: str, change: dict[str, Any]) -> None:
@@ -225,7 +274,8 @@ def test_the_output_has_all_figures() -> None:
     text = render(report())
     for part in ("0.712346", "0.6900", "✓ bit by bit", "newer rows served", "p99 180 ms", "25 %",
                  "4.5 s", "6.5 ms", "28 rows equal", "all 10 scores are equal",
-                 "as were those of 1", "plots: plots"):  # fmt: skip
+                 "as were those of 1", "plots: plots", "1.50 → 1.20", "77 ids",
+                 "rows as adaptive4", "merges by a process", "50 rows of 2"):  # fmt: skip
         assert part in text, part
     assert "✗" not in text
 
