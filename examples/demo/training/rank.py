@@ -47,6 +47,7 @@ from petps.train import (
     open_store,
     publisher_of,
 )
+from petps.train.output import PUBLISH
 from petps.train.ranks import Restored, Written
 from petps.train.tracker import Tracker
 
@@ -203,7 +204,7 @@ class Rank:
     def _begin_run(
         self, publisher: Publisher, store: Store, links: Links, restored: Restored
     ) -> None:
-        """Begin the run of the log with the version that was restored as its base; see rebase.py."""
+        """Begin the run of the log, with the restored version as its base (rebase.py)."""
         if restored.step == 0:
             publisher.begin_continue(restored.position)
             return
@@ -212,6 +213,10 @@ class Rank:
             write_restored_base(base, store, restored.step, version)
         links.dense.all_gather(torch.zeros(1))  # no server may read the marker before the base
         publisher.begin_base(str(base), version=version, step=restored.step)
+        # restore() lets the log owe all rows, for a run that a continue marker begins. Here servers
+        # have them from the base.
+        self._tracker.remove_tenant(PUBLISH)
+        self._tracker.add_tenant(PUBLISH)
 
     def _report_version(self, written: Written) -> None:
         if written.kind == "publish":
