@@ -112,10 +112,11 @@ def demo(
     during training. The demo first kills the trainer's processes, which continue from the last
     version as a new run that the server follows. Then it kills the server, which opens its pool
     again. The demo prints loss, AUC, freshness, step time by stage and the duration of the
-    restarts, and draws them (./petps-demo-train/index.html). Exit status 0 only if every served
-    row of the last version is the trainer's, bit by bit, and the rows of both score all held-out
-    samples the same. It takes about two minutes on two processors, and half of that with
-    --ratings 40000.
+    restarts, and draws them (./petps-demo-train/index.html). Another process merges and purges the
+    store during training; the store is quantised. Exit status 0 only if every served row of the
+    last version is the trainer's, bit by bit, the rows of both score all held-out samples the same,
+    and every version that the store has kept restores to the trainer's rows, rounded. It takes
+    about two minutes on two processors, and half of that with --ratings 40000.
     """
     _check_options(context, train)
     from examples.demo.interrupt import interrupt_once

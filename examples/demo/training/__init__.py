@@ -1,15 +1,18 @@
 """The demo with --train: train, stream, serve, kill and compare a DLRM.
 
-Owns:        the task, the trainer's two processes, scoring by served rows and by the trainer's, the
-             course with its two kills, the comparison, the plots.
+Owns:        the task, the trainer's two processes, the process that tends the store, scoring by
+             served rows and by the trainer's, the course with its two kills, the comparison, the
+             plots.
 Never does:  anything that petps does: it uses petps.train, the store, the log, the server and
              petps_client.torch as any user would; duplicate what examples.demo has (child
              processes, traffic, comparison, screen).
 Called by:   examples.demo.command.
 Invariants:  The trainer never trains on a held-out sample. Exit status 0 means that trainer and
              server were both killed and restarted, that every served row of one version was the
-             trainer's, bit by bit, and that one scorer gave every held-out sample the same score
-             with the rows of either.
+             trainer's, bit by bit, that one scorer gave every held-out sample the same score with
+             the rows of either, that versions were staged, quantised, merged and purged and batches
+             clustered and compacted, and that every kept version restores to the trainer's rows,
+             rounded.
 Threads:     the main thread; traffic.py's; one that scores (live.py); one for the output of each
              trainer process (ranks.py). rank.py, model.py and scoring.py need torch (pip install
              petps[torch]). The command imports them after it has found PyTorch.

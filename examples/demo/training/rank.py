@@ -146,10 +146,9 @@ class Rank:
             ) as feed:
                 restored = feed.restore()
                 first = restored.step + 1
+                seconds = {"open_s": opened - started, "restore_s": time.monotonic() - opened}
                 self._begin_run(publisher, store, links, restored)
                 snapshots = Snapshots(settings, self.task, tables, self._life, self._timeline)
-                now = time.monotonic()
-                seconds = {"open_s": opened - started, "restore_s": now - opened}
                 self.report("ready", restored=first - 1, **seconds)
                 with Pipeline(
                     self._model,

@@ -77,7 +77,7 @@ class Merge:
 
 @dataclass(slots=True)
 class History:
-    """What the store held over time, as far as observe() saw it."""
+    """The versions and merges of the store over time, as observe() saw them."""
 
     path: Path
     versions: dict[tuple[int, int], StoredVersion] = field(default_factory=dict)
