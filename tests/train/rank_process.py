@@ -3,7 +3,7 @@
 It trains over gloo, from the newest version in FOLDER's store, with its pool in a file. It prints
 each step on standard output, and at the end writes its state to FOLDER/RANK.npz. Environment:
 TIMEOUT_S, the limit of the links; MODE; DEVICE, "cuda" for a GPU of its own for each rank, with
-rows and gradients over NCCL.
+rows and gradients over NCCL; WIDE, whether a layer fills a bucket of dense_sums.py.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ MODE: Any = os.environ.get("MODE", "nested")
 
 
 class Noisy(Ranker):
-    """A model whose loss depends on random numbers, which must continue after a restore.
+    """A model whose loss depends on random numbers, which must continue after a restore."""
 
-    ``wide`` fills a bucket of dense_sums.py.
-    """
+    def forward(self, lookups: Any, batch: Batch) -> Any:
+        return super().forward(lookups, batch) * (1 + 0.1 * torch.rand(()))  # from the host
+
+
+class Wide(Noisy):
+    """A model with 1 MiB of dense gradients, which would take seconds over a slow link."""
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(1)
         self.wide = torch.nn.Linear(512, 512)
 
     def forward(self, lookups: Any, batch: Batch) -> Any:
-        loss = super().forward(lookups, batch) * (1 + 0.1 * torch.rand(()))  # from the host
+        loss = super().forward(lookups, batch)
         return loss + 0.01 * self.wide(torch.ones(512, device=loss.device)).square().mean()
 
 
@@ -52,7 +55,9 @@ def main(rank: int, world: int, folder: Path, steps: int) -> None:
     )  # fmt: skip
     device = f"cuda:{rank}" if os.environ.get("DEVICE") == "cuda" else "cpu"
     links = Links.of_processes(timeout_s=float(os.environ.get("TIMEOUT_S", "60")), device=device)
-    model = Noisy().to(device)
+    is_wide = "WIDE" in os.environ
+    torch.manual_seed(SEED)
+    model = (Wide() if is_wide else Noisy()).to(device)
     torch.manual_seed(SEED + rank)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     store = Store.open(folder / "store")
@@ -63,7 +68,7 @@ def main(rank: int, world: int, folder: Path, steps: int) -> None:
         )  # fmt: skip
         first = output.restore().step
         loop = resume(rank, links, model, optimizer, tables, output, first, steps, MODE, device)
-        assert loop._dense._buckets, "no bucket of dense gradients crosses"
+        assert bool(loop._dense._buckets) == is_wide, "whether buckets cross"
         with output, loop:
             for step in loop:
                 print("step", step.number, step.loss, flush=True)

@@ -105,10 +105,11 @@ def train(
 def test_killed_ranks_continue_bit_by_bit(tmp_path: Path) -> None:
     """Kill either rank with SIGKILL at random steps.
 
-    Its pool then has later rows and keys than the version. Random numbers, counts, dense weights
+    Buckets of dense gradients cross over gloo. Its pool then has later rows and keys than the
+    version. Random numbers, counts, dense weights
     and the loader must continue as they were.
     """
-    reference = train(tmp_path / "whole")
+    reference = train(tmp_path / "whole", WIDE="1")
     assert all(len(result[f"{spec.name}.keys"]) > 5 for result in reference for spec in TABLES)
     folder = tmp_path / "killed"
     folder.mkdir()
@@ -118,7 +119,7 @@ def test_killed_ranks_continue_bit_by_bit(tmp_path: Path) -> None:
     for meeting in range(3):
         victim = int(random.integers(WORLD))
         last += int(random.integers(5, 9))
-        with run_ranks(folder, meeting) as running:
+        with run_ranks(folder, meeting, environment={"WIDE": "1"}) as running:
             running[victim].wait_step(last)
             running[victim].process.send_signal(signal.SIGKILL)
             code, output = running[1 - victim].ended()
@@ -126,7 +127,7 @@ def test_killed_ranks_continue_bit_by_bit(tmp_path: Path) -> None:
             assert "Unavailable: rank" in output
             assert "a peer is gone" in output
             assert "restart the ranks from the last version" in output
-    with run_ranks(folder, 99) as running:
+    with run_ranks(folder, 99, environment={"WIDE": "1"}) as running:
         for process in running:
             code, output = process.ended()
             assert code == 0, output
