@@ -55,11 +55,13 @@ def writing_versions(
     links.dense.all_gather(torch.zeros(1))  # wait until the log exists
     with closing(open_log(str(folder / "log"), partitions=tables.partitions)) as log:
         publisher = publisher_of(log, MODEL, tables, links.dense)
-        publisher.begin_continue(None)
+        publisher.begin_continue(
+            None
+        )  # not restore(): it would erase the rows, which no version has
         with RankedOutput(
             tables, links, store=store, policy=POLICIES["2d"](),
             checkpoint=Every(**every), publisher=publisher, publish=Every(**every), model=model,
-            staging=folder / "staging",
+            staging=folder / "staging", bases=folder / "bases",
         ) as output:  # fmt: skip
             yield [output]
     links.dense.all_gather(torch.zeros(1))  # wait until all have closed it

@@ -131,6 +131,16 @@ class Publisher:
         self._mutex = threading.Lock()
 
     @property
+    def model(self) -> str:
+        """Return the model's name."""
+        return self._model
+
+    @property
+    def schemas(self) -> list[TableSchema]:
+        """Return the schemas of the tables, as published."""
+        return list(self._tables.values())
+
+    @property
     def run(self) -> int:
         """Return this run's number."""
         return self._run

@@ -23,8 +23,9 @@ from petps.train.optimizer import Adam, RowwiseAdagrad, Sgd, SparseAdam
 from petps.train.options import PipelineOptions
 from petps.train.output import TrainerOutput
 from petps.train.pipeline import Pipeline
-from petps.train.ranks import Every, RankedOutput
+from petps.train.ranks import RankedOutput
 from petps.train.runs import publisher_of
+from petps.train.schedule import Every
 from petps.train.sharded import ShardedTables, TableSpec
 from petps.train.source import TrackedSource
 from petps.train.stores import open_store, store_tables

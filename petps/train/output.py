@@ -1,7 +1,7 @@
 """Checkpoints and log from one gather of the rows that a trainer touched.
 
-Owns:        TrainerOutput, LogRows; LazyParts, read_pieces() and track_again(), which ranks.py and
-             restored.py use too.
+Owns:        TrainerOutput, LogRows; LazyParts, has_exact_rows(), owe(), read_pieces() and
+             track_again(), which ranks.py and restored.py use too.
 Never does:  know a policy, or the kind of the log.
 Called by:   trainers.
 Invariants:  a tenant acknowledges what it read only after the version with those rows is
@@ -26,7 +26,15 @@ from petps.train.source import CHECKPOINT, TrackedSource
 from petps.train.table import ROW, Floats, Gathered, Keys, Mask, TrainedTable
 from petps.train.tracker import Reading, Tracker
 
-__all__ = ["PUBLISH", "LazyParts", "TrainerOutput", "read_pieces", "track_again"]
+__all__ = [
+    "PUBLISH",
+    "LazyParts",
+    "TrainerOutput",
+    "has_exact_rows",
+    "owe",
+    "read_pieces",
+    "track_again",
+]
 
 PUBLISH: Final = "publish"
 Ids = npt.NDArray[np.uint64]
@@ -209,6 +217,16 @@ class TrainerOutput:
         return self._source, self._checkpointer
 
 
+def has_exact_rows(store: Store, version: int) -> bool:
+    """Return whether a version has the very bits of the trainer's rows."""
+    return all(
+        column.dtype == "f32"
+        for table in store.tables_of(version).values()
+        for column in table.columns
+        if column.name == ROW
+    )
+
+
 def track_again(
     source: TrackedSource,
     store: Store,
@@ -223,24 +241,18 @@ def track_again(
     log. find_all: returns all ids by table. They are owed if the version does not have the very
     bits of the rows, because the log has other rows then.
     """
-    is_exact = all(
-        column.dtype == "f32"
-        for table in store.tables_of(version).values()
-        for column in table.columns
-        if column.name == ROW
-    )
-    if owed is None or is_exact:
+    if owed is None or has_exact_rows(store, version):
         # First: a resume that fails is called again, and the ids that it tracks belong to
         # checkpoints only.
         source.resume(store, version)
         if owed is not None:
-            _owe(tracker, owed)
+            owe(tracker, owed)
         return
-    _owe(tracker, find_all())  # before resume(), because all ids belong to the log only
+    owe(tracker, find_all())  # before resume(), because all ids belong to the log only
     source.resume(store, version)
 
 
-def _owe(tracker: Tracker, owed: Mapping[str, Ids]) -> None:
+def owe(tracker: Tracker, owed: Mapping[str, Ids]) -> None:
     """Let the log owe these ids, and no others."""
     if PUBLISH in tracker.tenants:
         tracker.remove_tenant(PUBLISH)

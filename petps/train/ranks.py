@@ -1,6 +1,6 @@
 """Versions of tables that several ranks hold, written behind the training (PIPELINE.md).
 
-Owns:        RankedOutput (a hook of Pipeline), Every.
+Owns:        RankedOutput (a hook of Pipeline).
 Never does:  train; know a policy, or the kind of the log.
 Called by:   trainers, demo.
 Invariants:  a version exists in the store once every rank has written its share, and in the log
@@ -46,38 +46,20 @@ from petps.train.behind import (
 from petps.train.dense import copy_dense
 from petps.train.link import Links
 from petps.train.lone import Tables
-from petps.train.output import PUBLISH, LazyParts, track_again
+from petps.train.output import PUBLISH, LazyParts, owe, track_again
 from petps.train.pipeline import Boundary
 from petps.train.restored import Parts, Restored, find_newest, find_owed, load_rows
+from petps.train.runs import begin_run
+from petps.train.schedule import Every
 from petps.train.source import CHECKPOINT, TrackedSource
 from petps.train.stages import give_way
 from petps.train.timeline import Span, Timeline
 
-__all__ = ["Every", "RankedOutput", "Restored", "Written"]
+__all__ = ["RankedOutput", "Restored", "Written"]
 
 _log = logging.getLogger("petps.train")
 # How often work behind the training looks whether the training ends with an error.
 LEAVE_SECONDS: Final = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Every:
-    """A schedule: due after every ``steps`` steps, or once ``seconds`` have passed."""
-
-    steps: int | None = None
-    seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        if (self.steps is None) == (self.seconds is None):
-            raise InvalidArgument(f"Every needs either steps or seconds, got {self}")
-        if (self.steps or self.seconds or 0) <= 0:
-            raise InvalidArgument(f"Every needs a value above 0, got {self}")
-
-    def is_due(self, step: int, since_s: float) -> bool:
-        """Return whether it is due after ``step``; ``since_s``: seconds since it was due last."""
-        if self.steps is not None:
-            return step % self.steps == 0
-        return since_s >= (self.seconds or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +84,9 @@ class RankedOutput:
 
     Training waits only while the rows of a version are copied. Every rank has a RankedOutput, with
     the same arguments except its own ``tables``, ``links``, a handle of the same store, and a
-    publisher_of() the same run, which has begun. Use ``with``, or call close(). A loop that is not
-    a Pipeline's calls after() after each step; it may have LoneTables.
+    publisher_of() the same run. Use ``with``, or call close(). First call restore() and, with a
+    publisher, begin_run(). A loop that is not a Pipeline's calls after() after each step; it may
+    have LoneTables.
 
     Args:
         tables: This rank's tables.
@@ -120,6 +103,7 @@ class RankedOutput:
             the log, and returns its location. Called on rank 0 in a thread.
         staging: A folder on a local SSD in which copied rows wait; None: a temporary folder.
         chunk_bytes: The size of each of the four buffers of the store's rows, and of the log's.
+        bases: A folder that servers read, for begin_run(). A quantised store needs it.
         give_up_after: Seconds for which a version that failed is tried again, before training
             stops with the error. The next version has the rows of the failed one. After an error
             of the log itself training stops at once, because its run cannot continue.
@@ -147,6 +131,7 @@ class RankedOutput:
         dense: Callable[[int, Mapping[str, Any]], str] | None = None,
         staging: str | Path | None = None,
         chunk_bytes: int = CHUNK_BYTES,
+        bases: str | Path | None = None,
         give_up_after: float = GIVE_UP_AFTER_SECONDS,
         arrange: bool = True,
         on_version: Callable[[Written], None] = lambda _: None,
@@ -158,6 +143,12 @@ class RankedOutput:
             raise InvalidArgument("publish needs a publisher")
         if dense is not None and model is None:
             raise InvalidArgument("dense needs the model whose state it stores")
+        is_quantised = store is not None and store.state.quantising is not None
+        if is_quantised and publisher is not None and bases is None:
+            raise InvalidArgument(
+                "a quantised store rounds rows, so a run that continues from it begins with a "
+                "base: give bases, a folder that servers read, or a store with quantising=None"
+            )
         self._tables, self._links, self._link = tables, links, links.dense
         self._store = store
         self._schedules = {CHECKPOINT: checkpoint, PUBLISH: publish}
@@ -173,6 +164,7 @@ class RankedOutput:
         self._own_error: BaseException | None = None
         self._is_leaving = threading.Event()
         self._behind = {kind: Behind(kind) for kind in (PUBLISH, CHECKPOINT)}
+        self._bases = None if bases is None else Path(bases)
         self._is_temporary = staging is None
         self._folder = Path(staging or tempfile.mkdtemp(prefix="petps-staging-"))
         folder = self._folder / f"rank-{links.dense.rank}"
@@ -583,6 +575,18 @@ class RankedOutput:
             if self._link.rank == 0:
                 store.count_restore()  # last, so that a restore that fails is not counted
         return restored
+
+    def begin_run(self, restored: Restored) -> None:
+        """Begin the publisher's run from what restore() returned. All ranks call it.
+
+        Servers that follow the log have the trainer's rows afterwards. If it does not continue
+        where the log is, or if rows were rounded, the run begins with a base in ``bases``: this
+        rank's rows, as float32. Raises as write_base() and Publisher do.
+        """
+        if self.publisher is None:
+            raise FailedPrecondition("RankedOutput has no publisher: give it one")
+        if begin_run(self.publisher, self._tables, self._link, restored, self._bases):
+            owe(self._tables.tracker, {})  # servers have all rows from the base
 
 
 def _explain(outcome: Outcome) -> str:

@@ -21,7 +21,7 @@ from petps.errors import FailedPrecondition
 from petps.publish import Position
 from petps.train.dense import encode_dense, get_random_state, load_dense, set_random_state
 from petps.train.lone import Tables
-from petps.train.output import read_pieces
+from petps.train.output import has_exact_rows, read_pieces
 from petps.train.table import Keys
 
 __all__ = ["DENSE", "Parts", "Restored", "find_newest", "find_owed", "load_rows"]
@@ -37,13 +37,15 @@ ADMISSION: Final = "petps.admission"
 class Restored:
     """The state from which a training continues.
 
-    step: the last one trained. reader: the state of this rank's loader after it. position: for
-    Publisher.begin_continue(), or None if nothing was published.
+    step: the last one trained. reader: the state of this rank's loader after it. position: in the
+    log, or None if nothing was published or the log failed. is_exact: whether the rows have the
+    bits that they had at that step; a quantised version rounds them.
     """
 
     step: int
     reader: bytes
     position: Position | None
+    is_exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ class Parts:
         reader = b""
         if own[READER] in newest.parts:
             reader = store.part(newest.version, own[READER])
-        return Restored(newest.version, reader, _find_position(store, newest))
+        position = _find_position(store, newest)
+        return Restored(newest.version, reader, position, has_exact_rows(store, newest.version))
 
 
 def find_newest(store: Store, version: int | None) -> Version | None:

@@ -1,26 +1,39 @@
-"""The publishers of a training's run of the log.
+"""A training's run of the log: its publishers, and how it begins.
 
-Owns:        publisher_of().
-Never does:  publish.
-Called by:   trainers, demo, bench.
-Invariants:  all ranks publish the same run, which rank 0 chooses.
+Owns:        publisher_of(), begin_run().
+Never does:  publish rows.
+Called by:   trainers, demo, bench; ranks.py (begin_run).
+Invariants:  all ranks publish the same run, which rank 0 chooses. After it has begun, a server
+             that follows the log has the trainer's rows, bit by bit.
 Threads:     the pipeline's caller.
 """
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
+import numpy as np
+
+from petps.checkpoint import BaseInfo, Column, split_by_partition, write_base
+from petps.checkpoint.chunk import Bytes, Mask
 from petps.delta import DeltaLog, TableSchema
 from petps.publish import Publisher
 from petps.train.agree import fail_together, gather_bytes
 from petps.train.behind import GIVE_UP_AFTER_SECONDS, PatientLog
 from petps.train.link import Link
 from petps.train.lone import Tables
-from petps.train.table import ROW, widths_of
+from petps.train.restored import Restored
+from petps.train.table import ROW, Keys, TrainedTable, widths_of
 
-__all__ = ["publisher_of"]
+__all__ = ["begin_run", "publisher_of"]
+
+# A server may still read the base of the run before.
+RUNS_KEPT: Final = 2
+_FOLDER: Final = re.compile(r"run-(\d+)-rank-\d+")
 
 
 def publisher_of(
@@ -50,3 +63,62 @@ def publisher_of(
     # No rank begins before all have read the state of the log.
     with fail_together(link, "the log's run was not begun"):
         return make(run, tables.owned_partitions())
+
+
+def begin_run(
+    publisher: Publisher, tables: Tables, link: Link, restored: Restored, bases: Path | None
+) -> bool:
+    """Begin the run on this rank; return whether it begins with a base. All ranks call it.
+
+    The rows that the trainer has now are those of the log if their version was exact and has a
+    position, or if the log is empty. Otherwise each rank writes a base with its own rows into a
+    folder of ``bases``, which the markers of its partitions name. Without ``bases``, servers catch
+    up to the store's next version (bases: None).
+    """
+    log = publisher.log
+    is_empty = not any(log.end_offsets(range(log.partitions)).values())
+    can_continue = is_empty if restored.step == 0 else restored.is_exact and bool(restored.position)
+    # Rank 0 decides, because another rank may read the log later.
+    can_continue = gather_bytes(link, b"1" if can_continue else b"")[0] == b"1"
+    if can_continue or bases is None:
+        publisher.begin_continue(restored.position)
+        return False
+    folder = bases.absolute() / f"run-{publisher.run}-rank-{link.rank}"
+    version = publisher.version + 1
+    with fail_together(link, "the log's run was not begun"):
+        info = BaseInfo(instance=publisher.model, version=version, partitions=tables.partitions)
+        rows = {
+            schema: split_by_partition(
+                schema, table.keys(), _ServedRows(table, schema), tables.partitions
+            )
+            for table in tables
+            for schema in publisher.schemas
+            if schema.name == table.name
+        }
+        write_base(folder, publisher.model, info, rows)
+    publisher.begin_base(str(folder), version=version, step=restored.step)
+    if link.rank == 0:
+        _remove_old(bases)
+    return True
+
+
+class _ServedRows:
+    """The rows of keys of a trained table, as uint8[n, row_bytes], and which of them exist."""
+
+    def __init__(self, table: TrainedTable, schema: TableSchema) -> None:
+        self._table = table
+        self._column = Column(ROW, schema.dtype, schema.dim)
+
+    def __call__(self, keys: Keys) -> tuple[Bytes, Mask | None]:
+        gathered = self._table.gather(keys)
+        rows = self._column.stored(np.ascontiguousarray(gathered.columns[ROW]))
+        return rows, None if gathered.deleted is None else ~gathered.deleted
+
+
+def _remove_old(bases: Path) -> None:
+    """Remove the bases of all but the newest runs."""
+    matches = [match for path in bases.iterdir() if (match := _FOLDER.fullmatch(path.name))]
+    newest = sorted({int(match[1]) for match in matches})[-RUNS_KEPT:]
+    for match in matches:
+        if int(match[1]) not in newest:
+            shutil.rmtree(bases / match[0], ignore_errors=True)

@@ -21,7 +21,8 @@ from petps.checkpoint import POLICIES, Store
 from petps.errors import PetpsError
 from petps.train.batch import Batch
 from petps.train.link import Links
-from petps.train.ranks import Every, RankedOutput
+from petps.train.ranks import RankedOutput
+from petps.train.schedule import Every
 from tests.train.rank_threads import Ranker, read_slots
 from tests.train.train_ranks import SEED, TABLES, open_tables, resume
 

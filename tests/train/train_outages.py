@@ -21,8 +21,9 @@ from petps.errors import IoError
 from petps.train import behind
 from petps.train.link import Links
 from petps.train.pipeline import Boundary, Hook
-from petps.train.ranks import Every, RankedOutput, Written
+from petps.train.ranks import RankedOutput, Written
 from petps.train.runs import publisher_of
+from petps.train.schedule import Every
 from tests.kafka.broker import Broker, NotAvailable
 from tests.train.rank_threads import Ranker, in_threads
 from tests.train.train_ranks import (

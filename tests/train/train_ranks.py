@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from petps import _native
-from petps.checkpoint import POLICIES, Quantising, Store
+from petps.checkpoint import POLICIES, BaseFolder, Quantising, Store
 from petps.checkpoint.policy import TwoD
-from petps.delta import open_log
+from petps.checkpoint.served import ServedVersions
+from petps.delta import TableSchema, open_log
 from petps.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -33,8 +34,9 @@ from petps.train.link import Links
 from petps.train.optimizer import Adam
 from petps.train.options import Mode, PipelineOptions
 from petps.train.pipeline import Boundary, Hook, Pipeline
-from petps.train.ranks import Every, RankedOutput
+from petps.train.ranks import RankedOutput
 from petps.train.runs import publisher_of
+from petps.train.schedule import Every
 from petps.train.sharded import ShardedTables
 from petps.train.stores import store_tables
 from tests.train.rank_threads import (
@@ -50,6 +52,7 @@ from tests.train.rank_threads import (
 SEED, WORLD, PARTITIONS = 5, 2, 8
 CHUNK_BYTES = 1 << 16  # a version has several chunks
 TABLES = specs_with(threshold=2)
+SERVED_SCHEMAS = {spec.name: TableSchema(spec.name, "f32", spec.dim) for spec in TABLES}
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
@@ -210,17 +213,20 @@ class NoDeadLetters:
         raise AssertionError(f"{partition}, {offset}: {reason}")
 
 
-@pytest.mark.parametrize("quantising", [None, Quantising(1)])
-def test_a_server_has_the_trained_rows(tmp_path: Path, quantising: Quantising | None) -> None:
+@pytest.mark.parametrize("steps", [20, 18], ids=["of the version", "ahead of it"])
+@pytest.mark.parametrize("quantising", [None, Quantising(1)], ids=["exact", "quantised"])
+def test_a_server_has_the_trained_rows(
+    tmp_path: Path, quantising: Quantising | None, steps: int
+) -> None:
     """Two ranks publish one run, each its own partitions, and a new run after a restart.
 
-    A training that continues from quantised rows publishes all of them, because the server has
-    those of before.
+    The rows of the second run are rounded if the store is quantised. A server that is ahead of the
+    version has rows that the second run has not.
     """
     store = create(tmp_path, quantising)
     place = str(tmp_path / "log")
 
-    def train(rank: int, links: Links, steps: int, restore: bool) -> dict[str, Any]:
+    def train(rank: int, links: Links, steps: int) -> tuple[dict[str, Any], int]:
         model = Ranker()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         log = open_log(place, partitions=PARTITIONS)
@@ -230,22 +236,25 @@ def test_a_server_has_the_trained_rows(tmp_path: Path, quantising: Quantising | 
                 tables, links, store=Store.open(tmp_path / "store"),
                 policy=TwoD(resets=False), checkpoint=Every(steps=10), publisher=publisher,
                 publish=Every(steps=4), model=model, optimizer=optimizer, chunk_bytes=CHUNK_BYTES,
+                bases=tmp_path / "bases" if quantising else None,
             )  # fmt: skip
-            restored = output.restore() if restore else None
-            publisher.begin_continue(restored.position if restored else None)
-            last = restored.step if restored else 0
+            restored = output.restore()
+            output.begin_run(restored)
+            last = restored.step
             hook = InStep(output)
             with output, resume(rank, links, model, optimizer, tables, hook, last, steps) as loop:
                 loop.run()
             log.close()
-            return read_state(tables, model)
+            return read_state(tables, model), publisher.version
 
     open_log(place, partitions=PARTITIONS).close()
-    # Steps 4, 8, 10, 12, 16, 20 | 24, 28 and 30 have versions of the log; 10, 20 and 30 for the
-    # store's sake.
-    in_threads(WORLD, lambda rank, links: train(rank, links, 20, False))
-    trained = in_threads(WORLD, lambda rank, links: train(rank, links, 30, True))
-    check_served(tmp_path / "served.pool", place, 9, trained)
+    in_threads(WORLD, lambda rank, links: train(rank, links, steps))
+    results = in_threads(WORLD, lambda rank, links: train(rank, links, 30))
+    trained, version = [state for state, _ in results], results[0][1]
+    source = ServedVersions(
+        str(tmp_path / "store"), BaseFolder(tmp_path / "bases"), lambda: SERVED_SCHEMAS
+    )
+    check_served(tmp_path / "served.pool", place, version, trained, source)
     # What the log is owed is not in the store's next version.
     rows = sum(len(result[spec.name]) for result in trained for spec in TABLES)
     assert [version.version for version in store.refresh().versions()] == [10, 20, 30]
@@ -253,7 +262,13 @@ def test_a_server_has_the_trained_rows(tmp_path: Path, quantising: Quantising | 
     assert store.state.version(30).rows < 0.9 * rows
 
 
-def check_served(pool: Path, place: str, version: int, trained: list[dict[str, Any]]) -> None:
+def check_served(
+    pool: Path,
+    place: str,
+    version: int,
+    trained: list[dict[str, Any]],
+    bases: ServedVersions | None = None,
+) -> None:
     """Follow a log from its start up to a version, and compare all rows with those of the ranks."""
     tables = _native.Tables.create(str(pool), durability="process")
     instance = tables.create_instance("m", "m@0", PARTITIONS)
@@ -263,7 +278,9 @@ def check_served(pool: Path, place: str, version: int, trained: list[dict[str, A
             feed="delta",
         )  # fmt: skip
     log = open_log(place, partitions=PARTITIONS)
-    ingest = Ingest(log, NativeInstanceTables(tables, "m"), dead_letters=NoDeadLetters())
+    ingest = Ingest(
+        log, NativeInstanceTables(tables, "m"), dead_letters=NoDeadLetters(), bases=bases
+    )
     ingest.start()
     assert ingest.wait_for(version, 60), ingest.status().as_json()
     ingest.stop()

@@ -21,7 +21,8 @@ from petps.errors import Unavailable
 from petps.train import behind, open_store
 from petps.train.link import Links
 from petps.train.pipeline import Boundary
-from petps.train.ranks import Every, RankedOutput
+from petps.train.ranks import RankedOutput
+from petps.train.schedule import Every
 from tests.s3.server import BUCKET, Server
 from tests.train.rank_threads import WAIT_SECONDS, Ranker, in_threads
 from tests.train.train_ranks import (

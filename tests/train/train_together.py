@@ -22,8 +22,9 @@ from petps.train.link import Links
 from petps.train.optimizer import Adam
 from petps.train.options import PipelineOptions
 from petps.train.pipeline import Boundary, Pipeline
-from petps.train.ranks import Every, RankedOutput
+from petps.train.ranks import RankedOutput
 from petps.train.runs import publisher_of
+from petps.train.schedule import Every
 from petps.train.sharded import ShardedTables
 from tests.train.rank_threads import FEATURES, SPECS, Loader, Ranker, in_threads, train
 from tests.train.train_ranks import (

@@ -30,12 +30,10 @@ from torch import distributed
 
 from examples.demo.trainer import MODEL
 from examples.demo.training.model import Loader, Ranker
-from examples.demo.training.rebase import write_restored_base
 from examples.demo.training.snapshots import Snapshots
 from examples.demo.training.task import MICRO_BATCHES, POLICY, WORLD, Settings, Task
-from petps.checkpoint import POLICIES, Store
+from petps.checkpoint import POLICIES
 from petps.errors import PetpsError
-from petps.publish import Publisher
 from petps.train import (
     ByKeys,
     Every,
@@ -47,8 +45,7 @@ from petps.train import (
     open_store,
     publisher_of,
 )
-from petps.train.output import PUBLISH
-from petps.train.ranks import Restored, Written
+from petps.train.ranks import Written
 from petps.train.tracker import Tracker
 
 __all__ = ["main"]
@@ -140,6 +137,7 @@ class Rank:
                 optimizer=optimizer,
                 dense=self._write_dense,
                 staging=settings.path("staging"),
+                bases=settings.path("bases"),
                 arrange=False,
                 on_version=self._report_version,
                 timeline=self._timeline,
@@ -147,7 +145,7 @@ class Rank:
                 restored = feed.restore()
                 first = restored.step + 1
                 seconds = {"open_s": opened - started, "restore_s": time.monotonic() - opened}
-                self._begin_run(publisher, store, links, restored)
+                feed.begin_run(restored)
                 snapshots = Snapshots(settings, self.task, tables, self._life, self._timeline)
                 self.report("ready", restored=first - 1, **seconds)
                 with Pipeline(
@@ -199,23 +197,6 @@ class Rank:
         batches = min(last - begin + 2, TRACED_STEPS_MAX)
         self._timeline.draw(path.with_suffix(".svg"), batches=batches, own_rows=OWN_ROWS)
         self._timeline.write(path.with_suffix(".json"), rank=self._rank)
-
-    def _begin_run(
-        self, publisher: Publisher, store: Store, links: Links, restored: Restored
-    ) -> None:
-        """Begin the run of the log, with the restored version as its base (rebase.py)."""
-        if restored.step == 0:
-            publisher.begin_continue(restored.position)
-            return
-        base, version = self._settings.path(f"base-{self._life}"), publisher.version + 1
-        if self._rank == 0:
-            write_restored_base(base, store, restored.step, version)
-        links.dense.all_gather(torch.zeros(1))  # no server may read the marker before the base
-        publisher.begin_base(str(base), version=version, step=restored.step)
-        # restore() lets the log owe all rows, for a run that a continue marker begins. Here servers
-        # have them from the base.
-        self._tracker.remove_tenant(PUBLISH)
-        self._tracker.add_tenant(PUBLISH)
 
     def _report_version(self, written: Written) -> None:
         if written.kind == "publish":

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from examples.demo.training.rebase import write_restored_base
 from examples.demo.training.snapshots import (
     Snapshots,
     Trained,
@@ -17,11 +16,10 @@ from examples.demo.training.snapshots import (
     read_snapshot,
     remove_snapshots,
 )
-from examples.demo.training.task import DIM, PARTITIONS, WORLD, Settings, Task
+from examples.demo.training.task import DIM, WORLD, Settings, Task
 from examples.demo.training.upkeep import History, check_kept
-from petps.checkpoint import Base, Checkpointer, Column, Quantising, Store, Table
+from petps.checkpoint import Checkpointer, Column, Quantising, Store, Table
 from petps.checkpoint.policy import Merged
-from petps.delta.schema import partition_of
 from petps.train import Timeline
 from petps.train.pipeline import Boundary
 from tests.seed import SEED
@@ -152,24 +150,3 @@ def test_snapshots_join_the_rows_of_all_ranks(tmp_path: Path) -> None:
     assert has_snapshot(settings, 0, task.steps)
     remove_snapshots(settings, lambda life, step: False)
     assert not list(tmp_path.glob("snapshot-*"))
-
-
-def test_a_base_has_the_rows_that_a_restore_has(tmp_path: Path) -> None:
-    """Not the exact rows, of which the trainer has no copy after its kill."""
-    store, trained = write_versions(tmp_path, 3)
-    write_restored_base(tmp_path / "base", store, 3, 9)
-    base = Base.open(tmp_path / "base")
-    assert (base.version, base.partitions) == (9, PARTITIONS)
-    restored = store.restore(3)["t"]
-    column = store.tables_of(3)["t"].columns[0]
-    expected = dict(
-        zip(restored.keys.tolist(), column.values(restored.columns["row"]), strict=True)
-    )
-    found: dict[int, Floats] = {}
-    for partition in range(PARTITIONS):
-        for keys, rows in base.chunks("t", [partition]):
-            assert (partition_of(keys, PARTITIONS) == partition).all()
-            found |= dict(zip(keys.tolist(), rows.view(np.float32), strict=True))
-    assert found.keys() == expected.keys()
-    assert all(np.array_equal(found[key], expected[key]) for key in found)
-    assert not np.array_equal(found[0], trained[3]["t"].columns["row"][0])

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from petps.checkpoint import POLICIES, Store
+from petps.checkpoint import POLICIES, Base, Quantising, Store
 from petps.checkpoint.files import LocalFiles
 from petps.delta.directory import DirectoryLog
 from petps.errors import FailedPrecondition, InvalidArgument
@@ -49,7 +49,7 @@ class Training:
         tables = LoneTables(tracker, self.trainer.tables, partitions=P)
         links = Links.alone()
         store = options.pop("store", None) or open_store(
-            folder / "store", "m", tables, links, quantising=None
+            folder / "store", "m", tables, links, quantising=options.pop("quantising", None)
         )
         self.publisher: Publisher = publisher_of(
             self._log, "m", tables, links.dense, schemas=SCHEMAS.values()
@@ -63,7 +63,7 @@ class Training:
 
     def __enter__(self) -> Training:
         restored = self.output.restore()
-        self.publisher.begin_continue(restored.position)
+        self.output.begin_run(restored)
         self.trainer.step = restored.step
         self.reader = restored.reader
         self.output.__enter__()
@@ -151,13 +151,58 @@ def test_a_training_goes_on_while_a_version_is_uploaded(tmp_path: Path) -> None:
         training.train(6, wait=True)
         training.train(1)
         assert files.held.wait(GENEROUS)
-        training.train(15)  # steps 14 and 21 are due meanwhile
+        training.train(15)  # steps 14 and 21 are due during it
         assert training.trainer.step == 22
         assert training.steps_of("checkpoint") == {}
         files.go_on.set()
     store = Store.open(tmp_path / "store")
     assert [entry.version for entry in store.state.versions()] == [7, 22]
     assert_holds(store, 22, replayed(22))
+
+
+def read_bases(folder: Path) -> dict[str, dict[str, dict[int, bytes]]]:
+    """Return the rows by base, table and key."""
+    return {
+        path.name: {
+            name: {
+                int(key): row.tobytes()
+                for keys, rows in Base.open(path).chunks(name, range(P))
+                for key, row in zip(keys, rows, strict=True)
+            }
+            for name in SCHEMAS
+        }
+        for path in (folder / "bases").iterdir()
+    }
+
+
+def test_a_run_from_rounded_rows_begins_with_a_base_of_them(tmp_path: Path) -> None:
+    """The bases of the last two runs stay."""
+    options: dict[str, Any] = {"quantising": Quantising(20), "bases": tmp_path / "bases"}
+    with Training(tmp_path, **options) as training:
+        training.train(8, wait=True)
+    assert not (tmp_path / "bases").exists()  # the log was empty
+    names = []
+    for _ in range(3):
+        with Training(tmp_path, **options) as training:
+            assert training.trainer.rows() != replayed(training.trainer.step).rows()
+            names.append(f"run-{training.publisher.run}-rank-0")
+            assert read_bases(tmp_path)[names[-1]] == training.trainer.rows()
+            training.train(8, wait=True)
+    assert sorted(path.name for path in (tmp_path / "bases").iterdir()) == sorted(names[-2:])
+
+
+def test_a_run_after_one_without_a_version_begins_with_a_base(tmp_path: Path) -> None:
+    """Servers have rows of the first run, which the second one begins without."""
+    options: dict[str, Any] = {"checkpoint": Every(steps=1000), "bases": tmp_path / "bases"}
+    for _ in range(2):
+        with Training(tmp_path, **options) as training:
+            training.train(4, wait=True)
+    assert list(read_bases(tmp_path).values()) == [replayed(0).rows()]
+
+
+def test_a_quantised_store_needs_a_folder_for_bases(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"a quantised store rounds rows.* give bases"):
+        Training(tmp_path, quantising=Quantising(20))
 
 
 def test_bad_input_is_named(tmp_path: Path) -> None:
