@@ -19,6 +19,7 @@ from typing import Final
 
 import numpy as np
 
+from petps.checkpoint.bundle import CHUNK_BYTES
 from petps.checkpoint.chunk import ROW, Bytes, Column, Keys, Mask, Rows, Table
 from petps.checkpoint.files import LocalFiles
 from petps.checkpoint.old_base import MANIFEST, OldBase
@@ -47,8 +48,6 @@ __all__ = [
     "write_base",
 ]
 
-# Bytes of rows in a chunk of a base. A writer holds one chunk in memory, a reader five.
-CHUNK_BYTES: Final = 32 << 20
 STATES: Final = "states/*.json"
 
 

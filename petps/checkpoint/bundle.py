@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
+import numpy as np
 import xxhash
 
 from petps.checkpoint.chunk import Bloom, Rows, Table, are_consecutive, encode, find_layout
@@ -20,7 +22,18 @@ from petps.checkpoint.state import OPEN, Chunk, new_name
 from petps.delta.schema import partition_of
 from petps.errors import InvalidArgument
 
-__all__ = ["Encoded", "NewChunk", "RowsByTable", "prepare_chunks", "write_bundle"]
+__all__ = [
+    "CHUNK_BYTES",
+    "Encoded",
+    "NewChunk",
+    "RowsByTable",
+    "divide",
+    "prepare_chunks",
+    "write_bundle",
+]
+
+# Bytes of the rows of a chunk. A writer holds one chunk in memory, a reader of a base five.
+CHUNK_BYTES: Final = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +112,14 @@ def prepare_chunks(
             if base and piece.deletes:
                 raise InvalidArgument(f"table {name}: a base must not have deleted rows")
             yield name, piece, version, OPEN, 0 if base else 1
+
+
+def divide(table: Table, pieces: Iterable[Rows]) -> Iterator[Rows]:
+    """Yield the same rows in pieces of at most CHUNK_BYTES."""
+    step = max(1, CHUNK_BYTES // (8 + table.width))
+    for rows in pieces:
+        for start in range(0, len(rows), step):
+            yield rows.at(np.arange(start, min(start + step, len(rows))))
 
 
 def _partition_of(table: str, rows: Rows, partitions: int) -> int:

@@ -13,8 +13,9 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
+from petps.checkpoint.bundle import CHUNK_BYTES
 from petps.checkpoint.chunk import Bytes, Floats, Keys, Mask, Rows, Table
 from petps.checkpoint.policy import Policy
 from petps.checkpoint.quantise import (
@@ -33,9 +34,6 @@ from petps.errors import FailedPrecondition
 __all__ = ["Checkpointer", "Decision", "Source", "decide_next"]
 
 _log = logging.getLogger("petps.checkpoint")
-
-# Bytes of rows in a piece. One piece at a time is in memory beside the model.
-CHUNK_BYTES: Final = 32 << 20
 
 
 class Source(Protocol):

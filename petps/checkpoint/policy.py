@@ -1,6 +1,7 @@
 """Policies: how each version is written, and how older chunks change. STORE.md has the table.
 
-Owns:        Policy and its six kinds: Full, OneShot, Consecutive, Intermittent, TwoD, Merged.
+Owns:        Policy and its six kinds: Full, OneShot, Consecutive, Intermittent, TwoD, Merged;
+             LeftToOthers.
 Never does:  read rows from a trainer; restore (a restore needs no policy).
 Called by:   checkpointer.py.
 Invariants:  arrange() changes no version: a store restores the same rows before and after it.
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -29,6 +30,7 @@ __all__ = [
     "Consecutive",
     "Full",
     "Intermittent",
+    "LeftToOthers",
     "Merged",
     "OneShot",
     "Policy",
@@ -51,6 +53,8 @@ class Policy:
 
     name: str
     kind_above_base: str
+    leaves_bases: ClassVar[bool] = False
+    """Whether a base that is due may be written behind the trainer (Store.reset)."""
 
     def kind(self, store: Store) -> str:
         """Return BASE, DELTA or DIFFERENCE: how to write the next version."""
@@ -59,6 +63,13 @@ class Policy:
     def next_kind(self, store: Store, lineage: Lineage) -> str:
         """Return how to write the next version above a lineage; kind() handles an empty store."""
         return self.kind_above_base
+
+    def is_reset_due(self, store: Store) -> bool:
+        """Return whether the newest version should become a base, behind the trainer."""
+        lineage = store.state.lineage
+        if not self.leaves_bases or lineage.versions[-1].kind == BASE:
+            return False
+        return self.next_kind(store, lineage) == BASE
 
     def arrange(self, store: Store) -> None:
         """Move spans of the newest lineage and rewrite its chunks, after a commit of a version."""
@@ -139,6 +150,7 @@ class TwoD(Policy):
     split_by: int = 0
     """The newest delta that arrange_all() has split by."""
     name = "2d"
+    leaves_bases = True
 
     def next_kind(self, store: Store, lineage: Lineage) -> str:
         """Return BASE if a reset is due, else DELTA."""
@@ -254,6 +266,7 @@ class Merged(Policy):
     executor: Executor = field(default_factory=InPlace)
     """Where chunks are merged: in this process, or in the workers of on_ray.OnRay."""
     name = "merged"
+    leaves_bases = True
 
     def next_kind(self, store: Store, lineage: Lineage) -> str:
         """Return BASE once ``every`` deltas of the lineage were written, else DELTA."""
@@ -341,6 +354,44 @@ class Merged(Policy):
         start = time.monotonic()
         apply(store, done)
         self._merge_seconds = (done.seconds + time.monotonic() - start) / done.plan.deltas
+
+
+class LeftToOthers(Policy):
+    """A trainer's policy beside a process that arranges its store and writes due bases.
+
+    The trainer writes a delta where ``policy`` asks for a base above a lineage. If that process has
+    written none for PATIENCE versions, the trainer does.
+    """
+
+    PATIENCE: Final = 16
+
+    def __init__(self, policy: Policy) -> None:
+        self.name = policy.name
+        self._policy = policy
+        self._due_since: tuple[int, int] | None = None  # the lineage, and its number of versions
+
+    def next_kind(self, store: Store, lineage: Lineage) -> str:
+        """See Policy."""
+        kind = self._policy.next_kind(store, lineage)
+        if kind != BASE or not self._policy.leaves_bases:
+            self._due_since = None
+            return kind
+        written = len(lineage.history)
+        if self._due_since is None or self._due_since[0] != lineage.base_version:
+            self._due_since = lineage.base_version, written
+        if written - self._due_since[1] < self.PATIENCE:
+            return DELTA
+        _log.warning(
+            "[checkpoint] %s: no other process wrote the base that is due for %d versions: is "
+            "`petps checkpoint tend` running?",
+            store.name,
+            self.PATIENCE,
+        )
+        return BASE
+
+    def measure(self, store: Store) -> None:
+        """See Policy."""
+        self._policy.measure(store)
 
 
 def find_stride(duplication: float, velocity: float) -> int:

@@ -191,6 +191,31 @@ class Lineage:
         )
         return replace(self, versions=versions, chunks=chunks)
 
+    def split_at(self, new: Lineage) -> tuple[Lineage, Lineage]:
+        """Return the versions below that of ``new``, and it with the versions above it.
+
+        ``new`` has one version of this lineage, as a base. No version's rows change: what this
+        lineage wrote up to that version is in the base, whatever later merges and differences have
+        of it again.
+        """
+        version = new.base_version
+        below = tuple(entry for entry in self.versions if entry.version < version)
+        older = replace(
+            self,
+            versions=below,
+            chunks=tuple(
+                chunk for chunk in self.chunks if any(chunk.holds(entry.version) for entry in below)
+            ),
+            history=tuple(record for record in self.history if record[0] < version),
+        )
+        newer = replace(
+            new,
+            versions=new.versions + tuple(e for e in self.versions if e.version > version),
+            chunks=new.chunks + tuple(chunk for chunk in self.chunks if chunk.first > version),
+            history=new.history + tuple(record for record in self.history if record[0] > version),
+        )
+        return older, newer
+
     def roll_back(self, version: int) -> Lineage:
         """Return this lineage without the versions and chunks written above ``version``.
 
@@ -267,6 +292,33 @@ class State:
     def with_lineage(self, lineage: Lineage) -> State:
         """Return a state in which ``lineage`` replaces the newest lineage."""
         return replace(self, lineages=(*self.lineages[:-1], lineage))
+
+    def has_same_end(self, other: State) -> bool:
+        """Return whether a version that was written above one state can be added to the other."""
+
+        def end_of(state: State) -> tuple[int, Mapping[str, Table], int]:
+            if not state.lineages:
+                return 0, {}, state.rollbacks
+            return state.newest_version, state.lineage.tables, state.rollbacks
+
+        return end_of(self) == end_of(other)
+
+    def reset(self, new: Lineage) -> State:
+        """Return a state in which a version of the newest lineage begins a lineage of its own.
+
+        new: that version, as a base. Raise NotFound if the newest lineage does not have it, or has
+        it as its base.
+        """
+        (entry,) = new.versions
+        found = self.version(entry.version)
+        is_same = found.created_ns == entry.created_ns and found.kind != entry.kind
+        if not is_same or found not in self.lineage.versions:
+            raise NotFound(
+                f"version {entry.version} was rolled back meanwhile, or another base was written"
+            )
+        new = replace(new, versions=(replace(entry, kept=found.kept),))
+        lineages = (*self.lineages[:-1], *self.lineage.split_at(new))
+        return replace(self, lineages=tuple(lineage for lineage in lineages if lineage.versions))
 
     def mark_kept(self, version: int, kept: bool) -> State:
         """Return a state in which the version has or lacks the mark that purge must not drop it."""
@@ -370,7 +422,7 @@ def _seal(files: Files, lineage: Lineage) -> Lineage:
     return replace(lineage, sealed=tuple(sealed))
 
 
-def _describe_tables(tables: Mapping[str, Table]) -> dict[str, Any]:
+def describe_tables(tables: Mapping[str, Table]) -> dict[str, Any]:
     """Return the columns by table: name, dtype, dim, and the parameters of a quantised column."""
     return {
         name: [
@@ -386,7 +438,8 @@ def _describe_tables(tables: Mapping[str, Table]) -> dict[str, Any]:
     }
 
 
-def _read_tables(values: Mapping[str, Any]) -> dict[str, Table]:
+def read_tables(values: Mapping[str, Any]) -> dict[str, Table]:
+    """Return the tables that describe_tables() described."""
     return {
         name: Table(
             name,
@@ -411,7 +464,7 @@ def _encode_lineage(lineage: Lineage) -> bytes:
             **_describe_chunks(chunk for chunk in lineage.chunks if id(chunk) not in sealed_ids),
             "began": lineage.base_version,
             "sealed": [[sealed.file, sealed.checksum] for sealed in lineage.sealed],
-            "tables": _describe_tables(lineage.tables),
+            "tables": describe_tables(lineage.tables),
             "written": lineage.history,
             "versions": [
                 {
@@ -454,7 +507,7 @@ def read_lineage(files: Files, path: str) -> Lineage:
             values["began"],
             versions,
             (*ended, *_read_chunks(values)),
-            _read_tables(values["tables"]),
+            read_tables(values["tables"]),
             tuple(
                 (version, kind, count, seconds)
                 for version, kind, count, seconds in values["written"]
@@ -503,7 +556,7 @@ def _read_state(files: Files, number: int) -> State:
         return State(
             number,
             values["model"],
-            _read_tables(values["tables"]),
+            read_tables(values["tables"]),
             lineages,
             tuple(values["trash"]),
             None if quantising is None else Quantising(**quantising),
@@ -519,7 +572,7 @@ def encode_state(state: State) -> bytes:
     return encode_document(
         {
             "model": state.model,
-            "tables": _describe_tables(state.tables),
+            "tables": describe_tables(state.tables),
             "quantising": None if state.quantising is None else asdict(state.quantising),
             "restores": state.restores,
             "rollbacks": state.rollbacks,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 
 import xxhash
 
-from petps.checkpoint.bundle import NewChunk, RowsByTable, prepare_chunks, write_bundle
+from petps.checkpoint.bundle import NewChunk, RowsByTable, divide, prepare_chunks, write_bundle
 from petps.checkpoint.chunk import Rows, Table, lay_over
 from petps.checkpoint.commit import commit, list_obsolete
 from petps.checkpoint.files import Files, open_files
@@ -152,6 +152,11 @@ class Store:
         """Return the state that this object knows; refresh() reads the newest one."""
         return self._state
 
+    @property
+    def may_have_committed(self) -> bool:
+        """Return whether a commit that failed may still appear: the store gave no answer."""
+        return bool(self._doubtful)
+
     def refresh(self) -> State:
         """Load the newest state, which another process may have written, and return it."""
         state = load(self._files)
@@ -230,6 +235,40 @@ class Store:
         record = (version, kind, entry.bytes, entry.seconds)
         return Lineage("", version, (entry,), tuple(chunks), tables, (record,))
 
+    def reset(self) -> Version:
+        """Write the newest version again as a base, which begins a new lineage. Return its entry.
+
+        All versions keep their rows, and the base has them as they are stored: nothing is quantised
+        again. Other writers may add versions meanwhile, which then belong to the new lineage. In
+        memory is what pieces() holds.
+
+        Raise FailedPrecondition if the version is a base already. Raise NotFound if it was dropped
+        meanwhile, or a newer base was written; Unavailable, DataLoss, IoError. Then the store is as
+        it was.
+        """
+        start = time.monotonic()
+        number, tables = self._state.newest_version, self._state.lineage.tables
+        entry = self._state.version(number)
+        if entry.kind == BASE:
+            raise FailedPrecondition(f"version {number} of {self.name} is a base already")
+        rows = {name: divide(tables[name], self.pieces(name, number)) for name in tables}
+        chunks = self._write_bundle(prepare_chunks(number, rows, tables, lambda: None, base=True))
+        entry = replace(
+            entry,
+            kind=BASE,
+            seconds=time.monotonic() - start,
+            rows=sum(chunk.rows for chunk in chunks),
+            bytes=sum(chunk.length + chunk.bloom_length for chunk in chunks),
+        )
+        record = (number, BASE, entry.bytes, entry.seconds)
+        new = Lineage("", number, (entry,), tuple(chunks), tables, (record,))
+        try:
+            self._change(lambda state: state.reset(new))
+        except (FailedPrecondition, NotFound, Unavailable):  # after an IoError it may exist
+            self.discard({chunk.file for chunk in chunks})
+            raise
+        return self._state.version(number)
+
     def discard(self, paths: Iterable[str]) -> None:
         """Remove files of a version that failed. One that remains is removed by purge."""
         for path in paths:
@@ -240,7 +279,8 @@ class Store:
         """Commit a version that write_data() wrote above the newest version of ``before``.
 
         If another writer changed the store meanwhile, but no version was added or rolled back, add
-        it to what that writer left.
+        it to what that writer left. Above a version that became a base meanwhile, a delta and a
+        difference have what they need, and more.
         """
         (entry,) = new.versions
         for attempt in range(CHANGE_TRIES):
@@ -251,7 +291,7 @@ class Store:
                 after = self.refresh()
                 if any(entry.created_ns == other.created_ns for other in after.versions()[-1:]):
                     return  # it was added, and another writer's state followed at once
-                if after.number == before.number or not _has_same_end(before, after):
+                if after.number == before.number or not after.has_same_end(before):
                     raise
                 _pause(attempt, error)
                 before = after
@@ -551,14 +591,3 @@ def _pause(attempt: int, error: FailedPrecondition) -> None:
             "change the store less often"
         ) from error
     time.sleep(random.uniform(0, PAUSE_SECONDS * 2**attempt))
-
-
-def _has_same_end(before: State, after: State) -> bool:
-    """Return whether a version written above one state can be added to the other."""
-
-    def end_of(state: State) -> tuple[int, int, int]:
-        lineage = state.lineages[-1] if state.lineages else None
-        newest, base = (0, 0) if lineage is None else (state.newest_version, lineage.base_version)
-        return newest, base, state.rollbacks
-
-    return end_of(before) == end_of(after)

@@ -1,7 +1,7 @@
 """A store kept in order beside the training, by a process that is no trainer. STORE.md.
 
-Owns:        Tending: one round of splitting, merging, verifying and purging.
-Never does:  write a version; drop the newest whole version.
+Owns:        Tending: one round of splitting, merging, base resets, verifying and purging.
+Never does:  add a version; drop the newest whole version.
 Called by:   `petps checkpoint tend`.
 Invariants:  no version that is kept changes; a round that another writer disturbs is made again.
 Threads:     one.
@@ -40,6 +40,8 @@ class Round:
     """
 
     arranged: bool = False
+    base: int | None = None
+    """The version that was written again as a base."""
     dropped: list[int] = field(default_factory=list)
     checked: int = 0
     damaged: dict[int, str] = field(default_factory=dict)
@@ -52,6 +54,7 @@ class Round:
 class Tending:
     """Rounds over a store. policy: how chunks are split and merged; retention: None keeps all.
 
+    resets: whether a version becomes a base where the policy asks for one.
     verify_bytes: how much is read in a round to find damage; each chunk is read once.
     unreadable_is_damage: whether what the disk or the network refuses counts as damaged.
     """
@@ -63,11 +66,13 @@ class Tending:
         retention: Retention | None,
         *,
         verify_bytes: int,
+        resets: bool = True,
         now_ns: Callable[[], int] = time.time_ns,
         unreadable_is_damage: bool = False,
     ) -> None:
         self._store, self._policy, self._retention = store, policy, retention
         self._verify_bytes = verify_bytes
+        self._resets = resets
         self._now_ns = now_ns
         self._unreadable_is_damage = unreadable_is_damage
         self._arranged_version = 0
@@ -90,6 +95,8 @@ class Tending:
         try:
             if newest != self._arranged_version and self._try(self._arrange):
                 self._arranged_version, done.arranged = newest, True
+            if self._resets:
+                self._try(lambda: self._reset(done))
         except PetpsError as error:  # for example a damaged chunk, which _verify() reports
             done.error = error
         self._verify(done)
@@ -113,6 +120,10 @@ class Tending:
     def _arrange(self) -> None:
         self._policy.arrange_all(self._store)
         self._store.tidy()
+
+    def _reset(self, done: Round) -> None:
+        if self._policy.is_reset_due(self._store):
+            done.base = self._store.reset().version
 
     def _purge(self, done: Round) -> None:
         assert self._retention is not None

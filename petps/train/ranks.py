@@ -14,19 +14,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import pickle
 import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from petps.checkpoint import Policy, SourceDevice, StagedCheckpointer, Store
 from petps.checkpoint.checkpointer import Decision
+from petps.checkpoint.policy import LeftToOthers
 from petps.checkpoint.published import Published
 from petps.checkpoint.shares import commit_shares, discard_share
 from petps.checkpoint.stages import CHUNK_BYTES
@@ -48,6 +47,7 @@ from petps.train.link import Links
 from petps.train.lone import Tables
 from petps.train.output import PUBLISH, LazyParts, owe, track_again
 from petps.train.pipeline import Boundary
+from petps.train.plan import Plan
 from petps.train.restored import Parts, Restored, find_newest, find_owed, load_rows
 from petps.train.runs import begin_run
 from petps.train.schedule import Every
@@ -60,23 +60,6 @@ __all__ = ["RankedOutput", "Restored", "Written"]
 _log = logging.getLogger("petps.train")
 # How often work behind the training looks whether the training ends with an error.
 LEAVE_SECONDS: Final = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The plan of a boundary, which rank 0 makes and all ranks execute.
-
-    ended: the kinds whose versions have ended. failure: why training stops, or "". publish: whether
-    the log's ``version`` begins. next: how the store's version is written, or None if none begins.
-    is_due: whether anything is still due then.
-    """
-
-    ended: tuple[str, ...]
-    failure: str
-    publish: bool
-    version: int
-    next: Decision | None
-    is_due: bool
 
 
 class RankedOutput:
@@ -107,8 +90,8 @@ class RankedOutput:
         give_up_after: Seconds for which a version that failed is tried again, before training
             stops with the error. The next version has the rows of the failed one. After an error
             of the log itself training stops at once, because its run cannot continue.
-        arrange: Whether rank 0 splits and merges behind each version; False: another process does
-            (`petps checkpoint tend`).
+        arrange: Whether rank 0 splits and merges behind each version; False: another process does,
+            and writes the bases that are due (`petps checkpoint tend`).
         on_version: Called in a thread for each version, once it exists.
         timeline: Receives the spans "copy" (training waits), "publish" and "store" (behind it).
 
@@ -171,6 +154,7 @@ class RankedOutput:
         self._source: TrackedSource | None = None
         self._staged: StagedCheckpointer | None = None
         if store is not None and policy is not None:
+            policy = policy if arrange else LeftToOthers(policy)
             self._source = TrackedSource(
                 tables.tracker, list(tables), owns=lambda _, keys: tables.owns(keys)
             )
@@ -315,7 +299,7 @@ class RankedOutput:
                 self._begin(boundary, plan)
         return plan.publish or plan.next is not None or plan.is_due
 
-    def _begin(self, boundary: Boundary, plan: _Plan) -> None:
+    def _begin(self, boundary: Boundary, plan: Plan) -> None:
         dense = None
         needs_dense = plan.next is not None or (plan.publish and self._dense is not None)
         if self._link.rank == 0 and self._model is not None and needs_dense:
@@ -324,7 +308,7 @@ class RankedOutput:
         if plan.next is not None:
             self._begin_store(boundary, plan.next, log_outcome, dense)
 
-    def _agree(self, step: int) -> _Plan:
+    def _agree(self, step: int) -> Plan:
         """Agree on what has ended and on what begins: rank 0 decides and sends it to all."""
         body = b""
         if self._link.rank == 0:
@@ -341,13 +325,11 @@ class RankedOutput:
                     self._own_error, ready = error, set()
             version = 0 if self.publisher is None else self.publisher.version + 1
             self._due -= ready
-            plan = _Plan(ended, failure, PUBLISH in ready, version, decision, bool(self._due))
-            body = pickle.dumps(plan)
+            plan = Plan(ended, failure, PUBLISH in ready, version, decision, bool(self._due))
+            body = plan.encode()
             for kind in ready:
                 self._last_times[kind] = time.monotonic()
-        # pickle is safe here: the bytes come from our own ranks.
-        received: _Plan = pickle.loads(gather_bytes(self._link, body)[0])
-        return received
+        return Plan.decode(gather_bytes(self._link, body)[0])
 
     def _settle(self, kinds: Iterable[str]) -> list[Outcome]:
         """Acknowledge what the versions of these kinds have, or give it back."""
@@ -386,9 +368,7 @@ class RankedOutput:
 
     # ---- a version of the log
 
-    def _begin_log(
-        self, step: int, plan: _Plan, dense: Mapping[str, Any] | None
-    ) -> Future[Outcome]:
+    def _begin_log(self, step: int, plan: Plan, dense: Mapping[str, Any] | None) -> Future[Outcome]:
         assert self._log_sender is not None
         assert self.publisher is not None
         begin = time.monotonic()
@@ -511,6 +491,7 @@ class RankedOutput:
         except Exception as raised:
             error = raised
         failure, _ = meet(self._links.store, Failure.of(error))
+        is_open = False  # whether the version may still appear
         if failure is None:
             if self._link.rank == 0:
                 try:
@@ -518,13 +499,15 @@ class RankedOutput:
                     commit_shares(self._store, step)
                 except Exception as raised:
                     error = raised
-            failure, _ = meet(self._links.store, Failure.of(error))
+            facts = {"open": self._store.may_have_committed}
+            failure, all_facts = meet(self._links.store, Failure.of(error), facts)
+            is_open = all_facts[0]["open"]
         if failure is None:
             self._timeline.add(Span("store", "store", step, begin, time.monotonic()))
             self._tell(Written(CHECKPOINT, step, step, begin))
             if self._link.rank == 0:
                 self._arrange()
-        else:
+        elif not is_open:
             with contextlib.suppress(PetpsError):  # else purge removes it
                 discard_share(self._store, step, self._link.rank)
         return Outcome(CHECKPOINT, step, failure, error, entry=entry)

@@ -141,6 +141,77 @@ def test_training_goes_on_while_the_broker_is_away(tmp_path: Path) -> None:
     assert max(b - a for a, b in itertools.pairwise(steps)) >= STEPS_AWAY - 2
 
 
+class LateCommit:
+    """The state of a store's second version: refused without an answer, and there a moment later.
+
+    So does an object store that applies a request after its client has given up.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._files, self._store = store.files, store
+        self._create, self._read = store.files.create, store.files.read
+        self._path, self._content = "", b""
+        self.problems: list[str] | None = None
+        """Those of the store when the state had appeared."""
+        store.files.create = self.create  # type: ignore[method-assign]
+        store.files.read = self.read  # type: ignore[method-assign]
+
+    def create(self, path: str, content: bytes) -> None:
+        if path.startswith("states/") and self._store.state.versions() and not self._path:
+            self._path, self._content = path, content
+            raise IoError("no answer")
+        self._create(path, content)
+
+    def read(self, path: str) -> bytes:
+        if path == self._path and self.problems is None:
+            raise IoError("no answer")
+        return self._read(path)
+
+    def appear(self) -> None:
+        if self._path and self.problems is None:
+            self._create(self._path, self._content)
+            self.problems = Store.open(self._files).verify()
+
+
+def test_a_commit_that_appears_late_has_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks keep the shares of a version that may still appear."""
+    create(tmp_path)
+    late: list[LateCommit] = []
+    fail = behind.Attempts.fail
+
+    def fail_and_appear(attempts: behind.Attempts) -> bool:
+        late[0].appear()
+        return fail(attempts)
+
+    monkeypatch.setattr(behind.Attempts, "fail", fail_and_appear)
+    monkeypatch.setattr(behind, "FIRST_PAUSE_SECONDS", 0.0)
+
+    def work(rank: int, links: Links) -> dict[str, Any]:
+        model = Ranker()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        with open_tables(rank, WORLD) as tables:
+            store = Store.open(tmp_path / "store")
+            if rank == 0:
+                late.append(LateCommit(store))
+            output = RankedOutput(
+                tables, links, store=store, policy=POLICIES["consecutive"](),
+                checkpoint=Every(steps=10), model=model, optimizer=optimizer,
+                chunk_bytes=CHUNK_BYTES,
+            )  # fmt: skip
+            with output, resume(rank, links, model, optimizer, tables, output, 0, STEPS) as loop:
+                loop.run()
+            return read_state(tables, model)
+
+    trained = in_threads(WORLD, work)
+    assert late[0].problems == []
+    store = Store.open(tmp_path / "store")
+    assert store.state.newest_version == STEPS
+    assert store.verify() == []
+    check_store(store, STEPS, trained)
+
+
 def test_a_full_staging_disk_delays_versions_and_loses_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

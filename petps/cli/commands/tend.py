@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from petps.checkpoint.merge import Executor
+    from petps.checkpoint.policy import Policy
     from petps.checkpoint.tend import Round
 
 __all__ = ["HERE", "RAY", "executor_of", "tend"]
@@ -42,6 +43,22 @@ def tend(
     policy: Annotated[
         str, typer.Option(help="How chunks are arranged: the policy of the trainer.")
     ] = "2d",
+    bases: Annotated[
+        bool,
+        typer.Option(
+            "--bases/--no-bases",
+            help="Whether the newest version becomes a base when the policy asks for one "
+            "(--policy 2d or merged).",
+        ),
+    ] = True,
+    deltas_per_base: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Deltas between two bases (--policy merged). 0: computed from how much two deltas "
+            "have in common.",
+        ),
+    ] = 0,
     every: Annotated[float, typer.Option(help="Seconds between two rounds.")] = 60.0,
     verify_mib: Annotated[
         int, typer.Option(help="How much of the store a round reads to find damage, in MiB.")
@@ -57,12 +74,12 @@ def tend(
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Report each round as JSON.")] = False,
 ) -> None:
-    """Keep a store in order beside a training: split, merge, delete old versions, find damage.
+    """Keep a store in order: split, merge, write bases, delete old versions, find damage.
 
     It runs until Ctrl-C or SIGTERM, as a process of its own. A trainer may write the store at the
     same time: what the trainer's commit disturbs is done again. Give the trainer
-    `RankedOutput(arrange=False)`, so that it leaves splitting and merging to this process. The
-    newest version that can be restored is never deleted.
+    `RankedOutput(arrange=False)`, so that it leaves splitting, merging and bases to this process.
+    The newest version that can be restored is never deleted.
 
     [bold]Examples[/bold]
 
@@ -81,10 +98,20 @@ def tend(
         raise InvalidArgument(f"--policy must be one of {', '.join(POLICIES)}, got {policy!r}")
     if every <= 0 or verify_mib < 0:
         raise InvalidArgument("--every must be above 0, and --verify-mib at least 0")
+    if deltas_per_base < 0 or (deltas_per_base and policy != Merged.name):
+        raise InvalidArgument(
+            f"--deltas-per-base must be at least 0, and needs --policy {Merged.name}, got "
+            f"{deltas_per_base} with --policy {policy}"
+        )
     retention = None if keep is None else Retention.parse(keep)
     with executor_of(on) as executor:
-        arranging = Merged(executor=executor) if policy == Merged.name else POLICIES[policy]()
-        tending = Tending(Store.open(store), arranging, retention, verify_bytes=verify_mib << 20)
+        if policy == Merged.name:
+            arranging: Policy = Merged(executor=executor, every=deltas_per_base)
+        else:
+            arranging = POLICIES[policy]()
+        tending = Tending(
+            Store.open(store), arranging, retention, verify_bytes=verify_mib << 20, resets=bases
+        )
         while True:
             try:
                 done = tending.round()
@@ -107,6 +134,7 @@ def tend(
 def _report(store: str, done: Round, *, json_: bool) -> None:
     if json_:
         report = {
+            "base": done.base,
             "dropped": done.dropped,
             "checked": done.checked,
             "damaged": {str(version): text for version, text in done.damaged.items()},
@@ -116,6 +144,8 @@ def _report(store: str, done: Round, *, json_: bool) -> None:
         }
         typer.echo(json.dumps(report))  # a line for each round
         return
+    if done.base is not None:
+        note(f"{store}: version {done.base} is a base now")
     if done.dropped:
         note(f"{store}: {len(done.dropped)} versions deleted, {done.whole} is the newest whole one")
     if done.error is not None:

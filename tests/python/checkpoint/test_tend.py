@@ -19,7 +19,7 @@ from petps.checkpoint.retention import Retention, parse_seconds
 from petps.checkpoint.state import Version
 from petps.checkpoint.tend import Tending, find_whole
 from petps.checkpoint.verify import check_chunk
-from petps.errors import FailedPrecondition, InvalidArgument, IoError
+from petps.errors import DataLoss, FailedPrecondition, InvalidArgument, IoError
 from tests.python.checkpoint.replay import Replay, check_versions
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
@@ -300,9 +300,9 @@ def test_splits_follow_each_delta_between_two_rounds(tmp_path: Path) -> None:
     )
     for version in range(1, 7):
         write(whole, replay, range(version, version + 1))
-        TwoD(ratio=0.0).arrange(whole)
+        TwoD(ratio=0.0, resets=False).arrange(whole)
     write(late, replay, range(1, 7))
-    tending(tmp_path / "late", TwoD(ratio=0.0)).round()
+    tending(tmp_path / "late", TwoD(ratio=0.0, resets=False)).round()
 
     def spans(store: Store) -> list[tuple[int, int, int]]:
         chunks = store.refresh().lineage.chunks
@@ -320,3 +320,40 @@ def test_a_round_reads_no_more_than_it_may(tmp_path: Path) -> None:
     assert sum(done.checked for done in rounds) == 5
     assert max(done.checked for done in rounds) == 1
     assert [done.unread for done in rounds] == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0]
+
+
+def test_bases_are_written_where_the_policy_asks(tmp_path: Path) -> None:
+    replay = replay_of(8)
+    trainer = Store.create(tmp_path / "store", "m", list(TABLES.values()))
+    tends = tending(tmp_path / "store", Merged(stride=2, every=3))
+    bases = []
+    for version in range(1, 9):
+        write(trainer, replay, range(version, version + 1))
+        bases.append(tends.round().base)
+        trainer.refresh()
+    assert bases == [None, None, None, 4, None, None, 7, None]
+    assert [line.base_version for line in trainer.state.lineages] == [1, 4, 7]
+    check_versions(Store.open(tmp_path / "store"), replay, list(range(1, 9)))
+
+
+def test_bases_may_be_left_to_the_trainer(tmp_path: Path) -> None:
+    replay = replay_of(6)
+    trainer = Store.create(tmp_path / "store", "m", list(TABLES.values()))
+    write(trainer, replay, range(1, 7))
+    policy = Merged(stride=2, every=3)
+    tends = Tending(
+        Store.open(tmp_path / "store"), policy, None, verify_bytes=ALL_BYTES, resets=False
+    )
+    assert tends.round().base is None
+    assert policy.is_reset_due(trainer)
+
+
+def test_a_damaged_chunk_below_a_base_that_is_due_is_reported(tmp_path: Path) -> None:
+    trainer = Store.create(tmp_path / "store", "m", list(TABLES.values()))
+    write(trainer, replay_of(4), range(1, 5))
+    (chunk,) = (c for c in trainer.state.lineage.chunks if c.first == 1)
+    (tmp_path / "store" / chunk.file).write_bytes(b"x")
+    done = tending(tmp_path / "store", Merged(stride=9, every=3)).round()
+    assert done.base is None
+    assert isinstance(done.error, DataLoss)
+    assert sorted(done.damaged) == [1, 2, 3, 4]

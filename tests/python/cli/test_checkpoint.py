@@ -238,6 +238,14 @@ def test_versions_are_purged_by_age(run: Command, store: Path) -> None:
         (("rollback", 1, "--whole"), "give either a VERSION or --whole"),
         (("tend", "--once", "--policy", "3d"), "--policy must be one of "),
         (("tend", "--once", "--every", 0), "--every must be above 0"),
+        (
+            ("tend", "--once", "--deltas-per-base", 3),
+            "--deltas-per-base must be at least 0, and needs --policy merged, got 3 with ",
+        ),
+        (
+            ("tend", "--once", "--policy", "merged", "--deltas-per-base", -1),
+            "--deltas-per-base must be at least 0",
+        ),
         (("tend", "--once", "--on", "there"), "--on must be here, ray"),
     ],
 )
