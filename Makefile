@@ -16,7 +16,7 @@ SOAK_SECONDS := 600
 # Death tests are left out, because an emulated program cannot start itself again.
 AARCH64_SUITES := base epoch media index table codec
 
-.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 soak soak-pull soak-tend bench docs wheels cpp-package format tidy clean
+.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 soak soak-pull bench docs wheels cpp-package format tidy clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,7 +27,6 @@ help:
 	@echo "make lab     persistent memory, RDMA, power cuts: suites in a small guest (tests/lab)"
 	@echo "make aarch64  cross-compile for aarch64 and run the C++ suites in an emulated processor"
 	@echo "make soak    the C++ suites with more test processes than processors, SOAK_ROUNDS=10 times"
-	@echo "make soak-tend  150 versions of a trace under each policy, beside processes that tend the store"
 	@echo "make soak-pull  pulls under updates and reclaim in each gather mode; SOAK_SECONDS=600 each"
 	@echo "make bench   build, then measure; ONLY=pull,apply: parts; RESUME=1: continue; AGAIN=pull; BEFORE=FOLDER: compare"
 	@echo "make build   everything that is needed to run, into .venv and build/release"
@@ -89,9 +88,6 @@ soak-pull: build
 	cmake --build build/asan -j $(JOBS) --target test_server
 	PETPS_SOAK_SECONDS=$(SOAK_SECONDS) \
 	  $$(setarch -R true 2>/dev/null && echo setarch -R) build/asan/test_server --gtest_filter='*Soak*'
-
-soak-tend: bootstrap
-	PETPS_TEST_SCALE=1 $(PYTHON) -m pytest -q -n $(JOBS) tests/python/checkpoint/test_tend_process.py
 
 bench: build
 	cmake --build build/release -j $(JOBS) --target petps_bench

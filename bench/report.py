@@ -380,6 +380,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
             ("train.shaped", "shaped", "train", "train_shaped"),
             ("train.scale", "scale", "train", "train_scale"),
             ("train.stall", "stall", "train", "train_stall"),
+            ("train.torchrec", "beside_torchrec", "train", "train_torchrec"),
         )
     ),
 )

@@ -7,15 +7,23 @@ random order, and each draws its keys from those of one session. ``named``: the 
 figures. Batches are clustered before the clock starts, because a rank has one processor here;
 ``arranging_ms`` is the time that this takes for a batch.
 
+train.clustering.auto.<link>: steps of sessions with ``arrange="auto"`` over steps without, on links
+of two speeds: the pipeline clusters in its prefetch stage, if its trial has shown that it pays.
+
 It needs PyTorch; bench.lines runs it.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
-from bench.train.steps import Result, run, runs
+from bench.train.steps import MICRO_BATCHES, Result, run, runs
+from petps.train.options import AUTO
+from petps.train.where_pays import BLOCK, BLOCKS, FIRST_TRIAL
+
+DISTINCT_BATCHES: Final = 8  # of those that decide themselves; their training repeats them
 
 
 def figures(sizes: dict[str, Any]) -> Iterator[Result]:
@@ -55,6 +63,38 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
             "arranging_ms": 1e3 * clustered["arranged_s"],
             "plain": _summarise(cut),
             "clustered": _summarise(clustered),
+        }
+    yield from _decided(plain | kinds["sessions"], alone)
+
+
+def _decided(sizes: dict[str, Any], alone: dict[str, Any]) -> Iterator[Result]:
+    """Yield a result for each link. Its time for the named keys is a multiple of the lookup's."""
+    lookup = alone["lookup_stall_s"]
+    trial = {
+        "warm_up": FIRST_TRIAL + BLOCK * BLOCKS + 8,
+        "micro_batches": MICRO_BATCHES,
+        "distinct_batches": DISTINCT_BATCHES,
+    }
+    wanted = [
+        {"bytes_per_second": alone["bytes"] / (link * lookup), "arrange": arrange}
+        for link in sizes["auto_links"]
+        for arrange in [None, AUTO] * sizes["rounds"]
+    ]
+    results = runs(sizes | trial, wanted, mode="nested", slow=True, dense_s=sizes["dense"] * lookup)
+    count = 2 * sizes["rounds"]
+    for number, link in enumerate(sizes["auto_links"]):
+        own = results[number * count : (number + 1) * count]
+        pairs = list(zip(own[::2], own[1::2], strict=True))
+        ratios = [auto["step_s"] / never["step_s"] for never, auto in pairs]
+        yield {
+            "name": f"train.clustering.auto.{link}",
+            "value": 1e3 * statistics.median(auto["step_s"] for _, auto in pairs),
+            "unit": "ms",
+            "ratio_to": "samples as they come",
+            "ratio": statistics.median(ratios),
+            "ratio_low": min(ratios),
+            "ratio_high": max(ratios),
+            "clustered": [auto["arranges"] for _, auto in pairs],
         }
 
 

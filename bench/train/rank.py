@@ -185,7 +185,10 @@ def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
     with ShardedTables(None, specs, RowwiseAdagrad(0.1), rank=rank, world=world) as tables:
         fill(tables, settings)
         kind, mode = pipeline_of(settings["mode"])
-        options = PipelineOptions(settings["micro_batches"], mode, deterministic=True)
+        options = PipelineOptions(
+            settings["micro_batches"], mode, arrange=settings["arrange"],
+            deterministic=settings["arrange"] is None,
+        )  # fmt: skip
         tracking = Stopwatch(tables.tracker.track)
         tables.tracker.track = tracking  # type: ignore[method-assign]
         compacting = Stopwatch(tables.tracker.compact)
@@ -203,6 +206,7 @@ def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
             steps = list(itertools.islice(pipeline, settings["steps"]))
             seconds, used = time.monotonic() - began, time.process_time() - used
             faults = _faults() - faults
+            decider = pipeline._where_pays
             stages, processor = timeline.totals(), timeline.processor_totals()
     count = len(steps)
     parts = list(loader[0].parts(settings["micro_batches"]))
@@ -228,6 +232,7 @@ def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
         "samples": _over_mean([part.samples for part in parts]),
         "rows": _over_mean([sum(map(_distinct, part.keys.values())) for part in parts]),
         "arranged_s": arranged / len(loader),
+        "arranges": decider is not None and decider.pays,
         "dedup_ratio": statistics.mean(
             dedup_ratio(batch.keys, settings["micro_batches"]) for batch in loader[:RATIOS]
         ),

@@ -59,7 +59,7 @@ def runs(
         full: dict[str, Any] = {
             "world": 2, "micro_batches": MICRO_BATCHES, "dense_s": 0.0, "latency_s": 0.0,
             "bytes_per_second": 1e18, "slow": False, "seed": 1, "meeting": f"{folder}/meeting",
-            "sessions": 0, "session_keys": 0, "clustered": False,
+            "sessions": 0, "session_keys": 0, "clustered": False, "arrange": None,
         } | sizes | settings | {"runs": list(run_settings)}  # fmt: skip
         # Files, because a pipe that is not read would stop its rank, and so all ranks.
         files = [open(f"{folder}/{rank}.out", "w+") for rank in range(full["world"])]  # noqa: SIM115

@@ -5,7 +5,8 @@ Owns:        ArrayTable (numpy), PyTorch's embeddings (pytorch.py), TorchRec's t
              tenant of a tracker as a Source of checkpoints; TrainerOutput, one gather for
              checkpoints and log; ShardedTables, rows and optimizer state in a pool; Pipeline, the
              loop over them; RankedOutput, their versions (PIPELINE.md), and those of LoneTables,
-             which a loop of its own trains in one process.
+             which a loop of its own trains in one process; fit(), the loop on a Ray cluster
+             (ray.py).
 Never does:  decide what a version is written as (petps.checkpoint.policy does); import torch
              before it is needed (pip install petps[torch]).
 Called by:   trainers.

@@ -141,9 +141,9 @@ class LookupStages:
             if batch is None:  # other ranks may have more: continue with empty batches
                 return BatchWork(number, [Batch({})] * options.micro_batches, self._reader, True)
             self._reader = batch.reader
-            if options.arrange is not None:
+            if self._resources.arrange is not None:
                 with self._timeline.span("prefetch", "arrange", number):
-                    batch = options.arrange(batch)
+                    batch = self._resources.arrange(batch)
             pin = self._resources.lanes.to_device.pin
             parts = [_map_dense(part, pin) for part in batch.parts(options.micro_batches)]
             return BatchWork(number, parts, batch.reader, False)

@@ -23,12 +23,13 @@ from petps.train.dense_sums import DenseSums
 from petps.train.forward_backward import ForwardBackward
 from petps.train.link import Links
 from petps.train.lookup import BatchWork, LookupStages
-from petps.train.options import PipelineOptions, Resources
+from petps.train.options import AUTO, PipelineOptions, Resources
 from petps.train.pytorch import torch_module
 from petps.train.routing import Layout
 from petps.train.sharded import ShardedTables
 from petps.train.streams import Lanes
 from petps.train.timeline import Timeline
+from petps.train.where_pays import WherePays
 from petps.train.window import Window
 from petps.train.write_back import WriteBack
 
@@ -118,7 +119,18 @@ class Pipeline:
             overlaps=options.overlaps_transfers,
         )
         self.timeline = timeline or Timeline()
-        self._resources = Resources(options, tables, layout, links, self._lanes, self.timeline)
+        self._where_pays: WherePays | None = None
+        arrange = options.arrange
+        if arrange == AUTO:
+            can_pay = tables.world > 1 and options.micro_batches > 1 and not options.deterministic
+            if can_pay:
+                self._where_pays = WherePays(
+                    options.micro_batches, features=features, first=options.first_step
+                )
+            arrange = self._where_pays
+        self._resources = Resources(
+            options, arrange, tables, layout, links, self._lanes, self.timeline
+        )
         self._model = model
         self._parameters = [value for value in model.parameters() if value.requires_grad]
         self._optimizer = optimizer
@@ -226,15 +238,18 @@ class Pipeline:
             for hook, acts in zip(self._hooks, actions, strict=True):
                 if acts:
                     hook.act(self._last)
+        ended = time.monotonic()
+        if self._where_pays is not None:
+            self._where_pays.after(work.number, hooks_began - began)
         return Step(
             number=work.number,
             samples=sum(work.owned.samples),
             loss=loss,
-            seconds=time.monotonic() - began,
+            seconds=ended - began,
             lookup_stall=lookup_stall,
             exposed=passes.exposed_seconds(),
             crossing=passes.crossing_seconds(),
-            hooks=time.monotonic() - hooks_began,
+            hooks=ended - hooks_began,
         )
 
     def _end_hooks(self) -> None:

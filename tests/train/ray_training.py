@@ -1,0 +1,61 @@
+"""Functions that train on Ray's workers, which import them by name."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from petps.checkpoint import POLICIES, Store
+from petps.errors import FailedPrecondition
+from petps.train.optimizer import Adam
+from petps.train.ranks import RankedOutput
+from petps.train.ray import Worker
+from petps.train.schedule import Every
+from tests.train.rank_threads import WAIT_SECONDS, Ranker, read_slots
+from tests.train.train_ranks import PARTITIONS, SEED, TABLES, resume
+
+
+def train(worker: Worker, folder: Path, steps: int, hold: int) -> list[int]:
+    """Train up to ``steps``; return the last step before each try, on rank 0.
+
+    In the first try, each rank leaves its process id after step ``hold``, and waits.
+    """
+    assert (worker.world, worker.folder.name) == (2, f"rank-{worker.rank}")
+    torch.set_num_threads(1)
+    model = Ranker()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    with worker.open_tables(TABLES, Adam(0.05), partitions=PARTITIONS, seed=SEED) as tables:
+        output = RankedOutput(
+            tables, worker.links, store=Store.open(folder / "store"), policy=POLICIES["2d"](),
+            checkpoint=Every(steps=5), model=model, optimizer=optimizer,
+        )  # fmt: skip
+        first = output.restore().step
+        tries = folder / f"tries-{worker.rank}"
+        with tries.open("a") as file:
+            file.write(f"{first}\n")
+        loop = resume(worker.rank, worker.links, model, optimizer, tables, output, first, steps)
+        with output, loop:
+            for step in loop:
+                if step.number == hold and first == 0:
+                    output.wait()
+                    (folder / f"{worker.rank}.pid").write_text(str(os.getpid()))
+                    time.sleep(WAIT_SECONDS)
+        results: dict[str, Any] = {
+            f"dense{i}": parameter.detach().numpy()
+            for i, parameter in enumerate(model.parameters())
+        }
+        for table in tables:
+            results[f"{table.name}.keys"], results[f"{table.name}.slots"] = read_slots(table)
+        np.savez(folder / f"{worker.rank}.npz", **results)
+    return [int(line) for line in tries.read_text().split()]
+
+
+def fail(worker: Worker) -> None:
+    """Fail on one rank, as a training with a bad batch would."""
+    if worker.rank == 1:
+        raise FailedPrecondition("batch 7 is bad")

@@ -1,0 +1,131 @@
+"""Ranks that Ray starts, and starts again after one is killed: the rows are those of one run.
+
+Does not cover: clusters of several machines. A lost node is a killed rank whose folder is gone.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from petps.checkpoint import Store
+from petps.checkpoint.ray_cluster import RayCluster
+from petps.errors import InvalidArgument, Unavailable, Unimplemented
+from petps.train.ray import fit
+from petps.train.schedule import Every
+from tests.train.rank_threads import WAIT_SECONDS, in_threads
+from tests.train.ray_training import fail, train
+from tests.train.train_ranks import TABLES, check_same, create, work
+
+STEPS, HOLD, VERSION = 17, 12, 10
+WORLD = 2
+pytestmark = [pytest.mark.usefixtures("one_torch_thread"), pytest.mark.xdist_group("ray")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """Provide room for two workers at the same time, however many processors this machine has."""
+    folder = tempfile.mkdtemp(prefix="petps-ray-")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("RAY_TMPDIR", folder)
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # no kills on a busy machine
+        patch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
+        try:
+            connection = RayCluster(processors=2 * WORLD, purpose="this test")
+        except Unimplemented as error:
+            pytest.skip(str(error))
+        with connection:
+            yield
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_ranks(folder: Path) -> list[dict[str, Any]]:
+    """Return the states that the ranks left, as read_state() of train_ranks.py does."""
+    results = []
+    for rank in range(WORLD):
+        with np.load(folder / f"{rank}.npz") as saved:
+            count = sum(name.startswith("dense") for name in saved)
+            result: dict[str, Any] = {
+                "dense": [torch.from_numpy(saved[f"dense{i}"]) for i in range(count)]
+            }
+            for spec in TABLES:
+                keys, slots = saved[f"{spec.name}.keys"], saved[f"{spec.name}.slots"]
+                result[spec.name] = dict(zip(keys.tolist(), slots, strict=True))
+            results.append(result)
+    return results
+
+
+class Killer(threading.Thread):
+    """Kills rank 1 once both ranks hold; is_lost: with the folder that it has on its node."""
+
+    def __init__(self, folder: Path, is_lost: bool) -> None:
+        super().__init__(daemon=True)
+        self._folder, self._is_lost = folder, is_lost
+        self.killed = False
+        self.start()
+
+    def run(self) -> None:
+        paths = [self._folder / f"{rank}.pid" for rank in range(WORLD)]
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not all(path.exists() and path.read_text() for path in paths):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.05)
+        if self._is_lost:
+            shutil.rmtree(self._folder / "pools" / "rank-1")
+        os.kill(int(paths[1].read_text()), signal.SIGKILL)
+        self.killed = True
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["process", "node"])
+def test_a_training_goes_on_after_a_rank_is_lost(tmp_path: Path, is_lost: bool) -> None:
+    """It continues with the newest version, from pools with later rows or without pools."""
+    create(tmp_path / "whole")
+    reference = in_threads(
+        WORLD,
+        lambda rank, links: work(
+            tmp_path / "whole", rank, links, steps=STEPS, checkpoint=Every(steps=50)
+        ),
+    )
+    folder = tmp_path / "ray"
+    create(folder)
+    killer = Killer(folder, is_lost)
+    tries = fit(
+        functools.partial(train, folder=folder, steps=STEPS, hold=HOLD),
+        workers=WORLD,
+        folder=folder / "pools",
+        storage=tmp_path / "runs",
+    )
+    killer.join()
+    assert killer.killed
+    assert tries == [0, VERSION]
+    check_same(reference, read_ranks(folder))
+    assert Store.open(folder / "store").verify() == []
+
+
+def test_an_error_that_stays_is_raised_with_its_rank(tmp_path: Path) -> None:
+    with pytest.raises(
+        Unavailable, match=r"given up after 0 new starts: .*rank 1: .*batch 7 is bad"
+    ):
+        fit(
+            fail, workers=WORLD, folder=tmp_path / "pools", storage=tmp_path / "runs",
+            max_failures=0,
+        )  # fmt: skip
+
+
+def test_no_workers_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="workers must be at least 1, got 0"):
+        fit(fail, workers=0, folder=tmp_path)
