@@ -147,8 +147,8 @@ class LateCommit:
     So does an object store that applies a request after its client has given up.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._files, self._store = store.files, store
+    def __init__(self, folder: Path, store: Store) -> None:
+        self._folder, self._store = folder, store
         self._create, self._read = store.files.create, store.files.read
         self._path, self._content = "", b""
         self.problems: list[str] | None = None
@@ -170,7 +170,7 @@ class LateCommit:
     def appear(self) -> None:
         if self._path and self.problems is None:
             self._create(self._path, self._content)
-            self.problems = Store.open(self._files).verify()
+            self.problems = Store.open(self._folder).verify()
 
 
 def test_a_commit_that_appears_late_has_its_files(
@@ -194,7 +194,7 @@ def test_a_commit_that_appears_late_has_its_files(
         with open_tables(rank, WORLD) as tables:
             store = Store.open(tmp_path / "store")
             if rank == 0:
-                late.append(LateCommit(store))
+                late.append(LateCommit(tmp_path / "store", store))
             output = RankedOutput(
                 tables, links, store=store, policy=POLICIES["consecutive"](),
                 checkpoint=Every(steps=10), model=model, optimizer=optimizer,
