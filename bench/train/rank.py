@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import itertools
 import json
 import os
@@ -254,7 +255,9 @@ def main(rank: int, settings: dict[str, Any]) -> None:
     for run in settings["runs"]:
         result = train(rank, settings | run | (link if run.get("calibrated") else {}))
         print(json.dumps(result), flush=True)
-        # The threads of a run keep what they freed, and each run has new threads.
+        # A pipeline refers to itself, so its batches stay until the collector runs. A run's threads
+        # keep what they freed, and each run has new threads.
+        gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         everyone: list[Any] = [None] * settings["world"]
         distributed.all_gather_object(everyone, result)
