@@ -21,6 +21,26 @@ PETPS_AVX512 inline __mmask16 lanes(size_t left) {
   return static_cast<__mmask16>(left >= kWide ? 0xffffu : (1u << left) - 1);
 }
 
+// Store the low byte, or the low two bytes, of the first `left` lanes. A masked store that narrows
+// lanes is microcode on Zen 5, so full registers are narrowed first.
+PETPS_AVX512 inline void store_bytes(std::byte* out, size_t left, __m512i lanes32) {
+  const __m128i bytes = _mm512_cvtepi32_epi8(lanes32);
+  if (left >= kWide) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
+  } else {
+    _mm_mask_storeu_epi8(out, lanes(left), bytes);
+  }
+}
+
+PETPS_AVX512 inline void store_words(std::byte* out, size_t left, __m512i lanes32) {
+  const __m256i words = _mm512_cvtepi32_epi16(lanes32);
+  if (left >= kWide) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), words);
+  } else {
+    _mm256_mask_storeu_epi16(out, lanes(left), words);
+  }
+}
+
 PETPS_AVX512 void encode_bf16(const float* values, size_t count, std::byte* out) {
   const __m512i magnitude_mask = _mm512_set1_epi32(0x7fffffff);
   const __m512i exponent_mask = _mm512_set1_epi32(static_cast<int>(kExponentMask));
@@ -34,7 +54,7 @@ PETPS_AVX512 void encode_bf16(const float* values, size_t count, std::byte* out)
     const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
     const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
     const __m512i words = _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40));
-    _mm512_mask_cvtepi32_storeu_epi16(out + 2 * i, mask, words);
+    store_words(out + 2 * i, count - i, words);
   }
 }
 
@@ -70,7 +90,7 @@ PETPS_AVX512 inline void codes_of(const float* values, uint32_t count, const Gri
     __m512 quotient =
         _mm512_div_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, values + i), zero), scale);
     quotient = _mm512_min_ps(_mm512_max_ps(quotient, _mm512_setzero_ps()), highest);
-    _mm512_mask_cvtepi32_storeu_epi8(codes + i, mask, _mm512_cvtps_epi32(quotient));
+    store_bytes(codes + i, count - i, _mm512_cvtps_epi32(quotient));
   }
 }
 
