@@ -63,7 +63,7 @@ def _run(sizes: dict[str, Any], prefixes: Any) -> list[dict[str, Any]]:
 
 
 def _result(link: str, ranks: list[dict[str, Any]]) -> Result:
-    missing = {name: each["missing"] for name, each in ranks[0].items() if "missing" in each}
+    missing = {name: result["missing"] for name, result in ranks[0].items() if "missing" in result}
     names = [name for name in ranks[0] if name not in missing]
     _check_losses({name: ranks[0][name]["losses"] for name in names})
     # By round, the rank that took longest.
@@ -80,7 +80,9 @@ def _result(link: str, ranks: list[dict[str, Any]]) -> Result:
         "ratio": statistics.median(ratios),
         "ratio_low": min(ratios),
         "ratio_high": max(ratios),
-        "step_ms": {name: round(1e3 * statistics.median(each), 2) for name, each in steps.items()},
+        "step_ms": {
+            name: round(1e3 * statistics.median(values), 2) for name, values in steps.items()
+        },
         "losses": ranks[0][BASELINE]["losses"],
         "missing": missing,
     }

@@ -133,7 +133,7 @@ class OfPetps:
             self._tables[name].write_back(0, keys, slots)
         model = _OnLookups(Dlrm(len(rows), settings["dim"]), list(rows))
         self._pipeline = Pipeline(
-            model, self._tables, itertools.cycle([_batch_of(each) for each in inputs]),
+            model, self._tables, itertools.cycle([_batch_of(batch) for batch in inputs]),
             optimizer=torch.optim.SGD(model.parameters(), DENSE_RATE), links=Links.of_processes(),
             options=PipelineOptions(settings["micro_batches"], mode, arrange=None),
         )  # fmt: skip
@@ -230,7 +230,7 @@ class OfTorchRec:
         dense = torch.optim.SGD(
             [value for name, value in sharded.named_parameters() if "bags" not in name], DENSE_RATE
         )
-        self._batches = itertools.cycle([_kjt_of(each) for each in inputs])
+        self._batches = itertools.cycle([_kjt_of(batch) for batch in inputs])
         self._pipeline = pipeline(sharded, dense, device)
 
     def step(self) -> float:
