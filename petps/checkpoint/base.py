@@ -263,7 +263,8 @@ class Base:
         self.dense = info.dense
         self.partitions = info.partitions
         self.created_ns = self._entry.created_ns
-        self.has_deltas = any(chunk.layer > 0 for chunk in self._chunks)
+        # Not by the chunks: a version without changes may become a base, and its chunks go then.
+        self.has_deltas = self._entry.kind != BASE
 
     @classmethod
     def open(cls, folder: str | Path, version: int | None = None) -> Base:

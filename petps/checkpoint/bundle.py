@@ -115,11 +115,27 @@ def prepare_chunks(
 
 
 def divide(table: Table, pieces: Iterable[Rows]) -> Iterator[Rows]:
-    """Yield the same rows in pieces of at most CHUNK_BYTES."""
+    """Yield the same rows, without deletions, in pieces of CHUNK_BYTES; the last may be smaller."""
     step = max(1, CHUNK_BYTES // (8 + table.width))
+    waiting: list[Rows] = []
     for rows in pieces:
-        for start in range(0, len(rows), step):
-            yield rows.at(np.arange(start, min(start + step, len(rows))))
+        waiting.append(rows)
+        if sum(map(len, waiting)) >= step:
+            joined = _join(waiting)
+            whole = len(joined) // step * step
+            for start in range(0, whole, step):
+                yield joined.at(np.arange(start, start + step))
+            waiting = [joined.at(np.arange(whole, len(joined)))]
+    if waiting:
+        yield _join(waiting)
+
+
+def _join(parts: list[Rows]) -> Rows:
+    """Return the rows of all parts, whose keys ascend from part to part."""
+    return Rows(
+        np.concatenate([rows.keys for rows in parts]),
+        {name: np.concatenate([rows.columns[name] for rows in parts]) for name in parts[0].columns},
+    )
 
 
 def _partition_of(table: str, rows: Rows, partitions: int) -> int:

@@ -69,6 +69,10 @@ class Policy:
         lineage = store.state.lineage
         if not self.leaves_bases or lineage.versions[-1].kind == BASE:
             return False
+        return self.needs_base(store, lineage)
+
+    def needs_base(self, store: Store, lineage: Lineage) -> bool:
+        """Return whether a base is due that costs the trainer nothing."""
         return self.next_kind(store, lineage) == BASE
 
     def arrange(self, store: Store) -> None:
@@ -165,6 +169,12 @@ class TwoD(Policy):
         above = sum(chunk.length for chunk in lineage.open_delta_chunks())
         recovery = above * store.reader.read_seconds / store.reader.read_bytes
         return bases[-1] < deltas[-1] + recovery
+
+    def needs_base(self, store: Store, lineage: Lineage) -> bool:
+        """See Policy. The trainer's times say nothing here, so it is decided by bytes."""
+        del store
+        above = sum(chunk.length for chunk in lineage.open_delta_chunks())
+        return self.resets and above > lineage.base_bytes
 
     def arrange(self, store: Store) -> None:
         """Split the older chunks by the newest delta. See Policy."""
@@ -372,18 +382,19 @@ class LeftToOthers(Policy):
 
     def next_kind(self, store: Store, lineage: Lineage) -> str:
         """See Policy."""
-        kind = self._policy.next_kind(store, lineage)
-        if kind != BASE or not self._policy.leaves_bases:
+        if not self._policy.leaves_bases:
+            return self._policy.next_kind(store, lineage)
+        if not self._policy.needs_base(store, lineage):
             self._due_since = None
-            return kind
+            return DELTA
         written = len(lineage.history)
         if self._due_since is None or self._due_since[0] != lineage.base_version:
             self._due_since = lineage.base_version, written
         if written - self._due_since[1] < self.PATIENCE:
             return DELTA
         _log.warning(
-            "[checkpoint] %s: no other process wrote the base that is due for %d versions: is "
-            "`petps checkpoint tend` running?",
+            "[checkpoint] %s: no other process wrote the base that is due for %d versions, so this "
+            "one does: is `petps checkpoint tend` running, with the same policy?",
             store.name,
             self.PATIENCE,
         )

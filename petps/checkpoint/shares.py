@@ -209,10 +209,12 @@ def _find_committed(store: Store, version: int, rank: int) -> Version | None:
 
 
 def _is_committed(store: Store, lineage: Lineage) -> bool:
-    """Return whether the store's state names all files of a share."""
-    files = {part.file for part in lineage.versions[0].parts.values()}
-    files |= {chunk.file for chunk in lineage.chunks}
-    return files <= store.state.files()
+    """Return whether the store's state has the version of a share.
+
+    Its chunks may have been replaced since, by a merge or a base; its parts stay.
+    """
+    parts = {part.file for part in lineage.versions[0].parts.values()}
+    return (parts or {chunk.file for chunk in lineage.chunks}) <= store.state.files()
 
 
 def discard_share(store: Store, version: int, rank: int) -> None:

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Final, TypedDict
 
 import xxhash
 
-from petps.checkpoint.bundle import NewChunk, RowsByTable, divide, prepare_chunks, write_bundle
+from petps.checkpoint.bundle import NewChunk, RowsByTable, prepare_chunks, write_bundle
 from petps.checkpoint.chunk import Rows, Table, lay_over
 from petps.checkpoint.commit import commit, list_obsolete
 from petps.checkpoint.files import Files, open_files
 from petps.checkpoint.quantise import Quantising
 from petps.checkpoint.reader import Reader
+from petps.checkpoint.reset import has_base, write_again
 from petps.checkpoint.restore import read_layers, read_pieces
 from petps.checkpoint.state import (
     OPEN,
@@ -246,28 +247,16 @@ class Store:
         meanwhile, or a newer base was written; Unavailable, DataLoss, IoError. Then the store is as
         it was.
         """
-        start = time.monotonic()
-        number, tables = self._state.newest_version, self._state.lineage.tables
-        entry = self._state.version(number)
+        entry = self._state.version(self._state.newest_version)
         if entry.kind == BASE:
-            raise FailedPrecondition(f"version {number} of {self.name} is a base already")
-        rows = {name: divide(tables[name], self.pieces(name, number)) for name in tables}
-        chunks = self._write_bundle(prepare_chunks(number, rows, tables, lambda: None, base=True))
-        entry = replace(
-            entry,
-            kind=BASE,
-            seconds=time.monotonic() - start,
-            rows=sum(chunk.rows for chunk in chunks),
-            bytes=sum(chunk.length + chunk.bloom_length for chunk in chunks),
-        )
-        record = (number, BASE, entry.bytes, entry.seconds)
-        new = Lineage("", number, (entry,), tuple(chunks), tables, (record,))
+            raise FailedPrecondition(f"version {entry.version} of {self.name} is a base already")
+        new = write_again(self, BASE, self._write_bundle)
         try:
-            self._change(lambda state: state.reset(new))
+            self._change(lambda state: state.reset(new), lambda state: has_base(state, new))
         except (FailedPrecondition, NotFound, Unavailable):  # after an IoError it may exist
-            self.discard({chunk.file for chunk in chunks})
+            self.discard({chunk.file for chunk in new.chunks})
             raise
-        return self._state.version(number)
+        return new.versions[0]
 
     def discard(self, paths: Iterable[str]) -> None:
         """Remove files of a version that failed. One that remains is removed by purge."""
@@ -345,15 +334,26 @@ class Store:
         self.reader.forget_all_but(files)
         self._sizes = {path: size for path, size in self._sizes.items() if path in files}
 
-    def _change(self, derive: Callable[[State], State]) -> None:
-        """Commit a change that fits any state. If another writer was faster, make it again."""
+    def _change(
+        self,
+        derive: Callable[[State], State],
+        is_made: Callable[[State], bool] = lambda _: False,
+    ) -> None:
+        """Commit a change that fits any state. If another writer was faster, make it again.
+
+        is_made: whether a state has the change already. A commit is refused although it was made
+        if another writer's state followed at once.
+        """
         for attempt in range(CHANGE_TRIES):
             before = self._state
             try:
                 self._commit(before, derive(before))
                 return
             except FailedPrecondition as error:
-                if self.refresh().number == before.number:
+                after = self.refresh()
+                if is_made(after):
+                    return
+                if after.number == before.number:
                     raise
                 _pause(attempt, error)
 

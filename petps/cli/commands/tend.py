@@ -149,7 +149,7 @@ def _report(store: str, done: Round, *, json_: bool) -> None:
     if done.dropped:
         note(f"{store}: {len(done.dropped)} versions deleted, {done.whole} is the newest whole one")
     if done.error is not None:
-        note(f"{store}: chunks are left as they are: {done.error}")
+        note(f"{store}: not all was done: {done.error}")
     for version, problem in done.damaged.items():
         note(f"{store}: version {version} is damaged: {problem}")
     if done.damaged:

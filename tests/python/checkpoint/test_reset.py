@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from petps.checkpoint import POLICIES, Checkpointer, Quantising, Rows, Store, Table, bundle
+from petps.checkpoint import POLICIES, Base, Checkpointer, Quantising, Rows, Store, Table, bundle
 from petps.checkpoint.policy import LeftToOthers, Merged, Policy, TwoD
 from petps.checkpoint.shares import commit_shares, write_share
 from petps.checkpoint.store import BASE, DELTA, DIFFERENCE
@@ -340,3 +340,114 @@ def test_other_policies_write_their_bases_themselves(tmp_path: Path, name: str) 
         write_versions(Checkpointer(store, policy, replay), replay, range(1, 9))
         assert not POLICIES[name]().is_reset_due(store)
     assert kinds_of(stores[0]) == kinds_of(stores[1])
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_base_stays_if_another_state_follows_its_own_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """The trainer commits above the state with the base before its writer has seen that it won.
+
+    count: of the tries whose answer this is; the first ones are really refused.
+    """
+    trainer = Store.create(tmp_path, "m", [Table.of("items", 2)])
+    trainer.write(1, one(1, 1, 2), kind=BASE)
+    trainer.write(2, one(2, 1), kind=DELTA)
+    others = Store.open(tmp_path)
+    create, tries = others.files.create, []
+
+    def followed(path: str, content: bytes) -> None:
+        tries.append(path)
+        if len(tries) < count:
+            trainer.keep(1, len(tries) % 2 == 1)  # another state was faster
+        create(path, content)
+        trainer.refresh()
+        trainer.write(3, one(3, 2), kind=DELTA)
+
+    monkeypatch.setattr(others.files, "create", followed)
+    assert others.reset().version == 2
+    assert len(tries) == count
+    store = Store.open(tmp_path)
+    assert kinds_of(store) == [[(1, BASE)], [(2, BASE), (3, DELTA)]]
+    assert store.verify() == []
+
+
+def test_bases_written_again_and_again_have_whole_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "CHUNK_BYTES", 600)
+    replay = Replay(TABLES, steps(SEED, 20), deletes=0.05)
+    store = Store.create(tmp_path, "m", list(TABLES.values()))
+    writer = Checkpointer(store, POLICIES["consecutive"](), replay, chunk_bytes=600)
+    for version in range(1, 21):
+        write_versions(writer, replay, [version])
+        if version > 1:
+            store.reset()
+    check_versions(Store.open(tmp_path), replay, list(range(1, 21)))
+    for name, table in TABLES.items():
+        rows = [chunk.rows for chunk in store.state.lineage.chunks if chunk.table == name]
+        step = 600 // (8 + table.width)
+        assert len(rows) == -(-sum(rows) // step)
+
+
+def test_a_commit_without_an_answer_is_recognised_after_a_reset(tmp_path: Path) -> None:
+    """The ranks write the same version again. It exists, with other chunks."""
+    trainer = Store.create(tmp_path, "m", [Table.of("items", 2)])
+    trainer.write(1, one(1, 1, 2), kind=BASE)
+
+    def share() -> None:
+        write_share(
+            trainer, 2, one(2, 1), rank=0, ranks=1, kind=DELTA, parts={"reader": b"x"},
+            replace_own=True,
+        )  # fmt: skip
+
+    share()
+    files = {name: trainer.files.read(f"shares/{name}") for name in trainer.files.list("shares")}
+    lines = {
+        f"lines/{name}": trainer.files.read(f"lines/{name}") for name in trainer.files.list("lines")
+    }
+    commit_shares(Store.open(tmp_path), 2)
+    for name, body in files.items():  # as if the commit's answer had been lost
+        trainer.files.create(f"shares/{name}", body)
+    for path, body in lines.items():
+        if not (tmp_path / path).exists():
+            trainer.files.write(path, [body])
+    Store.open(tmp_path).reset()
+    trainer.refresh()
+    share()
+    assert commit_shares(trainer, 2).version == 2
+    assert kinds_of(Store.open(tmp_path)) == [[(1, BASE)], [(2, BASE)]]
+    assert trainer.files.list("shares") == {}
+
+
+def test_an_open_base_reads_a_version_without_changes_after_a_reset(tmp_path: Path) -> None:
+    trainer = Store.create(tmp_path, "m", [Table.of("items", 2)])
+    trainer.write(1, one(1, 1, 2), kind=BASE)
+    trainer.write(2, {}, kind=DELTA)
+    reader = Store.open(tmp_path)
+    opened = Base(reader, 2)
+    trainer.reset()
+    trainer.purge(1)
+    trainer.keep(2)  # the next states remove the files
+    trainer.keep(2, False)
+    assert [keys.tolist() for keys, _ in opened.chunks("items")] == [[1, 2]]
+
+
+def test_2d_asks_for_a_base_by_bytes(tmp_path: Path) -> None:
+    """Waits of the trainer are in its times, but must not make each version a base."""
+    replay = Replay(TABLES, steps(SEED, 30))
+    store = Store.create(tmp_path, "m", list(TABLES.values()))
+    writer = Checkpointer(store, LeftToOthers(TwoD(ratio=0.0)), replay)
+    policy, resets = TwoD(ratio=0.0), []
+    for version in range(1, 31):
+        write_versions(writer, replay, [version])
+        store.read(list(store.state.lineage.chunks))  # slow, as far as the policy knows
+        store.reader.read_seconds = 1e6
+        if policy.is_reset_due(store):
+            above = sum(chunk.length for chunk in store.state.lineage.open_delta_chunks())
+            assert above > store.state.lineage.base_bytes
+            store.reset()
+            resets.append(version)
+            assert not policy.is_reset_due(store)
+    assert 1 < len(resets) < 15
+    check_versions(Store.open(tmp_path), replay, list(range(1, 31)))
