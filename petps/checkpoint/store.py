@@ -61,8 +61,10 @@ DELTA: Final = "delta"
 DIFFERENCE: Final = "difference"
 KINDS: Final = (BASE, DELTA, DIFFERENCE)
 # How often a change is made again because another writer was faster.
-CHANGE_TRIES: Final = 8
-PAUSE_SECONDS: Final = 0.01  # the longest first pause before it is made again; it doubles
+CHANGE_TRIES: Final = 16
+# The longest first pause before it is made again, and the longest of all; they double.
+PAUSE_SECONDS: Final = 0.01
+PAUSE_SECONDS_MAX: Final = 2.0
 # Purge removes a file that no state names only above this age. A younger one may belong to a
 # version that is not committed yet: ranks wait up to a day for the slowest share (link.py).
 LEFTOVER_SECONDS: Final = 48 * 3600.0
@@ -590,4 +592,4 @@ def _pause(attempt: int, error: FailedPrecondition) -> None:
             f"{error}; {CHANGE_TRIES} tries were too slow: try again, or let the other process "
             "change the store less often"
         ) from error
-    time.sleep(random.uniform(0, PAUSE_SECONDS * 2**attempt))
+    time.sleep(random.uniform(0, min(PAUSE_SECONDS * 2**attempt, PAUSE_SECONDS_MAX)))

@@ -119,6 +119,8 @@ class ByKeys:
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the same samples in the order in which they are cut into micro-batches."""
+        if not batch.keys:
+            return batch
         clusters = cluster(
             batch.keys, self._micro_batches, features=self._features, seed=self._seed
         )

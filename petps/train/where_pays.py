@@ -22,21 +22,25 @@ __all__ = ["WherePays"]
 _log = logging.getLogger("petps.train")
 
 # A trial has four blocks of batches: as given, clustered, as given, clustered.
-BLOCK: Final = 12
+BLOCK: Final = 48
 BLOCKS: Final = 4
-# The first steps of a block do not count, because the stages ahead work on those of the next one.
-SETTLING: Final = 4
+# The first steps of a block do not count. Until then the stages ahead use up the batches that they
+# have prepared, if the prefetch stage is now too slow.
+SETTLING: Final = 16
 FIRST_TRIAL: Final = 16  # batches before it
-# Batches between two trials. Each trial whose result is that clustering does not pay doubles it.
-INTERVAL: Final = 1024
-INTERVAL_MAX: Final = 16_384
-# Steps must become shorter by this share.
+# Batches between two trials; it doubles after each.
+INTERVAL: Final = 4096
+INTERVAL_MAX: Final = 65_536
+# Steps must become shorter, and keys fewer, by this share.
 LEAST_GAIN: Final = 0.02
+JUDGED: Final = 4  # the clustered batches by which a trial sees that there is nothing to gain
 
 
 class WherePays:
     """An ``arrange`` that clusters batches if steps are shorter with it, as trials measure.
 
+    A step counts for a kind of batches if its batch and all that were arranged during it are of
+    that kind: a batch is arranged several steps before it is trained, and takes its time then.
     first: the number of the first batch. All ranks count the same batches, so they try at the same
     steps.
     """
@@ -50,7 +54,10 @@ class WherePays:
         self._next = first
         self._trial = first + FIRST_TRIAL
         self._interval = INTERVAL
+        self._is_trying = True
+        self._arranged = first  # the first batch that was not arranged when the last step ended
         self._seconds: tuple[list[float], list[float]] = ([], [])  # as given, clustered
+        self._before = self._after = self._judged = 0
         self._pays = False
 
     @property
@@ -62,44 +69,58 @@ class WherePays:
         """Return the next batch, clustered or as given."""
         with self._mutex:
             number, self._next = self._next, self._next + 1
-            place = number - self._trial
-            is_trial = 0 <= place < BLOCK * BLOCKS
-            if not (_is_clustered(place) if is_trial else self._pays):
+            if number == self._trial + BLOCK * BLOCKS + self._interval:
+                self._trial, self._is_trying = number, True
+                self._interval = min(2 * self._interval, INTERVAL_MAX)
+            if not self._clusters(number) or not batch.keys:
                 return batch
         clusters = cluster(batch.keys, self._micro_batches, features=self._features)
-        if is_trial and clusters.after > (1 - LEAST_GAIN) * clusters.before:
-            with self._mutex:  # there is nothing to gain, so the trial ends here
-                self._decide(number, False, "has too few common keys")
-            return batch
+        with self._mutex:
+            if self._is_trial(number):
+                self._judge(clusters.before, clusters.after)
         return batch.select(clusters.order)
 
     def after(self, number: int, seconds: float) -> None:
         """Take the time that step ``number`` took, hooks left out."""
         with self._mutex:
+            # From the one that may have been in the middle of it when the step began.
+            arranged, self._arranged = range(self._arranged - 1, self._next), self._next
             place = number - self._trial
-            if not 0 <= place < BLOCK * BLOCKS:
+            if not self._is_trial(number):
                 return
-            if place % BLOCK >= SETTLING:
-                self._seconds[_is_clustered(place)].append(seconds)
+            kind = self._clusters(number)
+            if place % BLOCK >= SETTLING and all(self._clusters(n) == kind for n in arranged):
+                self._seconds[kind].append(seconds)
             if place < BLOCK * BLOCKS - 1:
                 return
-            given, clustered = map(statistics.median, self._seconds)
-            pays = clustered < (1 - LEAST_GAIN) * given
+            given, clustered = (statistics.median(times or [0.0]) for times in self._seconds)
+            pays = 0 < clustered < (1 - LEAST_GAIN) * given
             self._decide(
-                number, pays, f"takes {1e3 * clustered:.2f} ms a step instead of {1e3 * given:.2f}"
+                pays, f"takes {1e3 * clustered:.2f} ms a step instead of {1e3 * given:.2f}"
             )
 
-    def _decide(self, number: int, pays: bool, why: str) -> None:
-        if pays or self._pays:
-            self._interval = INTERVAL
+    def _is_trial(self, number: int) -> bool:
+        return self._is_trying and 0 <= number - self._trial < BLOCK * BLOCKS
+
+    def _clusters(self, number: int) -> bool:
+        """Return whether a batch is clustered, as is known now."""
+        if self._is_trial(number):
+            return (number - self._trial) // BLOCK % 2 == 1
+        return self._pays
+
+    def _judge(self, before: int, after: int) -> None:
+        """End a trial early if its first clustered batches save hardly any keys."""
+        if self._judged == JUDGED:
+            return
+        self._judged += 1
+        self._before, self._after = self._before + before, self._after + after
+        if self._judged == JUDGED and self._after >= (1 - LEAST_GAIN) * self._before:
+            self._decide(False, "has too few common keys")
+
+    def _decide(self, pays: bool, why: str) -> None:
         if pays != self._pays:
             _log.info("[train] batches are %sclustered: it %s", "" if pays else "not ", why)
         self._pays = pays
+        self._is_trying = False
         self._seconds = ([], [])
-        self._trial = number + self._interval
-        if not pays:
-            self._interval = min(2 * self._interval, INTERVAL_MAX)
-
-
-def _is_clustered(place: int) -> bool:
-    return place // BLOCK % 2 == 1
+        self._before = self._after = self._judged = 0

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from petps.checkpoint import POLICIES, Base, Checkpointer, Quantising, Rows, Store, Table, bundle
+from petps.checkpoint import store as store_module
 from petps.checkpoint.policy import LeftToOthers, Merged, Policy, TwoD
 from petps.checkpoint.shares import commit_shares, write_share
-from petps.checkpoint.store import BASE, DELTA, DIFFERENCE
+from petps.checkpoint.store import BASE, CHANGE_TRIES, DELTA, DIFFERENCE
 from petps.errors import FailedPrecondition, IoError, NotFound
 from tests.python.checkpoint.replay import Replay, assert_same, check_versions, write_versions
 from tests.python.checkpoint.test_store import TABLES, steps
@@ -342,7 +343,7 @@ def test_other_policies_write_their_bases_themselves(tmp_path: Path, name: str) 
     assert kinds_of(stores[0]) == kinds_of(stores[1])
 
 
-@pytest.mark.parametrize("count", [1, 8])
+@pytest.mark.parametrize("count", [1, CHANGE_TRIES])
 def test_a_base_stays_if_another_state_follows_its_own_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
@@ -354,6 +355,7 @@ def test_a_base_stays_if_another_state_follows_its_own_at_once(
     trainer.write(1, one(1, 1, 2), kind=BASE)
     trainer.write(2, one(2, 1), kind=DELTA)
     others = Store.open(tmp_path)
+    monkeypatch.setattr(store_module, "PAUSE_SECONDS", 0.0)
     create, tries = others.files.create, []
 
     def followed(path: str, content: bytes) -> None:

@@ -98,7 +98,7 @@ def test_every_kept_version_of_a_trace_restores(tmp_path: Path, name: str) -> No
     store = Store.create(tmp_path / "store", "m", list(replay.tables.values()))
     policy = Merged(every=DELTAS_PER_BASE) if name == Merged.name else POLICIES[name]()
     writer = Checkpointer(store, LeftToOthers(policy), replay)
-    options = ["--policy", name, "--keep", "all=3s,hourly=1h"]
+    options = ["--policy", name, "--keep", "all=3s,hourly=1h", "--every", "0.1"]
     if name == Merged.name:
         options += ["--deltas-per-base", str(DELTAS_PER_BASE)]
     choose = random.Random(SEED)

@@ -9,12 +9,15 @@ import itertools
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
-from petps.train import Batch, Ragged, where_pays
-from petps.train.where_pays import BLOCK, BLOCKS, FIRST_TRIAL, INTERVAL, WherePays
+from petps.train import Batch, ByKeys, Ragged, where_pays
+from petps.train.where_pays import BLOCK, BLOCKS, FIRST_TRIAL, JUDGED, WherePays
 
 MICRO_BATCHES = 2
 TRIAL = BLOCK * BLOCKS
+INTERVAL = 600  # instead of 4,096
+AHEAD = 7  # as a nested pipeline has
 
 
 def batch_of(keys: list[int]) -> Batch:
@@ -25,17 +28,26 @@ MIXED = batch_of([1, 2] * 8)  # clustered: one key in each micro-batch
 APART = batch_of(list(range(16)))  # no two samples share a key
 
 
-class Training:
-    """Batches arranged and trained, with ``ahead`` batches arranged before each step."""
+@pytest.fixture(autouse=True)
+def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(where_pays, "INTERVAL", INTERVAL)
 
-    def __init__(self, ahead: int = 3) -> None:
+
+class Training:
+    """Batches arranged and trained, with ``ahead`` batches arranged before each step.
+
+    seconds_of(trained, arranged, step): whether the trained batch is clustered, and whether the
+    one that is arranged during the step is.
+    """
+
+    def __init__(self, ahead: int = AHEAD) -> None:
         self.arrange = WherePays(MICRO_BATCHES)
         self.ahead = ahead
         self.number = 0
         self.clustered: list[bool] = []
 
     def train(
-        self, steps: int, seconds_of: Callable[[bool, int], float], batch: Batch = MIXED
+        self, steps: int, seconds_of: Callable[[bool, bool, int], float], batch: Batch = MIXED
     ) -> list[bool]:
         """Return which of the steps had clustered batches."""
         last = self.number + steps
@@ -43,18 +55,31 @@ class Training:
             while len(self.clustered) <= self.number + self.ahead:
                 self.clustered.append(self.arrange(batch) is not batch)
             self.number += 1
-            is_clustered = self.clustered[self.number - 1]
-            self.arrange.after(self.number, seconds_of(is_clustered, self.number))
+            trained, arranged = self.clustered[self.number - 1], self.clustered[-1]
+            self.arrange.after(self.number, seconds_of(trained, arranged, self.number))
         return self.clustered[last - steps : last]
 
 
-def faster(is_clustered: bool, step: int) -> float:
+def faster(trained: bool, arranged: bool, step: int) -> float:
     """A step in 50 takes ten times as long, and some vary by a few per cent."""
-    return (0.9 if is_clustered else 1.0) * (10 if step % 50 == 0 else 1 + step % 7 / 200)
+    return (0.9 if trained else 1.0) * (10 if step % 50 == 0 else 1 + step % 7 / 200)
 
 
-def slower(is_clustered: bool, step: int) -> float:
-    return 1.1 if is_clustered else 1.0
+def slower(trained: bool, arranged: bool, step: int) -> float:
+    return 1.1 if trained else 1.0
+
+
+def costly(trained: bool, arranged: bool, step: int) -> float:
+    """Clustering saves nothing, and takes the processor of the step in which it happens."""
+    return 1.5 if arranged else 1.0
+
+
+def worth_its_cost(trained: bool, arranged: bool, step: int) -> float:
+    return (0.6 if trained else 1.0) + (0.2 if arranged else 0.0)
+
+
+def not_worth_its_cost(trained: bool, arranged: bool, step: int) -> float:
+    return (0.9 if trained else 1.0) + (0.2 if arranged else 0.0)
 
 
 def test_a_trial_has_blocks_of_both_kinds() -> None:
@@ -65,46 +90,81 @@ def test_a_trial_has_blocks_of_both_kinds() -> None:
     assert blocks.any(axis=1).tolist() == [False, True, False, True]
 
 
-def test_batches_are_clustered_if_steps_are_shorter() -> None:
+@pytest.mark.parametrize("ahead", [0, 1, AHEAD, 12])
+@pytest.mark.parametrize(
+    ("seconds_of", "pays"),
+    [
+        (faster, True),
+        (slower, False),
+        (costly, False),
+        (worth_its_cost, True),
+        (not_worth_its_cost, False),
+        (lambda trained, arranged, step: 1.0, False),
+    ],
+)
+def test_a_trial_measures_all_that_clustering_costs(
+    ahead: int, seconds_of: Callable[[bool, bool, int], float], pays: bool
+) -> None:
+    training = Training(ahead)
+    training.train(FIRST_TRIAL + TRIAL, seconds_of)
+    assert training.arrange.pays == pays
+
+
+def test_what_the_last_trial_has_shown_is_done_until_the_next() -> None:
     training = Training()
     training.train(FIRST_TRIAL + TRIAL, faster)
-    assert [training.arrange.pays] == [True]
     training.train(training.ahead, faster)  # arranged before the decision
-    assert all(training.train(INTERVAL - TRIAL, faster))
+    assert all(training.train(INTERVAL - 2 * training.ahead, faster))
     training.train(2 * TRIAL, slower)  # the next trial
-    assert [training.arrange.pays] == [False]
+    assert not training.arrange.pays
     assert not any(training.train(100, slower))
 
 
-def test_equal_steps_are_no_reason_to_cluster() -> None:
+@pytest.mark.parametrize(("seconds_of", "batch"), [(slower, MIXED), (faster, MIXED)])
+def test_all_ranks_try_at_the_same_steps(
+    seconds_of: Callable[[bool, bool, int], float], batch: Batch
+) -> None:
+    """Whatever each has found, the intervals between trials are the same, and grow."""
     training = Training()
-    training.train(FIRST_TRIAL + TRIAL, lambda is_clustered, step: 1.0)
-    assert not training.arrange.pays
+    trials = [training.arrange._trial]
+    while training.number < 12 * INTERVAL:
+        training.train(100, seconds_of, APART if len(trials) == 2 else batch)
+        if training.arrange._trial != trials[-1]:
+            trials.append(training.arrange._trial)
+    expected = [FIRST_TRIAL + 1]
+    for number in range(len(trials) - 1):
+        expected.append(expected[-1] + TRIAL + INTERVAL * 2**number)
+    assert trials == expected
+    assert len(trials) == 4
 
 
-def test_trials_become_rare_while_clustering_does_not_pay() -> None:
+def test_trials_do_not_become_rarer_than_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(where_pays, "INTERVAL_MAX", 2 * INTERVAL)
     training = Training()
-    clustered = training.train(16 * INTERVAL, slower)
-    begins = [
-        number
-        for number in range(1, len(clustered))
-        if clustered[number] and not any(clustered[max(0, number - 2 * BLOCK) : number])
-    ]
-    gaps = np.diff(begins).tolist()
-    assert gaps[0] == INTERVAL + TRIAL - 1
-    assert all(later >= 1.9 * earlier for earlier, later in itertools.pairwise(gaps))
-    training.train(where_pays.INTERVAL_MAX * 3, slower)
-    assert training.arrange._interval == where_pays.INTERVAL_MAX
+    trials = {training.arrange._trial}
+    while training.number < 12 * INTERVAL:
+        training.train(100, slower)
+        trials.add(training.arrange._trial)
+    gaps = [later - earlier - TRIAL for earlier, later in itertools.pairwise(sorted(trials))]
+    assert gaps[0] == INTERVAL
+    assert set(gaps[1:]) == {2 * INTERVAL}
 
 
-def test_a_trial_ends_at_once_if_no_keys_are_shared() -> None:
-    training = Training(ahead=0)
-    assert not any(training.train(INTERVAL, faster, APART))
+def test_a_trial_ends_early_if_no_keys_are_shared() -> None:
+    training = Training()
+    clustered = training.train(INTERVAL, faster, APART)
+    assert sum(clustered) == JUDGED
     assert not training.arrange.pays
-    assert training.arrange._trial >= FIRST_TRIAL + BLOCK + INTERVAL
 
 
 def test_steps_are_numbered_from_the_first_one() -> None:
     arrange = WherePays(MICRO_BATCHES, first=101)
     clustered = [arrange(MIXED) is not MIXED for _ in range(FIRST_TRIAL + 2 * BLOCK)]
     assert clustered == [False] * (FIRST_TRIAL + BLOCK) + [True] * BLOCK
+
+
+def test_a_batch_without_keys_keeps_its_samples() -> None:
+    batch = Batch({}, {"label": np.zeros(8)})
+    arrange = WherePays(MICRO_BATCHES)
+    assert all(arrange(batch) is batch for _ in range(FIRST_TRIAL + 2 * BLOCK))
+    assert ByKeys(MICRO_BATCHES)(batch) is batch
