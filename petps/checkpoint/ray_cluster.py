@@ -21,12 +21,11 @@ __all__ = ["RayCluster"]
 # A cluster started here has no dashboard, and its object store is small, because rows go directly
 # between a worker and the store. It sends no usage statistics. It listens on loopback only: Ray
 # does so on platforms without cluster support, and the first variable makes it treat this machine
-# as one. Ray reads the variable when it is imported. The last one is for ranks over gloo.
+# as one. Ray reads the variable when it is imported.
 LOCAL_OPTIONS: Final = {"include_dashboard": False, "object_store_memory": 100 << 20}
 LOCAL_ENVIRONMENT: Final = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "GLOO_SOCKET_IFNAME": "lo",
 }
 LOOPBACK: Final = "127.0.0.1"
 
@@ -79,6 +78,11 @@ class RayCluster:
                 "other machines could reach a cluster started here, because Ray was imported "
                 "before this call: connect to a cluster yourself (ray.init), or import Ray later"
             )
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether the cluster is of this machine alone."""
+        return bool(self.ray.util.get_node_ip_address() == LOOPBACK)
 
     def close(self) -> None:
         """Disconnect from the cluster; stop it if it was started here."""

@@ -33,7 +33,6 @@ __all__ = ["begin_run", "publisher_of"]
 
 # A server may still read the base of the run before.
 RUNS_KEPT: Final = 2
-_FOLDER: Final = re.compile(r"run-(\d+)-rank-\d+")
 
 
 def publisher_of(
@@ -75,16 +74,19 @@ def begin_run(
     folder of ``bases``, which the markers of its partitions name. Without ``bases``, servers catch
     up to the store's next version (bases: None).
     """
-    log = publisher.log
-    is_empty = not any(log.end_offsets(range(log.partitions)).values())
+    log, is_empty = publisher.log, False
+    with fail_together(link, "the log's run was not begun"):
+        if link.rank == 0:
+            is_empty = not any(log.end_offsets(range(log.partitions)).values())
     can_continue = is_empty if restored.step == 0 else restored.is_exact and bool(restored.position)
     # Rank 0 decides, because another rank may read the log later.
     can_continue = gather_bytes(link, b"1" if can_continue else b"")[0] == b"1"
     if can_continue or bases is None:
         publisher.begin_continue(restored.position)
         return False
-    folder = bases.absolute() / f"run-{publisher.run}-rank-{link.rank}"
-    version = publisher.version + 1
+    folder = bases.absolute() / f"{publisher.model}-run-{publisher.run}-rank-{link.rank}"
+    # Above what servers may have, also of a log whose messages were deleted.
+    version = max(publisher.version, restored.position.version if restored.position else 0) + 1
     with fail_together(link, "the log's run was not begun"):
         info = BaseInfo(instance=publisher.model, version=version, partitions=tables.partitions)
         rows = {
@@ -98,7 +100,7 @@ def begin_run(
         write_base(folder, publisher.model, info, rows)
     publisher.begin_base(str(folder), version=version, step=restored.step)
     if link.rank == 0:
-        _remove_old(bases)
+        _remove_old(bases, publisher.model)
     return True
 
 
@@ -115,9 +117,10 @@ class _ServedRows:
         return rows, None if gathered.deleted is None else ~gathered.deleted
 
 
-def _remove_old(bases: Path) -> None:
-    """Remove the bases of all but the newest runs."""
-    matches = [match for path in bases.iterdir() if (match := _FOLDER.fullmatch(path.name))]
+def _remove_old(bases: Path, model: str) -> None:
+    """Remove the bases of all but the model's newest runs."""
+    own = re.compile(rf"{re.escape(model)}-run-(\d+)-rank-\d+")
+    matches = [match for path in bases.iterdir() if (match := own.fullmatch(path.name))]
     newest = sorted({int(match[1]) for match in matches})[-RUNS_KEPT:]
     for match in matches:
         if int(match[1]) not in newest:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from petps.checkpoint import POLICIES, Store
@@ -25,7 +26,13 @@ def train(worker: Worker, folder: Path, steps: int, hold: int) -> list[int]:
 
     In the first try, each rank leaves its process id after step ``hold``, and waits.
     """
-    assert (worker.world, worker.folder.name) == (2, f"rank-{worker.rank}")
+    assert (worker.world, worker.folder.name) == (2, f"rank-{worker.rank}-of-2")
+    addresses = {
+        entry.laddr.ip
+        for entry in psutil.Process().net_connections()
+        if entry.status == psutil.CONN_LISTEN
+    }
+    assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}, addresses
     torch.set_num_threads(1)
     model = Ranker()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

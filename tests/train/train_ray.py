@@ -85,7 +85,7 @@ class Killer(threading.Thread):
                 return
             time.sleep(0.05)
         if self._is_lost:
-            shutil.rmtree(self._folder / "pools" / "rank-1")
+            shutil.rmtree(self._folder / "pools" / "rank-1-of-2")
         os.kill(int(paths[1].read_text()), signal.SIGKILL)
         self.killed = True
 
@@ -129,3 +129,8 @@ def test_an_error_that_stays_is_raised_with_its_rank(tmp_path: Path) -> None:
 def test_no_workers_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="workers must be at least 1, got 0"):
         fit(fail, workers=0, folder=tmp_path)
+
+
+def test_a_folder_that_is_not_absolute_is_an_error() -> None:
+    with pytest.raises(InvalidArgument, match=r"folder must be an absolute path.*got pools"):
+        fit(fail, workers=1, folder="pools")

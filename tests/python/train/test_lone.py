@@ -185,7 +185,7 @@ def test_a_run_from_rounded_rows_begins_with_a_base_of_them(tmp_path: Path) -> N
     for _ in range(3):
         with Training(tmp_path, **options) as training:
             assert training.trainer.rows() != replayed(training.trainer.step).rows()
-            names.append(f"run-{training.publisher.run}-rank-0")
+            names.append(f"m-run-{training.publisher.run}-rank-0")
             assert read_bases(tmp_path)[names[-1]] == training.trainer.rows()
             training.train(8, wait=True)
     assert sorted(path.name for path in (tmp_path / "bases").iterdir()) == sorted(names[-2:])
