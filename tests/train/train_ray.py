@@ -111,7 +111,9 @@ def test_a_training_goes_on_after_a_rank_is_lost(tmp_path: Path, is_lost: bool) 
     )
     killer.join()
     assert killer.killed
-    assert tries == [0, VERSION]
+    first, second = tries
+    assert first == 0
+    assert VERSION <= second <= HOLD  # a version that is due during another begins after it
     check_same(reference, read_ranks(folder))
     assert Store.open(folder / "store").verify() == []
 

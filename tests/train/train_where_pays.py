@@ -16,6 +16,8 @@ import torch
 
 from petps.errors import InvalidArgument
 from petps.train import Batch, PipelineOptions, Ragged, where_pays
+from petps.train.batch import divide
+from petps.train.clustering import Clustering
 from petps.train.link import Links
 from petps.train.optimizer import Sgd
 from petps.train.pipeline import Pipeline
@@ -23,6 +25,7 @@ from petps.train.sharded import ShardedTables, TableSpec
 from tests.train.rank_threads import in_threads
 
 WORLD, SAMPLES, KEYS = 2, 64, 40
+STEPS = 72  # the last step of a short trial is 66
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
@@ -83,15 +86,32 @@ def decide(world: int, seconds_per_row: float, options: PipelineOptions, steps: 
 @pytest.fixture(autouse=True)
 def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(where_pays, "FIRST_TRIAL", 2)
-    monkeypatch.setattr(where_pays, "BLOCK", 6)
-    monkeypatch.setattr(where_pays, "SETTLING", 2)
+    monkeypatch.setattr(where_pays, "BLOCK", 16)
+    monkeypatch.setattr(where_pays, "SETTLING", 4)
 
 
 @pytest.mark.parametrize("mode", ["nested", "synchronous"])
 def test_a_slow_link_makes_clustering_pay(mode: Any) -> None:
     """Half of the rows cross only once; they take longer than anything else."""
     options = PipelineOptions(2, mode)
-    assert decide(WORLD, 0.2e-3, options, steps=28) == [True, True]
+    assert decide(WORLD, 0.15e-3, options, steps=STEPS) == [True, True]
+
+
+@pytest.mark.parametrize("mode", ["nested", "synchronous"])
+def test_clustering_that_only_costs_time_does_not_pay(
+    monkeypatch: pytest.MonkeyPatch, mode: Any
+) -> None:
+    """It seems to save half of the keys, but changes no order."""
+
+    def spin(keys: Any, micro_batches: int, **options: Any) -> Clustering:
+        end = time.monotonic() + 0.01
+        while time.monotonic() < end:
+            pass
+        samples = np.arange(SAMPLES)
+        return Clustering(samples, np.array(divide(SAMPLES, micro_batches)), 1, 4, 2)
+
+    monkeypatch.setattr(where_pays, "cluster", spin)
+    assert decide(WORLD, 0.0, PipelineOptions(2, mode), steps=STEPS) == [False, False]
 
 
 @pytest.mark.parametrize(
