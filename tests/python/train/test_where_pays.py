@@ -124,7 +124,7 @@ def test_what_the_last_trial_has_shown_is_done_until_the_next() -> None:
 def test_all_ranks_try_at_the_same_steps(
     seconds_of: Callable[[bool, bool, int], float], batch: Batch
 ) -> None:
-    """Whatever each has found, the intervals between trials are the same, and grow."""
+    """Intervals between trials grow, and do not depend on what a trial has found."""
     training = Training()
     trials = [training.arrange._trial]
     while training.number < 12 * INTERVAL:
