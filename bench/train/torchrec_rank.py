@@ -167,7 +167,7 @@ def _batch_of(inputs: Inputs) -> Batch:
 
 @dataclass
 class _Kjt(Pipelineable):  # type: ignore[misc]
-    """What TorchRec's pipelines move: a batch with to(), record_stream() and pin_memory()."""
+    """A batch that TorchRec's pipelines can move."""
 
     features: Any
     numbers: Any

@@ -118,14 +118,17 @@ def divide(table: Table, pieces: Iterable[Rows]) -> Iterator[Rows]:
     """Yield the same rows, without deletions, in pieces of CHUNK_BYTES; the last may be smaller."""
     step = max(1, CHUNK_BYTES // (8 + table.width))
     waiting: list[Rows] = []
+    count = 0
     for rows in pieces:
         waiting.append(rows)
-        if sum(map(len, waiting)) >= step:
+        count += len(rows)
+        if count >= step:
             joined = _join(waiting)
-            whole = len(joined) // step * step
+            whole = count // step * step
             for start in range(0, whole, step):
                 yield joined.at(np.arange(start, start + step))
-            waiting = [joined.at(np.arange(whole, len(joined)))]
+            waiting = [joined.at(np.arange(whole, count))]
+            count -= whole
     if waiting:
         yield _join(waiting)
 

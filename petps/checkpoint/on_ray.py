@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any, Final
 
 from petps.checkpoint.merge import Executed, MergePlan, run_plan
@@ -24,7 +23,7 @@ __all__ = ["OnRay"]
 RETRIES: Final = 3  # of a merge whose worker died
 
 
-class OnRay:
+class OnRay(RayCluster):
     """An executor that runs plans as Ray tasks of one processor each, in parallel.
 
     address, processors: see RayCluster, whose errors it raises. Workers open the store by its
@@ -39,30 +38,27 @@ class OnRay:
         retries: int = RETRIES,
         processors: int | None = None,
     ) -> None:
-        self._cluster = RayCluster(
-            address, processors=processors, purpose="merging on other machines"
-        )
-        self._ray = self._cluster.ray
+        super().__init__(address, processors=processors, purpose="merging on other machines")
         self._retries = retries
-        self._task = self._ray.remote(num_cpus=1, max_retries=retries)(run_plan)
+        self._task = self.ray.remote(num_cpus=1, max_retries=retries)(run_plan)
 
     def run(self, plans: Sequence[MergePlan]) -> Iterator[Executed]:
         """See Executor."""
         pending = {self._task.remote(plan): plan for plan in plans}
         try:
             while pending:
-                (ready, *_), _ = self._ray.wait(list(pending), num_returns=1)
+                (ready, *_), _ = self.ray.wait(list(pending), num_returns=1)
                 plan = pending.pop(ready)
                 yield self._outcome(plan, ready)
         finally:
             for task in pending:  # the caller stopped reading, so cancel the merges in flight
                 with contextlib.suppress(Exception):
-                    self._ray.cancel(task, force=True)
+                    self.ray.cancel(task, force=True)
 
     def _outcome(self, plan: MergePlan, ready: Any) -> Executed:
-        exceptions = self._ray.exceptions
+        exceptions = self.ray.exceptions
         try:
-            done: Executed = self._ray.get(ready)
+            done: Executed = self.ray.get(ready)
             return done
         except exceptions.RayTaskError as error:
             text = str(error).strip().rsplit("\n", 1)[-1]
@@ -77,18 +73,3 @@ class OnRay:
             )
         failure: PetpsError = Unavailable(problem)
         return Executed(plan, (), failure, 0.0)
-
-    def close(self) -> None:
-        """Disconnect from the cluster; stop it if it was started here."""
-        self._cluster.close()
-
-    def __enter__(self) -> OnRay:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -12,9 +12,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from petps.errors import FailedPrecondition, Unavailable, Unimplemented
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11
 
 __all__ = ["RayCluster"]
 
@@ -72,7 +75,7 @@ class RayCluster:
                 f"no Ray cluster {where}: {error}; check that it runs and that RAY_AUTH_TOKEN is "
                 "its token"
             ) from error
-        if address is None and self.ray.util.get_node_ip_address() != LOOPBACK:
+        if address is None and not self.is_local:
             self.close()
             raise FailedPrecondition(
                 "other machines could reach a cluster started here, because Ray was imported "
@@ -82,7 +85,7 @@ class RayCluster:
     @property
     def is_local(self) -> bool:
         """Return whether the cluster is of this machine alone."""
-        return bool(self.ray.util.get_node_ip_address() == LOOPBACK)
+        return all(node["NodeManagerAddress"] == LOOPBACK for node in self.ray.nodes())
 
     def close(self) -> None:
         """Disconnect from the cluster; stop it if it was started here."""
@@ -90,7 +93,7 @@ class RayCluster:
             self._connected = False
             self.ray.shutdown()
 
-    def __enter__(self) -> RayCluster:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

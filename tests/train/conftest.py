@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -16,3 +18,15 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def ray_environment() -> Iterator[pytest.MonkeyPatch]:
+    """Let Ray begin a cluster of its own, in a folder that is removed; yield the environment."""
+    folder = tempfile.mkdtemp(prefix="petps-ray-")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("RAY_TMPDIR", folder)
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # no kills on a busy machine
+        yield patch
+    shutil.rmtree(folder, ignore_errors=True)

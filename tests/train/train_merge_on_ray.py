@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,20 +40,14 @@ CopyStore = Callable[[type[LocalFiles]], Store]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
+def cluster(ray_environment: pytest.MonkeyPatch) -> Iterator[None]:
     """Provide two workers at the same time, however many processors this machine has."""
-    folder = tempfile.mkdtemp(prefix="petps-ray-")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("RAY_TMPDIR", folder)
-        patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # no kills on a busy machine
-        try:
-            executor = OnRay(processors=2)
-        except Unimplemented as error:
-            pytest.skip(str(error))
-        with executor:
-            yield
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        executor = OnRay(processors=2)
+    except Unimplemented as error:
+        pytest.skip(str(error))
+    with executor:
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import functools
 import os
 import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -35,21 +34,15 @@ pytestmark = [pytest.mark.usefixtures("one_torch_thread"), pytest.mark.xdist_gro
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
+def cluster(ray_environment: pytest.MonkeyPatch) -> Iterator[None]:
     """Provide room for two workers at the same time, however many processors this machine has."""
-    folder = tempfile.mkdtemp(prefix="petps-ray-")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("RAY_TMPDIR", folder)
-        patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # no kills on a busy machine
-        patch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
-        try:
-            connection = RayCluster(processors=2 * WORLD, purpose="this test")
-        except Unimplemented as error:
-            pytest.skip(str(error))
-        with connection:
-            yield
-    shutil.rmtree(folder, ignore_errors=True)
+    ray_environment.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
+    try:
+        connection = RayCluster(processors=2 * WORLD, purpose="this test")
+    except Unimplemented as error:
+        pytest.skip(str(error))
+    with connection:
+        yield
 
 
 def read_ranks(folder: Path) -> list[dict[str, Any]]:
