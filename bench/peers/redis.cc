@@ -115,6 +115,10 @@ class Redis : public Peer {
   }
   void persist() override {
     if (persistence_ == Persistence::kSnapshot) writer_.run("SAVE");
+    // Redis answers before it writes its log while an earlier sync takes long. What is in the
+    // kernel outlives a killed process.
+    if (persistence_ == Persistence::kAppendOnly)
+      retry("redis", [this] { return reports("aof_buffer_length:0\r"); });
   }
   pid_t server() const override { return server_.process(); }
 
