@@ -18,7 +18,8 @@ import xxhash
 
 from petps.checkpoint.chunk import Bloom, Rows, Table, are_consecutive, encode, find_layout
 from petps.checkpoint.files import Files
-from petps.checkpoint.state import OPEN, Chunk, new_name
+from petps.checkpoint.state import OPEN, Chunk
+from petps.checkpoint.state_files import new_name
 from petps.delta.schema import partition_of
 from petps.errors import InvalidArgument
 

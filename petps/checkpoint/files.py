@@ -2,7 +2,7 @@
 
 Owns:        LocalFiles, FsspecFiles, open_files().
 Never does:  interpret the contents of a file.
-Called by:   state.py, commit.py, store.py, shares.py.
+Called by:   state_files.py, commit.py, store.py, shares.py.
 Invariants:  a file is whole once write() or create() has returned, and no reader knows its name
              before; create() makes a name once, even if several callers try at the same time.
 Threads:     any.
@@ -49,7 +49,10 @@ class Files(Protocol):
         """
 
     def create(self, path: str, content: bytes) -> None:
-        """Write a file, durably, if its name is still free. Raise AlreadyExists, IoError."""
+        """Write a file, durably, if its name is still free. Raise AlreadyExists, IoError.
+
+        After AlreadyExists the file is durable. After an IoError it may exist.
+        """
 
     def read(self, path: str) -> bytes:
         """Return the contents of a file. Raise NotFound, IoError."""
@@ -109,9 +112,11 @@ class LocalFiles:
         """See Files."""
         target = self._folder_of(path)
         try:
-            publish_file(target, content, exclusive=True)
-        except FileExistsError:
-            raise AlreadyExists(f"{target} exists already") from None
+            try:
+                publish_file(target, content, exclusive=True)
+            except FileExistsError:
+                sync_folder(target.parent)  # the call that created it may have failed to do so
+                raise AlreadyExists(f"{target} exists already") from None
         except OSError as error:
             raise IoError(f"{target}: {error.strerror}") from error
 

@@ -2,7 +2,7 @@
 
 Owns:        Quantising (the request), choose_tables() (the resulting tables), prepare_columns().
 Never does:  quantise rows (petps.codec does); count restores (the store's state does).
-Called by:   checkpointer.py, staging.py, state.py, cli.
+Called by:   checkpointer.py, staging.py, state_files.py, cli.
 Invariants:  the same rows, ``Quantising`` and number of restores give the same tables. Optimizer
              state has at least 8 bits, and Adam's second moment is kept whole, unless the request
              says otherwise. A column stays as it is if it would not get smaller or is quantised

@@ -15,7 +15,8 @@ from typing import Final
 
 from petps.checkpoint.base import Base, BaseFolder
 from petps.checkpoint.published import BaseInfo
-from petps.checkpoint.state import Version, newest_state
+from petps.checkpoint.state import Version
+from petps.checkpoint.state_files import newest_state
 from petps.checkpoint.store import Store
 from petps.delta import TableSchema
 from petps.errors import NotFound, PetpsError

@@ -20,16 +20,8 @@ import numpy as np
 
 from petps.checkpoint.bundle import Encoded, RowsByTable
 from petps.checkpoint.chunk import Rows
-from petps.checkpoint.state import (
-    Chunk,
-    Lineage,
-    Part,
-    Version,
-    encode_document,
-    read_document,
-    read_lineage,
-    write_lineage,
-)
+from petps.checkpoint.state import Chunk, Lineage, Part, Version
+from petps.checkpoint.state_files import encode_document, read_document, read_lineage, write_lineage
 from petps.checkpoint.store import Store, WriteOptions
 from petps.errors import (
     AlreadyExists,

@@ -4,14 +4,14 @@ Owns:        Store, which keeps the files of a store consistent.
 Never does:  decide how a version is written (policy.py), or which rows changed (tracker).
 Called by:   checkpointer.py, policies, cli.
 Invariants:  a committed version restores to the same rows until it is dropped; data that does not
-             match its checksum is never returned; a failed call leaves the store as it was.
+             match its checksum is never returned; a failed call leaves the store as it was, unless
+             may_have_committed.
 Threads:     one thread writes; restores may run in others.
 """
 
 from __future__ import annotations
 
 import contextlib
-import random
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,22 +23,14 @@ import xxhash
 
 from petps.checkpoint.bundle import NewChunk, RowsByTable, prepare_chunks, write_bundle
 from petps.checkpoint.chunk import Rows, Table, lay_over
-from petps.checkpoint.commit import commit, list_obsolete
+from petps.checkpoint.commit import CHANGE_TRIES, create_state, list_obsolete, pause, prepare
 from petps.checkpoint.files import Files, open_files
 from petps.checkpoint.quantise import Quantising
 from petps.checkpoint.reader import Reader
 from petps.checkpoint.reset import has_base, write_again
 from petps.checkpoint.restore import read_layers, read_pieces
-from petps.checkpoint.state import (
-    OPEN,
-    Chunk,
-    Lineage,
-    Part,
-    State,
-    Version,
-    load,
-    new_name,
-)
+from petps.checkpoint.state import OPEN, Chunk, Lineage, Part, State, Version
+from petps.checkpoint.state_files import load, new_name
 from petps.checkpoint.verify import verify
 from petps.delta.schema import check_name
 from petps.errors import (
@@ -46,6 +38,7 @@ from petps.errors import (
     DataLoss,
     FailedPrecondition,
     InvalidArgument,
+    IoError,
     NotFound,
     PetpsError,
     Unavailable,
@@ -60,11 +53,6 @@ BASE: Final = "base"
 DELTA: Final = "delta"
 DIFFERENCE: Final = "difference"
 KINDS: Final = (BASE, DELTA, DIFFERENCE)
-# How often a change is made again because another writer was faster.
-CHANGE_TRIES: Final = 16
-# The longest first pause before it is made again, and the longest of all; they double.
-PAUSE_SECONDS: Final = 0.01
-PAUSE_SECONDS_MAX: Final = 2.0
 # Purge removes a file that no state names only above this age. A younger one may belong to a
 # version that is not committed yet: ranks wait up to a day for the slowest share (link.py).
 LEFTOVER_SECONDS: Final = 48 * 3600.0
@@ -101,7 +89,8 @@ class Store:
         self._state = state
         self._sizes: dict[str, int] = {}
         self._obsolete: list[str] = []  # files that tidy() removes
-        self._doubtful: set[bytes] = set()  # see commit()
+        self._open_number = 0  # of a state that may appear, because the store did not answer
+        self._open_versions: set[int] = set()  # created_ns of the versions in such states
         self._mutex = threading.Lock()  # guards _state, which restores in other threads refresh
         self.reader = Reader(files)
 
@@ -157,8 +146,11 @@ class Store:
 
     @property
     def may_have_committed(self) -> bool:
-        """Return whether a commit that failed may still appear: the store gave no answer."""
-        return bool(self._doubtful)
+        """Return whether a commit that failed may still appear: the store gave no answer.
+
+        refresh() closes it once the store has a state with its number, of whichever writer.
+        """
+        return self._open_number > self._state.number
 
     def refresh(self) -> State:
         """Load the newest state, which another process may have written, and return it."""
@@ -185,7 +177,8 @@ class Store:
             options: See WriteOptions.
 
         Raise InvalidArgument, FailedPrecondition (another writer), IoError. Then the version does
-        not exist, and the store is as it was.
+        not exist, and the store is as it was, unless may_have_committed. If such a version appears
+        later, a write() of the same number replaces it, and one of a higher number follows it.
         """
         before = self._state
         lineage = self.write_data(version, rows, **options)
@@ -269,31 +262,35 @@ class Store:
     def add(self, new: Lineage, before: State) -> None:
         """Commit a version that write_data() wrote above the newest version of ``before``.
 
-        If another writer changed the store meanwhile, but no version was added or rolled back, add
-        it to what that writer left. Above a version that became a base meanwhile, a delta and a
-        difference have what they need, and more.
+        If another writer changed the store meanwhile, but added or dropped no version above that
+        one, add it to what that writer left. Above a version that became a base meanwhile, a delta
+        and a difference have what they need, and more; also above one of this object's that has
+        appeared after its commit failed. That one is dropped if it has this number.
         """
         (entry,) = new.versions
+        above = before
         for attempt in range(CHANGE_TRIES):
             try:
-                self._add(new, before)
+                if entry.kind == BASE:
+                    self._commit(before, replace(above, lineages=(*above.lineages, new)))
+                else:
+                    is_difference = entry.kind == DIFFERENCE
+                    lineage = above.lineage.add_version(new, is_difference=is_difference)
+                    self._commit(before, above.with_lineage(lineage))
                 return
+            except IoError:
+                if self.may_have_committed:
+                    self._open_versions.add(entry.created_ns)
+                raise
             except FailedPrecondition as error:
                 after = self.refresh()
                 if any(entry.created_ns == other.created_ns for other in after.versions()[-1:]):
                     return  # it was added, and another writer's state followed at once
-                if after.number == before.number or not after.has_same_end(before):
+                found = after.find_place(new, above, self._open_versions)
+                if after.number == before.number or found is None:
                     raise
-                _pause(attempt, error)
-                before = after
-
-    def _add(self, new: Lineage, before: State) -> None:
-        (entry,) = new.versions
-        if entry.kind == BASE:
-            self._commit(before, replace(before, lineages=(*before.lineages, new)))
-        else:
-            lineage = before.lineage.add_version(new, is_difference=entry.kind == DIFFERENCE)
-            self._commit(before, before.with_lineage(lineage))
+                pause(attempt, error)
+                before, above = after, found
 
     def _check_new(self, version: int, rows: RowsByTable, kind: str) -> None:
         if kind not in KINDS:
@@ -327,7 +324,13 @@ class Store:
         # Commit against ``before``, from which the caller derived ``after``. The newest state that
         # this object knows may be newer, because a restore in another thread refreshed it. Then the
         # commit must fail.
-        state = commit(self._files, before, after, self._doubtful)
+        state = prepare(self._files, before, after)
+        try:
+            create_state(self._files, state)
+        except IoError:
+            self._open_number = state.number
+            raise
+        self._open_versions.clear()
         with self._mutex:
             self._state = state
         self.tidy()
@@ -357,7 +360,11 @@ class Store:
                     return
                 if after.number == before.number:
                     raise
-                _pause(attempt, error)
+                pause(attempt, error)
+
+    def _settle(self) -> State:
+        """Return the state that this object knows; first ask for an answer that is missing."""
+        return self.refresh() if self.may_have_committed else self._state
 
     def tidy(self) -> None:
         """Remove the files that no reader needs any more; otherwise the next change does it."""
@@ -537,7 +544,7 @@ class Store:
         Chunks that a remaining version needs stay. Also remove files at least two days old that no
         state names.
         """
-        before = self._state
+        before = self._settle()
         remaining = {entry.version for entry in before.versions()[-1:]} | set(versions)
         remaining |= {entry.version for entry in before.versions() if entry.kept}
         deleted = [e.version for e in before.versions() if e.version not in remaining]
@@ -560,7 +567,7 @@ class Store:
 
     def rollback(self, version: int) -> list[int]:
         """Drop all versions newer than ``version`` and return their numbers."""
-        before = self._state
+        before = self._settle()
         after = before.roll_back(version)
         dropped = [entry.version for entry in before.versions() if entry.version > version]
         if dropped:
@@ -583,13 +590,3 @@ class Store:
         If the list is empty, every version can be restored.
         """
         return verify(self)
-
-
-def _pause(attempt: int, error: FailedPrecondition) -> None:
-    """Wait a random time before a change is made again; raise Unavailable after the last try."""
-    if attempt + 1 == CHANGE_TRIES:
-        raise Unavailable(
-            f"{error}; {CHANGE_TRIES} tries were too slow: try again, or let the other process "
-            "change the store less often"
-        ) from error
-    time.sleep(random.uniform(0, min(PAUSE_SECONDS * 2**attempt, PAUSE_SECONDS_MAX)))

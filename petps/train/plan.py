@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 
 from petps.checkpoint.checkpointer import Decision
-from petps.checkpoint.state import describe_tables, read_tables
+from petps.checkpoint.state_files import describe_tables, read_tables
 
 __all__ = ["Plan"]
 

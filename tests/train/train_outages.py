@@ -149,23 +149,18 @@ class LateCommit:
 
     def __init__(self, folder: Path, store: Store) -> None:
         self._folder, self._store = folder, store
-        self._create, self._read = store.files.create, store.files.read
+        self._create = store.files.create
         self._path, self._content = "", b""
         self.problems: list[str] | None = None
         """Those of the store when the state had appeared."""
         store.files.create = self.create  # type: ignore[method-assign]
-        store.files.read = self.read  # type: ignore[method-assign]
 
     def create(self, path: str, content: bytes) -> None:
-        if path.startswith("states/") and self._store.state.versions() and not self._path:
+        is_first = not self._path and path.startswith("states/") and self._store.state.versions()
+        if is_first or (path == self._path and self.problems is None):
             self._path, self._content = path, content
             raise IoError("no answer")
         self._create(path, content)
-
-    def read(self, path: str) -> bytes:
-        if path == self._path and self.problems is None:
-            raise IoError("no answer")
-        return self._read(path)
 
     def appear(self) -> None:
         if self._path and self.problems is None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from petps.checkpoint import staging, state
+from petps.checkpoint import staging, state_files
 
 SEALED_CHUNKS = 3
 
 
 @pytest.fixture(autouse=True)
 def sealed_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "SEALED_CHUNKS", SEALED_CHUNKS)
+    monkeypatch.setattr(state_files, "SEALED_CHUNKS", SEALED_CHUNKS)
 
 
 @pytest.fixture(autouse=True)

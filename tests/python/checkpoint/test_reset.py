@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 from petps.checkpoint import POLICIES, Base, Checkpointer, Quantising, Rows, Store, Table, bundle
-from petps.checkpoint import store as store_module
+from petps.checkpoint import commit as commit_module
+from petps.checkpoint.commit import CHANGE_TRIES
 from petps.checkpoint.policy import LeftToOthers, Merged, Policy, TwoD
 from petps.checkpoint.shares import commit_shares, write_share
-from petps.checkpoint.store import BASE, CHANGE_TRIES, DELTA, DIFFERENCE
+from petps.checkpoint.store import BASE, DELTA, DIFFERENCE
 from petps.errors import FailedPrecondition, IoError, NotFound
 from tests.python.checkpoint.replay import Replay, assert_same, check_versions, write_versions
 from tests.python.checkpoint.test_store import TABLES, steps
@@ -355,7 +356,7 @@ def test_a_base_stays_if_another_state_follows_its_own_at_once(
     trainer.write(1, one(1, 1, 2), kind=BASE)
     trainer.write(2, one(2, 1), kind=DELTA)
     others = Store.open(tmp_path)
-    monkeypatch.setattr(store_module, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(commit_module, "PAUSE_SECONDS", 0.0)
     create, tries = others.files.create, []
 
     def followed(path: str, content: bytes) -> None:

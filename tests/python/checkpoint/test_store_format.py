@@ -14,7 +14,7 @@ import pytest
 from petps.checkpoint import Rows, Store
 from petps.checkpoint.chunk import Column, Keys, Mask, Table
 from petps.checkpoint.policy import TwoD
-from petps.checkpoint.state import FORMAT
+from petps.checkpoint.state_files import FORMAT
 from petps.checkpoint.store import BASE, DELTA
 from petps.errors import InvalidArgument
 

@@ -5,6 +5,7 @@ Does not cover: crashes (test_store_crash.py).
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -14,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from petps.checkpoint import Checkpointer, Rows, Store, Table
-from petps.checkpoint import state as state_module
+from petps.checkpoint import Checkpointer, Rows, Store, Table, state_files
 from petps.checkpoint.files import Files
 from petps.checkpoint.policy import Merged, TwoD
 from petps.checkpoint.reader import READ_THREADS
 from petps.checkpoint.shares import commit_shares, write_share
 from petps.checkpoint.state import State
 from petps.checkpoint.store import BASE, DELTA
+from petps.delta.files import sync_folder
 from petps.errors import FailedPrecondition, InvalidArgument, IoError, NotFound
 from tests.python.checkpoint.replay import Replay, assert_same, write_versions
 from tests.python.checkpoint.test_store import TABLES, steps
@@ -67,7 +68,7 @@ def test_a_late_refresh_does_not_undo_a_commit(
 ) -> None:
     store = Store.create(tmp_path, "m", [Table.of("items", 2)])
     store.write(1, _one(1, 1, 2), kind=BASE)
-    read = state_module.load
+    read = state_files.load
 
     def slowly(files: Files) -> State:
         found = read(files)
@@ -201,24 +202,52 @@ def test_a_commit_fails_if_the_other_writers_state_is_removed_meanwhile(
     assert Store.open(tmp_path).state.versions()[-1].version == 11
 
 
-def test_a_state_written_in_spite_of_an_error_is_removed(
+def test_a_state_written_in_spite_of_an_error_is_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store.create(tmp_path, "m", [Table.of("items", 2)])
     store.write(1, _one(1, 1, 2), kind=BASE)
     create = store.files.create
 
+    tries: list[str] = []
+
     def failing(path: str, content: bytes) -> None:
+        tries.append(path)
+        if len(tries) == 1:
+            create(path, content)
+            raise IoError("the answer is lost")
         create(path, content)
-        raise IoError("the folder could not be synced")
 
     monkeypatch.setattr(store.files, "create", failing)
-    with pytest.raises(IoError, match="could not be synced"):
-        store.write(2, _one(2, 2), kind=DELTA)
-    monkeypatch.undo()
-    assert [entry.version for entry in Store.open(tmp_path).state.versions()] == [1]
     store.write(2, _one(2, 2), kind=DELTA)
+    assert len(tries) == 2
+    assert not store.may_have_committed
     assert [entry.version for entry in Store.open(tmp_path).state.versions()] == [1, 2]
+
+
+def test_a_state_is_durable_once_its_folder_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file exists, but the folder cannot be synced: the version may be lost with the power."""
+    store = Store.create(tmp_path, "m", [Table.of("items", 2)])
+    store.write(1, _one(1, 1, 2), kind=BASE)
+    failures = iter([True, True, False])
+
+    def sync(folder: Path) -> None:
+        if folder.name == "states" and next(failures, False):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync_folder(folder)
+
+    monkeypatch.setattr("petps.delta.files.sync_folder", sync)
+    monkeypatch.setattr("petps.checkpoint.files.sync_folder", sync)
+    with pytest.raises(IoError, match="Input/output error"):
+        store.write(2, _one(2, 2), kind=DELTA)
+    is_open = [store.may_have_committed]
+    store.write(2, _one(9, 2), kind=DELTA)
+    assert [*is_open, store.may_have_committed] == [True, False]
+    found = Store.open(tmp_path)
+    assert [entry.version for entry in found.state.versions()] == [1, 2]
+    assert found.restore(2)["items"].columns["row"].view("f4").tolist() == [[1, 1], [9, 9]]
 
 
 def test_a_retried_create_finds_its_own_state(
