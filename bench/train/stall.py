@@ -21,11 +21,11 @@ Result = dict[str, Any]
 def figures(sizes: dict[str, Any]) -> Iterator[Result]:
     """Yield the figures. Rounds without and with versions alternate.
 
-    The first version of a store is a base: half of the versions in a round, and one in each of the
-    two long runs that measure the stall.
+    The first version of a store is a base: one in each round, and one in the long run.
     """
-    off = NESTED | {"steps": sizes["steps_off_and_on"]}
-    on = off | {"versions": {"steps": sizes["steps_between"]}}
+    every, seconds = sizes["steps_between"], sizes["seconds_between"]
+    off = NESTED | {"steps": sizes["versions_by_steps"] * every}
+    on = off | {"versions": {"steps": every}}
     results = runs(sizes, [ALONE, ALONE, *[off, on] * sizes["rounds"]])[2:]
     without, having = results[::2], results[1::2]
     steps = [result["step_s"] for result in having]
@@ -39,26 +39,19 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
         "ratio_low": min(ratios),
         "ratio_high": max(ratios),
     }
-    yield _share(
-        "train.tracking",
-        [result["tracking_s"] / result["step_s"] for result in having],
-        "a step",
-    )
-    every, seconds = sizes["steps_between"], sizes["seconds_between"]
-    lengths = {
-        "30steps": sizes["versions_by_steps"] * every,
-        "30s": math.ceil(sizes["versions_by_seconds"] * seconds / statistics.median(steps)),
+    tracking = [result["tracking_s"] / result["step_s"] for result in having]
+    yield _share("train.tracking", tracking, "a step")
+    yield _share("train.checkpoint_stall.30steps", list(map(_stall, having))) | {
+        "versions": having[0]["versions"],
+        "seconds": off["steps"] * statistics.median(steps),
     }
-    schedules = {"30steps": {"steps": every}, "30s": {"seconds": seconds}}
-    long_runs = [
-        NESTED | {"steps": length, "versions": schedules[what]} for what, length in lengths.items()
-    ]
-    results = runs(sizes, [ALONE, ALONE, *long_runs])[2:]
-    for (what, length), result in zip(lengths.items(), results, strict=True):
-        yield _share(f"train.checkpoint_stall.{what}", [_stall(result)]) | {
-            "versions": result["versions"],
-            "seconds": length * result["step_s"],
-        }
+    length = math.ceil(sizes["versions_by_seconds"] * seconds / statistics.median(steps))
+    long_run = NESTED | {"steps": length, "versions": {"seconds": seconds}}
+    result = runs(sizes, [ALONE, ALONE, long_run])[2]
+    yield _share("train.checkpoint_stall.30s", [_stall(result)]) | {
+        "versions": result["versions"],
+        "seconds": length * result["step_s"],
+    }
 
 
 def _stall(result: dict[str, Any]) -> float:

@@ -1,6 +1,6 @@
 """Read the rows of one version: lay its chunks over each other. STORE.md, "Restore".
 
-Owns:        read_layers(), read_pieces().
+Owns:        read_layers(), read_pieces(), read_part().
 Never does:  write; return rows of two versions.
 Called by:   store.py.
 Threads:     any, beside the thread that writes the store.
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import xxhash
+
 from petps.checkpoint.chunk import Rows, lay_over
 from petps.checkpoint.state import Chunk, Lineage
 from petps.checkpoint.verify import describe_newest_whole
@@ -19,7 +21,7 @@ from petps.errors import DataLoss, NotFound
 if TYPE_CHECKING:
     from petps.checkpoint.store import Store
 
-__all__ = ["read_layers", "read_pieces"]
+__all__ = ["read_layers", "read_part", "read_pieces"]
 
 
 def read_layers(
@@ -52,6 +54,21 @@ def read_layers(
         for chunk, chunk_rows in zip(chunks, rows, strict=True):
             layers[chunk.table].append(chunk_rows)
         return layers
+
+
+def read_part(store: Store, version: int, name: str) -> bytes:
+    """See Store.part."""
+    parts = store.state.version(version).parts
+    if name not in parts:
+        raise NotFound(f"version {version} has no part {name!r}; it has: {', '.join(parts)}")
+    part = parts[name]
+    try:
+        body = store.files.read(part.file)
+    except NotFound as error:
+        raise DataLoss(f"version {version}: {error}") from error
+    if len(body) != part.bytes or xxhash.xxh3_64_hexdigest(body) != part.checksum:
+        raise DataLoss(f"{store.name}/{part.file} does not fit its checksum")
+    return body
 
 
 def read_pieces(store: Store, table: str, version: int | None) -> Iterator[Rows]:

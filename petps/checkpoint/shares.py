@@ -14,6 +14,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -30,6 +31,7 @@ from petps.errors import (
     InvalidArgument,
     NotFound,
     PetpsError,
+    Unavailable,
 )
 
 if TYPE_CHECKING:
@@ -74,7 +76,8 @@ def write_share(
     options: see WriteOptions. No two ranks have the same key of a table, all pass the same ``kind``
     and ``tables``, and no two write a part of the same name. If the rank has written its share
     already, raise AlreadyExists, because another process may act as this rank. A rank that was
-    restarted sets ``replace_own``. If the store has committed its share, return its entry.
+    restarted sets ``replace_own``; all tries of a version have the same rows. If the version is the
+    store's newest, return the entry of the share.
     """
     if not 1 <= ranks <= MAX_RANKS or not 0 <= rank < ranks:
         raise InvalidArgument(
@@ -86,10 +89,10 @@ def write_share(
         raise _written_error(store, version, rank)
     newest = store.state.versions()
     if replace_own and newest and newest[-1].version == version:
-        committed = _find_committed(store, version, rank)
-        if committed is not None:
+        own = _find_own(store, version, rank)
+        if own is not None:  # a commit without an answer was made: commit_shares() will find it
             _drop(rows)
-            return committed
+            return own
     lineage = write_lineage(store.files, store.write_data(version, rows, **options))
     body = encode_document(
         {
@@ -115,15 +118,25 @@ def write_share(
     return lineage.versions[0]
 
 
-def commit_shares(store: Store, version: int) -> Version:
+def commit_shares(store: Store, version: int, written: Sequence[int] = ()) -> Version:
     """Commit the shares of a version. One rank calls it, once it knows that all are written.
+
+    written: created_ns of the entries that write_share() returned, by rank; (): not checked. Raise
+    Unavailable if a share is another one, which a process may have written that still takes itself
+    for the rank, or if the shares are to be written again above ``store.appeared``.
 
     Raise NotFound if there is no share. Raise FailedPrecondition that names the ranks if a share is
     missing, does not fit the store or the other shares, or has a key of another share. Raise
     DataLoss. After an error the version does not exist, and a share may be written again; after an
-    IoError it may exist. If these shares are the newest version, do nothing but remove them.
+    IoError it may exist. If it is the newest version, as these shares or those of a try before them
+    whose commit this object takes for failed, do nothing but remove the shares.
     """
     before = store.state
+    if store.appeared == version:  # with the shares of an earlier try
+        for rank in _list_ranks_of(store, version):
+            with contextlib.suppress(PetpsError):
+                _discard(store, version, rank)
+        return before.versions()[-1]
     shares = [_read(store, version, rank) for rank in sorted(_list_ranks_of(store, version))]
     if not shares:
         raise NotFound(f"{store.name}: no rank has written a share of version {version}")
@@ -134,6 +147,7 @@ def commit_shares(store: Store, version: int) -> Version:
             f"version {version} is not whole: of {first.ranks} ranks there is no share of "
             f"{_name_ranks(missing)}"
         )
+    _check_written(version, shares, written)
     newest = before.versions()
     above = newest[-1].version if newest else 0
     if above == version and all(_is_committed(store, share.lineage) for share in shares):
@@ -144,6 +158,11 @@ def commit_shares(store: Store, version: int) -> Version:
             raise FailedPrecondition(
                 f"version {version}: rank {share.rank} wrote its share before the store was rolled "
                 "back: write it again"
+            )
+        if share.above != above and store.appeared == above:
+            raise Unavailable(
+                f"version {version}: rank {share.rank} wrote its share before version {above} "
+                "appeared, whose commit had failed without an answer: write it again"
             )
         if share.above != above:
             raise FailedPrecondition(
@@ -175,6 +194,17 @@ def commit_shares(store: Store, version: int) -> Version:
     return committed
 
 
+def _check_written(version: int, shares: Sequence[_Share], written: Sequence[int]) -> None:
+    """Raise Unavailable unless these are the shares that the ranks wrote; see commit_shares."""
+    found = [share.lineage.versions[0].created_ns for share in shares]
+    others = [rank for rank, (a, b) in enumerate(zip_longest(found, written)) if a != b]
+    if written and others:
+        raise Unavailable(
+            f"version {version}: another process wrote a share as {_name_ranks(others)}: end it, "
+            "and write the version again"
+        )
+
+
 def _remove(store: Store, version: int, shares: Iterable[_Share]) -> None:
     """Remove the files of committed shares that no state names."""
     for share in shares:
@@ -191,13 +221,12 @@ def _drop(rows: RowsByTable) -> None:
                 pass
 
 
-def _find_committed(store: Store, version: int, rank: int) -> Version | None:
-    """Return the entry of a rank's share if a commit whose answer was lost has committed it."""
+def _find_own(store: Store, version: int, rank: int) -> Version | None:
+    """Return the entry of a rank's share, or None."""
     try:
-        share = _read(store, version, rank)
+        return _read(store, version, rank).lineage.versions[0]
     except (NotFound, DataLoss):
         return None
-    return share.lineage.versions[0] if _is_committed(store, share.lineage) else None
 
 
 def _is_committed(store: Store, lineage: Lineage) -> bool:
@@ -214,15 +243,20 @@ def discard_share(store: Store, version: int, rank: int) -> None:
 
     Do nothing if the version exists, or there is no share.
     """
-    if any(entry.version == version for entry in store.refresh().versions()):
-        return
+    if not any(entry.version == version for entry in store.refresh().versions()):
+        _discard(store, version, rank)
+
+
+def _discard(store: Store, version: int, rank: int) -> None:
+    """Remove the share of a rank, and those of its files that the store's state does not name."""
     try:
         share = _read(store, version, rank)
     except (NotFound, DataLoss):
         return
     store.files.remove(_path(version, rank))  # first: then no commit can name the other files
     parts = {part.file for part in share.lineage.versions[0].parts.values()}
-    store.discard({share.line} | parts | {chunk.file for chunk in share.lineage.chunks})
+    files = {share.line} | parts | {chunk.file for chunk in share.lineage.chunks}
+    store.discard(files - store.state.files())
 
 
 def list_pending_shares(store: Store) -> dict[int, tuple[list[int], int]]:

@@ -271,22 +271,17 @@ class State:
 
         return end_of(self) == end_of(other)
 
-    def find_place(self, new: Lineage, above: State, own: Collection[int]) -> State | None:
+    def find_place(self, above: State, own: Collection[int]) -> State | None:
         """Return the state to which a version can be added that was written above ``above``.
 
-        own: created_ns of versions whose commit had no answer, and may be in this state only. None:
-        there is no place.
+        own: created_ns of versions that their writer takes for failed: the newest version of this
+        state is dropped if it is one of them, and not kept. None: there is no place.
         """
         if self.has_same_end(above):
             return self
-        (entry,) = new.versions
-        newest = self.versions()[-1]
-        undone = self.drop_newest()
-        if newest.created_ns not in own or not undone.has_same_end(above):
-            return None
-        if newest.version < entry.version and self.lineage.tables == new.tables:
-            return self  # its rows are in the new version too
-        return None if newest.kept else undone
+        newest, undone = self.versions()[-1], self.drop_newest()
+        is_replaceable = newest.created_ns in own and not newest.kept
+        return undone if is_replaceable and undone.has_same_end(above) else None
 
     def reset(self, new: Lineage) -> State:
         """Return a state in which a version of the newest lineage begins a lineage of its own.

@@ -25,17 +25,17 @@ from petps.checkpoint.bundle import NewChunk, RowsByTable, prepare_chunks, write
 from petps.checkpoint.chunk import Rows, Table, lay_over
 from petps.checkpoint.commit import CHANGE_TRIES, create_state, list_obsolete, pause, prepare
 from petps.checkpoint.files import Files, open_files
+from petps.checkpoint.leftovers import remove_leftovers
 from petps.checkpoint.quantise import Quantising
 from petps.checkpoint.reader import Reader
 from petps.checkpoint.reset import has_base, write_again
-from petps.checkpoint.restore import read_layers, read_pieces
+from petps.checkpoint.restore import read_layers, read_part, read_pieces
 from petps.checkpoint.state import OPEN, Chunk, Lineage, Part, State, Version
 from petps.checkpoint.state_files import load, new_name
 from petps.checkpoint.verify import verify
 from petps.delta.schema import check_name
 from petps.errors import (
     AlreadyExists,
-    DataLoss,
     FailedPrecondition,
     InvalidArgument,
     IoError,
@@ -53,9 +53,6 @@ BASE: Final = "base"
 DELTA: Final = "delta"
 DIFFERENCE: Final = "difference"
 KINDS: Final = (BASE, DELTA, DIFFERENCE)
-# Purge removes a file that no state names only above this age. A younger one may belong to a
-# version that is not committed yet: ranks wait up to a day for the slowest share (link.py).
-LEFTOVER_SECONDS: Final = 48 * 3600.0
 # Bundles of which less than half is in use are compacted once they have this many bytes in use.
 COMPACT_BYTES: Final = 1 << 20
 MAX_VERSION: Final = (1 << 64) - 1
@@ -146,10 +143,7 @@ class Store:
 
     @property
     def may_have_committed(self) -> bool:
-        """Return whether a commit that failed may still appear: the store gave no answer.
-
-        refresh() closes it once the store has a state with its number, of whichever writer.
-        """
+        """Return whether a commit may still appear that failed because there was no answer."""
         return self._open_number > self._state.number
 
     def refresh(self) -> State:
@@ -178,7 +172,7 @@ class Store:
 
         Raise InvalidArgument, FailedPrecondition (another writer), IoError. Then the version does
         not exist, and the store is as it was, unless may_have_committed. If such a version appears
-        later, a write() of the same number replaces it, and one of a higher number follows it.
+        later, the next write() replaces it, unless this object knows of it by then (refresh).
         """
         before = self._state
         lineage = self.write_data(version, rows, **options)
@@ -199,10 +193,11 @@ class Store:
         """Write a version but do not commit it. Return a lineage with only it, for add()."""
         start = time.monotonic()
         self._check_new(version, rows, kind)
-        if kind != BASE:
-            tables = self._state.lineage.tables
-        elif tables is None:
-            tables = self._state.tables
+        stored_tables = self._state.tables if kind == BASE else self._state.lineage.tables
+        if kind != BASE and tables not in (None, stored_tables):
+            text = f"version {version}: {self.name} has a base with other columns now: write again"
+            raise Unavailable(text)
+        tables = tables or stored_tables
         chunks = self._write_bundle(
             prepare_chunks(
                 version, rows, tables, raise_if_cancelled, base=kind == BASE, partitions=partitions
@@ -264,8 +259,8 @@ class Store:
 
         If another writer changed the store meanwhile, but added or dropped no version above that
         one, add it to what that writer left. Above a version that became a base meanwhile, a delta
-        and a difference have what they need, and more; also above one of this object's that has
-        appeared after its commit failed. That one is dropped if it has this number.
+        and a difference have what they need, and more. A version of this object's that has appeared
+        since, after its commit failed without an answer, is dropped in the same state.
         """
         (entry,) = new.versions
         above = before
@@ -286,7 +281,7 @@ class Store:
                 after = self.refresh()
                 if any(entry.created_ns == other.created_ns for other in after.versions()[-1:]):
                     return  # it was added, and another writer's state followed at once
-                found = after.find_place(new, above, self._open_versions)
+                found = after.find_place(above, self._open_versions)
                 if after.number == before.number or found is None:
                     raise
                 pause(attempt, error)
@@ -321,9 +316,8 @@ class Store:
         return chunks
 
     def _commit(self, before: State, after: State) -> None:
-        # Commit against ``before``, from which the caller derived ``after``. The newest state that
-        # this object knows may be newer, because a restore in another thread refreshed it. Then the
-        # commit must fail.
+        # The state that this object knows may be newer than ``before``, because a restore in
+        # another thread refreshed it. Then the commit must fail.
         state = prepare(self._files, before, after)
         try:
             create_state(self._files, state)
@@ -361,6 +355,12 @@ class Store:
                 if after.number == before.number:
                     raise
                 pause(attempt, error)
+
+    @property
+    def appeared(self) -> int | None:
+        """Return the newest version if this object takes it for failed; see may_have_committed."""
+        newest = self._state.versions()[-1:]
+        return next((e.version for e in newest if e.created_ns in self._open_versions), None)
 
     def _settle(self) -> State:
         """Return the state that this object knows; first ask for an answer that is missing."""
@@ -450,17 +450,44 @@ class Store:
 
         If a training has several ranks, one rank calls this and the others call restore().
         """
+        newest = self._state.newest_version
         rows = self.restore(version)
-        self.count_restore()
+        self.count_restore(newest if version in (None, newest) else None)
         return rows
 
-    def count_restore(self) -> None:
+    def count_restore(self, newest: int | None = None) -> None:
         """Count durably that a training continues from a version's rows.
 
         Once the count exceeds the expected restores of a quantised store, the next version is a
         base of 8 bits. Raise Unavailable if other writers were faster each time, and IoError.
+
+        newest: the version, if it was the newest. Raise FailedPrecondition if it no longer is, for
+        example because a commit of the trainer before this one appeared only now. After this call
+        none can appear.
         """
-        self._change(lambda state: replace(state, restores=state.restores + 1))
+
+        self._fence(newest, 1)
+
+    def begin_empty(self) -> None:
+        """Make sure that the store has no version, and that no commit without an answer appears.
+
+        Raise FailedPrecondition if it has one; raise Unavailable, IoError.
+        """
+        self._fence(0, 0)
+
+    def _fence(self, newest: int | None, restores: int) -> None:
+        """Make a state, so that no other one with its number can appear, and count restores."""
+
+        def fence(state: State) -> State:
+            found = state.newest_version if state.lineages else 0
+            if newest not in (None, found):
+                raise FailedPrecondition(
+                    f"{self.name}: version {newest} was the newest when rows were restored, now "
+                    f"it is {found} (0: none): restore again, or roll back first"
+                )
+            return replace(state, restores=state.restores + restores)
+
+        self._change(fence)
 
     def expect(self, quantising: Quantising | None) -> None:
         """Set the expected restores for the quantisation of new lineages; None: do not quantise."""
@@ -514,17 +541,7 @@ class Store:
 
     def part(self, version: int, name: str) -> bytes:
         """Return a part of a version. Raise NotFound, DataLoss."""
-        parts = self._state.version(version).parts
-        if name not in parts:
-            raise NotFound(f"version {version} has no part {name!r}; it has: {', '.join(parts)}")
-        part = parts[name]
-        try:
-            body = self._files.read(part.file)
-        except NotFound as error:
-            raise DataLoss(f"version {version}: {error}") from error
-        if len(body) != part.bytes or xxhash.xxh3_64_hexdigest(body) != part.checksum:
-            raise DataLoss(f"{self.name}/{part.file} does not fit its checksum")
-        return body
+        return read_part(self, version, name)
 
     # ---- dropping ----
 
@@ -550,27 +567,18 @@ class Store:
         deleted = [e.version for e in before.versions() if e.version not in remaining]
         if deleted:
             self._commit(before, before.drop_all_but(remaining))
-        self._sweep()
+        remove_leftovers(self._files, self.refresh)
         return deleted
 
-    def _sweep(self) -> None:
-        # Remove shares first: without its share file no commit can name the other files of a share.
-        # List the files before reading the state. Then no newer state can name an old file that
-        # this state does not name.
-        folders = {name: self._files.list(name) for name in ("shares", "lines", "parts", "data")}
-        state = self.refresh()
-        named_paths = state.files() | set(state.trash)
-        for folder, files in folders.items():
-            for name, age in files.items():
-                if age > LEFTOVER_SECONDS and f"{folder}/{name}" not in named_paths:
-                    self._files.remove(f"{folder}/{name}")
-
     def rollback(self, version: int) -> list[int]:
-        """Drop all versions newer than ``version`` and return their numbers."""
+        """Drop all versions newer than ``version`` and return their numbers.
+
+        Afterwards no version can appear whose commit failed without an answer.
+        """
         before = self._settle()
         after = before.roll_back(version)
         dropped = [entry.version for entry in before.versions() if entry.version > version]
-        if dropped:
+        if dropped or self.may_have_committed:
             self._commit(before, after)
         return dropped
 

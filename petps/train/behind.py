@@ -66,7 +66,8 @@ class Outcome:
     """The outcome of a version that was in flight.
 
     kind: see Written. failure: the same on all ranks, or None. error: this rank's own. entry: in
-    the store. position: of the log's publisher, just after the commit.
+    the store. position: of the log's publisher, just after the commit. is_open: a version of the
+    store that failed may exist nevertheless.
     """
 
     kind: str
@@ -75,6 +76,7 @@ class Outcome:
     error: BaseException | None = None
     entry: Version | None = None
     position: Position | None = None
+    is_open: bool = False
 
 
 class Behind:

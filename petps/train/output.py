@@ -1,7 +1,7 @@
 """Checkpoints and log from one gather of the rows that a trainer touched.
 
-Owns:        TrainerOutput, LogRows; LazyParts, has_exact_rows(), owe(), read_pieces() and
-             track_again(), which ranks.py and restored.py use too.
+Owns:        TrainerOutput, LogRows; LazyParts, check_followed(), has_exact_rows(), owe(),
+             read_pieces() and track_again(), which ranks.py and restored.py use too.
 Never does:  know a policy, or the kind of the log.
 Called by:   trainers.
 Invariants:  a tenant acknowledges what it read only after the version with those rows is
@@ -30,6 +30,7 @@ __all__ = [
     "PUBLISH",
     "LazyParts",
     "TrainerOutput",
+    "check_followed",
     "has_exact_rows",
     "owe",
     "read_pieces",
@@ -66,6 +67,7 @@ class TrainerOutput:
         if (store is None) != (policy is None):
             raise InvalidArgument("give both a store and a policy, or neither")
         self._store = store
+        self._follows: int | None = None  # see check_followed()
         self._source: TrackedSource | None = None
         self._checkpointer: Checkpointer | None = None
         if store is not None and policy is not None:
@@ -113,18 +115,21 @@ class TrainerOutput:
         if publish and reading is not None:
             log_rows = LogRows(self._tables, self._require_publisher(), reading, step)
             source.on_gathered = log_rows.take
+        assert self._store is not None
+        check_followed(self._store, self._follows)
         source.begin()
         try:
             lazy_parts = LazyParts(lambda: self._make_parts(parts, reading, log_rows, dense))
             written = checkpointer.write(version, lazy_parts)
             source.acknowledge(written)
+            self._follows = written.created_ns
         except PetpsError:
             if log_rows is not None:
                 log_rows.try_commit(dense)
             raise
         finally:
             source.on_gathered = None
-            source.abandon()
+            source.abandon(version if self._store.may_have_committed else None)
             if log_rows is not None and log_rows.version is not None:
                 log_rows.reading.acknowledge()
             elif reading is not None:
@@ -171,7 +176,8 @@ class TrainerOutput:
             owed,
             lambda: {name: table.ids_of(table.keys()) for name, table in self._tables.items()},
         )
-        self._store.count_restore()  # last, so that a restore that fails is not counted
+        self._store.count_restore(version)  # last, so that a restore that fails is not counted
+        self._follows = newest[-1].created_ns
         return position
 
     def _find_owed(
@@ -215,6 +221,21 @@ class TrainerOutput:
         if self._source is None or self._checkpointer is None:
             raise FailedPrecondition("TrainerOutput has no store: give it a store and a policy")
         return self._source, self._checkpointer
+
+
+def check_followed(store: Store, follows: int | None) -> None:
+    """Raise FailedPrecondition if another trainer's version is the store's newest.
+
+    follows: created_ns of the one that this trainer wrote or restored last; 0: there was none;
+    None: unknown. A later one of its own, whose commit had no answer, is right too.
+    """
+    newest = store.state.versions()[-1:]
+    found = newest[0].created_ns if newest else 0
+    if follows not in (None, found) and (not newest or store.appeared != newest[0].version):
+        raise FailedPrecondition(
+            f"{store.name}: the newest version, {newest[0].version if newest else 'none'}, is not "
+            "this training's: make sure that no other one writes the store, then restore from it"
+        )
 
 
 def has_exact_rows(store: Store, version: int) -> bool:

@@ -45,7 +45,7 @@ from petps.train.behind import (
 from petps.train.dense import copy_dense
 from petps.train.link import Links
 from petps.train.lone import Tables
-from petps.train.output import PUBLISH, LazyParts, owe, track_again
+from petps.train.output import PUBLISH, LazyParts, check_followed, owe, track_again
 from petps.train.pipeline import Boundary
 from petps.train.plan import Plan
 from petps.train.restored import Parts, Restored, find_newest, find_owed, load_rows
@@ -151,6 +151,7 @@ class RankedOutput:
         self._is_temporary = staging is None
         self._folder = Path(staging or tempfile.mkdtemp(prefix="petps-staging-"))
         folder = self._folder / f"rank-{links.dense.rank}"
+        self._follows: int | None = None  # see check_followed(); of rank 0
         self._source: TrackedSource | None = None
         self._staged: StagedCheckpointer | None = None
         if store is not None and policy is not None:
@@ -345,7 +346,7 @@ class RankedOutput:
                 if outcome.entry is not None and outcome.failure is None:
                     self._source.acknowledge(outcome.entry)
                 else:
-                    self._source.abandon()
+                    self._source.abandon(outcome.step if outcome.is_open else None)
             elif kind == PUBLISH and self._reading is not None:
                 if outcome.failure is None:
                     self._reading.acknowledge()
@@ -490,27 +491,30 @@ class RankedOutput:
             entry = self._staged.wait()
         except Exception as raised:
             error = raised
-        failure, _ = meet(self._links.store, Failure.of(error))
-        is_open = False  # whether the version may still appear
+        # Whether this version may still appear: it may have been tried before.
+        facts = {"open": self._store.may_have_committed, "written": entry and entry.created_ns}
+        failure, all_facts = meet(self._links.store, Failure.of(error), facts)
         if failure is None:
             if self._link.rank == 0:
                 try:
                     self._store.refresh()
-                    commit_shares(self._store, step)
+                    check_followed(self._store, self._follows)
+                    written = [facts["written"] for facts in all_facts]
+                    self._follows = commit_shares(self._store, step, written).created_ns
                 except Exception as raised:
                     error = raised
-            facts = {"open": self._store.may_have_committed}
+            facts["open"] = self._store.may_have_committed
             failure, all_facts = meet(self._links.store, Failure.of(error), facts)
-            is_open = all_facts[0]["open"]
         if failure is None:
             self._timeline.add(Span("store", "store", step, begin, time.monotonic()))
             self._tell(Written(CHECKPOINT, step, step, begin))
             if self._link.rank == 0:
                 self._arrange()
-        elif not is_open:
+        is_open = failure is not None and all_facts[0]["open"]
+        if failure is not None and not is_open:
             with contextlib.suppress(PetpsError):  # else purge removes it
                 discard_share(self._store, step, self._link.rank)
-        return Outcome(CHECKPOINT, step, failure, error, entry=entry)
+        return Outcome(CHECKPOINT, step, failure, error, entry=entry, is_open=is_open)
 
     def _arrange(self) -> None:
         """Split and merge, or only measure. That changes no version, so only log a failure."""
@@ -544,6 +548,9 @@ class RankedOutput:
             newest = find_newest(store, version)
         with fail_together(self._link, "no version was restored"):
             if newest is None:
+                if self._link.rank == 0:
+                    store.begin_empty()
+                    self._follows = 0
                 self._tables.erase()
                 return Restored(0, b"", None)
             load_rows(store, newest, self._tables)
@@ -556,7 +563,9 @@ class RankedOutput:
             restored = parts.load(store, newest)
         with fail_together(self._link, "no version was restored"):
             if self._link.rank == 0:
-                store.count_restore()  # last, so that a restore that fails is not counted
+                # Last, so that a restore that fails is not counted.
+                store.count_restore(newest.version)
+                self._follows = newest.created_ns
         return restored
 
     def begin_run(self, restored: Restored) -> None:

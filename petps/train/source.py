@@ -99,11 +99,16 @@ class TrackedSource:
             self._since = version.version
         self._reading = None
 
-    def abandon(self) -> None:
-        """Abandon what was read: the version does not exist, and the ids are read again."""
+    def abandon(self, open_version: int | None = None) -> None:
+        """Abandon what was read, so that the ids are read again: the version failed.
+
+        open_version: its number, if it may exist nevertheless (Store.may_have_committed).
+        """
         if self._reading is not None:
             self._reading.abandon()
             self._reading = None
+        if self._since is None:
+            self._since = open_version  # if a base exists, all later changes are tracked
 
     def keys(self, table: str, since: int | None) -> Keys:
         """See Source. Raise FailedPrecondition if the changes since then are not known."""

@@ -9,7 +9,7 @@ itself (test_object_store.py).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -254,7 +254,7 @@ def run(
     assert not theirs or go_on in (informed, busy) or not has_failed or is_refused
     for entry in present.values():
         is_same = entry.created_ns in {other.created_ns for other in found.state.versions()}
-        is_replaced = go_on is again and entry.version == 3
+        is_replaced = go_on in (again, next_one) and entry.version == 3
         assert is_same or (is_replaced and not entry.kept and entry.created_ns not in theirs)
     found.write(9, {}, kind="delta")
     return is_over
@@ -287,27 +287,108 @@ def test_a_commit_beside_another_process(
     assert beside_at > 4
 
 
-@pytest.mark.parametrize("is_base", [False, True])
-def test_a_delta_does_not_follow_a_base_of_other_columns(is_base: bool) -> None:
-    """The base that appears stores rows in fewer bits, so the delta must be above the old one."""
+def _rows(values: Mapping[int, float]) -> dict[str, Rows]:
+    table = TABLES["items"]
+    columns = {"row": np.array([[value] * 2 for value in values.values()], np.float32)}
+    return {"items": Rows.of(table, list(values), columns)}
+
+
+def _values(store: Store) -> dict[int, float]:
+    rows = store.restore()["items"]
+    first = rows.columns["row"].view(np.float32)[:, 0]
+    return dict(zip(rows.keys.tolist(), first.tolist(), strict=True))
+
+
+def _store_with_open_version(mode: str) -> tuple[Store, Silent]:
+    """Return a store with versions 1 and 2, and 3 open: its row 1 is of an abandoned step."""
+    files = Silent({})
+    store = Store.create(files, "m", list(TABLES.values()))
+    store.write(1, _rows({0: 1, 1: 1}), kind="base")
+    store.write(2, _rows({0: 2}), kind="delta")
+    files.begin(mode, 3, 0, lambda: None)  # rows and lineage come first
+    with pytest.raises(IoError, match="no answer"):
+        store.write(3, _rows({1: 666}), kind="delta")
+    files.is_silent, files.silent_at = False, 0
+    return store, files
+
+
+def test_a_base_of_other_columns_that_appears_is_replaced() -> None:
     files = Silent({})
     own, stored = Table.of("items", 2), Table.of("items", 2, "f16")
-    rows = Rows.of(own, [1, 2], {"row": np.full((2, 2), 0.1, np.float32)})
     store = Store.create(files, "m", [own])
-    store.write(1, {"items": rows}, kind="base")
-    files.begin("late", 3, 0, lambda: None)  # its rows and its lineage come first
-    values = rows.columns["row"].view(np.float32)
+    store.write(1, _rows({1: 0.1, 2: 0.1}), kind="base")
+    files.begin("late", 3, 0, lambda: None)
+    columns = {"row": np.full((2, 2), 0.1, np.float32)}
     with pytest.raises(IoError, match="no answer"):
         store.write(
-            2, {"items": Rows.of(stored, [1, 2], {"row": values})}, kind="base",
-            tables={"items": stored},
-        )  # fmt: skip
+            2, {"items": Rows.of(stored, [1, 2], columns)}, kind="base", tables={"items": stored}
+        )
     files.appear()
-    store.write(3, {"items": rows}, kind="base" if is_base else "delta")
+    store.write(3, _rows({1: 0.3}), kind="delta")
     found = Store.open(files)
     assert [entry.version for entry in found.state.versions()] == [1, 3]
     assert found.verify() == []
-    np.testing.assert_array_equal(found.restore()["items"].columns["row"].view("f4"), values)
+    assert _values(found) == {1: np.float32(0.3), 2: np.float32(0.1)}
+
+
+@pytest.mark.parametrize("mode", ["done", "late"])
+def test_a_version_that_appears_after_a_restore_of_an_older_one(mode: str) -> None:
+    """A version that is written above the older one must not have its rows."""
+    store, files = _store_with_open_version(mode)
+    assert _values(store) == {0: 2, 1: 1}
+    files.appear()
+    store.write(4, _rows({0: 4}), kind="delta")
+    assert _values(Store.open(files)) == {0: 4, 1: 1}
+
+
+@pytest.mark.parametrize("mode", ["undone", "done", "late"])
+def test_a_rollback_closes_an_open_commit(mode: str) -> None:
+    store, files = _store_with_open_version(mode)
+    assert store.rollback(2) == ([3] if mode == "done" else [])
+    files.appear()
+    store.refresh()
+    store.write(4, _rows({0: 4}), kind="delta")
+    assert _values(Store.open(files)) == {0: 4, 1: 1}
+
+
+@pytest.mark.parametrize("mode", ["undone", "late"])
+def test_a_counted_restore_closes_an_open_commit_of_a_killed_trainer(mode: str) -> None:
+    _, files = _store_with_open_version(mode)
+    store = Store.open(files)
+    assert _values(store) == {0: 2, 1: 1}
+    store.count_restore(2)
+    files.appear()
+    store.refresh()
+    store.write(4, _rows({0: 4}), kind="delta")
+    assert _values(Store.open(files)) == {0: 4, 1: 1}
+
+
+def test_a_counted_restore_refuses_a_version_that_has_appeared() -> None:
+    _, files = _store_with_open_version("late")
+    store = Store.open(files)
+    store.restore(2)
+    files.appear()
+    with pytest.raises(FailedPrecondition, match="version 2 was the newest when"):
+        store.count_restore(2)
+    assert store.state.restores == 0
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_empty_store_is_begun_before_a_first_version_can_appear(is_late: bool) -> None:
+    files = Silent({})
+    store = Store.create(files, "m", list(TABLES.values()))
+    files.begin("late", 3, 0, lambda: None)
+    with pytest.raises(IoError, match="no answer"):
+        store.write(3, _rows({1: 666}), kind="base")
+    files.is_silent, files.silent_at = False, 0
+    again = Store.open(files)
+    if is_late:
+        again.begin_empty()
+    files.appear()
+    assert again.refresh().versions() == [] or not is_late
+    if not is_late:
+        with pytest.raises(FailedPrecondition, match="version 0 was the newest when"):
+            again.begin_empty()
 
 
 def test_a_restore_is_counted_once_beside_another_process(begun: dict[str, bytes]) -> None:
