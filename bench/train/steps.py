@@ -86,9 +86,13 @@ def runs(
 
 
 def slowest(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the means of the rank that computed most, for which all others wait."""
+    """Return the means of the rank that computed most, for which all others wait.
+
+    Times that a target limits are the longest of all ranks.
+    """
     return max(results, key=lambda result: result["process_s"]) | {
-        name: max(result[name] for result in results) for name in ("step_s", "lookup_stall_s")
+        name: max(result[name] for result in results)
+        for name in ("step_s", "lookup_stall_s", "hooks_s", "tracking_s")
     }
 
 

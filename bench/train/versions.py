@@ -1,13 +1,19 @@
-"""The versions that a measured rank writes while it trains: to a store and to a log."""
+"""The versions that a measured rank writes while it trains: to a store and to a log.
+
+A process beside the ranks tends the store (`petps checkpoint tend`), with the lowest priority.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -17,7 +23,8 @@ from petps.train import Every, Links, RankedOutput, ShardedTables, open_store, p
 
 __all__ = ["Stopwatch", "writing_versions"]
 
-MODEL = "m"
+MODEL: Final = "m"
+POLICY: Final = "2d"
 
 
 class Stopwatch:
@@ -37,12 +44,32 @@ class Stopwatch:
 
 
 @contextmanager
+def _tending(store: Path) -> Iterator[None]:
+    """Tend the store on all processors, when they are free."""
+    processors = ",".join(map(str, range(os.cpu_count() or 1)))
+    process = subprocess.Popen(
+        ["taskset", "--cpu-list", processors, "nice", "-n", "19",
+         sys.executable, "-m", "petps.cli", "checkpoint", "tend", str(store),
+         "--policy", POLICY, "--keep", "all=10s", "--every", "1"],
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        yield
+        if process.poll() is not None:
+            raise SystemExit(f"petps checkpoint tend ended with status {process.returncode}")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
 def writing_versions(
     tables: ShardedTables, links: Links, model: Any, settings: dict[str, Any]
 ) -> Iterator[list[RankedOutput]]:
     """Yield the hooks of a pipeline: one that writes versions, or none.
 
     settings["versions"]: arguments of Every, for the store's versions and the log's; or None.
+    settings["tended"]: whether a process arranges and purges the store.
     """
     every = settings.get("versions")
     if not every:
@@ -53,15 +80,17 @@ def writing_versions(
         open_log(str(folder / "log"), partitions=tables.partitions).close()
     store = open_store(folder / "store", MODEL, tables, links)
     links.dense.all_gather(torch.zeros(1))  # wait until the log exists
-    with closing(open_log(str(folder / "log"), partitions=tables.partitions)) as log:
+    is_tended = settings.get("tended", False)
+    tending = _tending(folder / "store") if is_tended and tables.rank == 0 else nullcontext()
+    with tending, closing(open_log(str(folder / "log"), partitions=tables.partitions)) as log:
         publisher = publisher_of(log, MODEL, tables, links.dense)
         publisher.begin_continue(
             None
         )  # not restore(): it would erase the rows, which no version has
         with RankedOutput(
-            tables, links, store=store, policy=POLICIES["2d"](),
+            tables, links, store=store, policy=POLICIES[POLICY](),
             checkpoint=Every(**every), publisher=publisher, publish=Every(**every), model=model,
-            staging=folder / "staging", bases=folder / "bases",
+            staging=folder / "staging", bases=folder / "bases", arrange=not is_tended,
         ) as output:  # fmt: skip
             yield [output]
     links.dense.all_gather(torch.zeros(1))  # wait until all have closed it

@@ -91,7 +91,7 @@ class WriteBack:
             self._compact(buffer.batch)
 
     def _compact(self, batch: int) -> None:
-        """Compact the tracked keys, behind the batch, so that no version or step waits for it."""
+        """Compact the tracked keys, behind the batch if this has a thread of its own."""
         begin, used = time.monotonic(), time.thread_time()
         try:
             dropped = self._resources.tables.tracker.compact()

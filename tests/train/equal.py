@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ import torch
 from petps.train.batch import Batch
 from petps.train.link import Links
 from petps.train.optimizer import Adam, Optimizer, RowwiseAdagrad, Sgd, SparseAdam
-from petps.train.options import PipelineOptions
+from petps.train.options import Mode, PipelineOptions
 from petps.train.pipeline import Pipeline
 from petps.train.sharded import ShardedTables
 from tests.train import reference
@@ -19,6 +19,7 @@ from tests.train.rank_threads import FEATURES, SPECS, Loader, Ranker, read_slots
 
 STEPS = 200
 SEED = 5
+DENSE_LR = 0.01
 OPTIMIZERS: dict[str, tuple[type[Any], type[Any], float]] = {
     "sgd": (Sgd, reference.Sgd, 0.1),
     "rowwise_adagrad": (RowwiseAdagrad, reference.RowwiseAdagrad, 0.1),
@@ -29,20 +30,33 @@ Arrays = dict[str, np.ndarray]
 
 
 def run_petps(
-    name: str, micro_batches: int, rank: int, links: Links, *, optimizer: Optimizer | None = None
+    name: str,
+    micro_batches: int,
+    rank: int,
+    links: Links,
+    *,
+    kind: str = "synchronous",
+    optimizer: Optimizer | None = None,
+    dense_lr: float = DENSE_LR,
 ) -> Arrays:
-    """Train on one rank; return its keys and slots by table, and the dense weights."""
-    kind, _, lr = OPTIMIZERS[name]
+    """Train on one rank; return its keys and slots by table, and the dense weights.
+
+    kind: the mode, in which sums have a fixed order, or "defaults": a user's options.
+    """
+    own, _, lr = OPTIMIZERS[name]
     model = Ranker()
-    options = PipelineOptions(micro_batches, "synchronous", deterministic=True)
+    if kind == "defaults":
+        options = PipelineOptions(micro_batches)
+    else:
+        options = PipelineOptions(micro_batches, cast(Mode, kind), deterministic=True)
     world = links.rows.world
     with (
         ShardedTables(
-            None, SPECS, optimizer or kind(lr), rank=rank, world=world, seed=SEED
+            None, SPECS, optimizer or own(lr), rank=rank, world=world, seed=SEED
         ) as tables,
         Pipeline(
             model, tables, iter(Loader(SEED, rank, STEPS)), options=options, links=links,
-            features=FEATURES, optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+            features=FEATURES, optimizer=torch.optim.Adam(model.parameters(), lr=dense_lr),
         ) as pipeline,
     ):  # fmt: skip
         assert len(pipeline.run()) == STEPS

@@ -3,12 +3,15 @@
 It trains over gloo, from the newest version in FOLDER's store, with its pool in a file. It prints
 each step on standard output, and at the end writes its state to FOLDER/RANK.npz. Environment:
 TIMEOUT_S, the limit of the links; MODE; DEVICE, "cuda" for a GPU of its own for each rank, with
-rows and gradients over NCCL; WIDE, whether a layer fills a bucket of dense_sums.py.
+rows and gradients over NCCL; WIDE, whether a layer fills a bucket of dense_sums.py; DIE, "before"
+or "after": rank 0 kills itself in its first commit, before or after the state exists; TENDED,
+whether another process arranges the store.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,6 +51,20 @@ class Wide(Noisy):
         return loss + 0.01 * self.wide(torch.ones(512, device=loss.device)).square().mean()
 
 
+def die_in_commit(store: Store, moment: str) -> None:
+    """Let this process kill itself when it creates the next state."""
+    create = store.files.create
+
+    def killed(path: str, content: bytes) -> None:
+        is_state = path.startswith("states/")
+        if moment == "after" or not is_state:
+            create(path, content)
+        if is_state:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    store.files.create = killed  # type: ignore[method-assign]
+
+
 def main(rank: int, world: int, folder: Path, steps: int) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group(
@@ -65,9 +82,11 @@ def main(rank: int, world: int, folder: Path, steps: int) -> None:
     with open_tables(rank, world, folder / f"{rank}.pool") as tables:
         output = RankedOutput(
             tables, links, store=store, policy=POLICIES["2d"](), checkpoint=Every(steps=5),
-            model=model, optimizer=optimizer,
+            model=model, optimizer=optimizer, arrange="TENDED" not in os.environ,
         )  # fmt: skip
         first = output.restore().step
+        if rank == 0 and "DIE" in os.environ:
+            die_in_commit(store, os.environ["DIE"])
         loop = resume(rank, links, model, optimizer, tables, output, first, steps, MODE, device)
         assert bool(loop._dense._buckets) == is_wide, "whether buckets cross"
         with output, loop:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from petps.train import rows, window
-from petps.train.link import Links
+from petps.train import rows, totals, window
+from petps.train.dense_sums import sum_over
+from petps.train.link import Link, Links
 from petps.train.optimizer import Adam, RowwiseAdagrad, Sgd, SparseAdam
-from tests.train.equal import OPTIMIZERS, Arrays, run_petps, run_reference
+from tests.train.equal import DENSE_LR, OPTIMIZERS, Arrays, run_petps, run_reference
 from tests.train.rank_threads import in_threads
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,10 +30,11 @@ SAME_ORDER = ("sgd", "adam", "sparse_adam")
 pytestmark = [pytest.mark.usefixtures("one_torch_thread"), pytest.mark.timeout(600)]
 
 
-def run_processes(kind: str, optimizer: str, micro_batches: int, world: int, out: Path) -> Arrays:
-    """Run a process for each rank; return the rows of all."""
-    out.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "tests.train.equal_process", kind, optimizer]
+def run_processes(
+    kinds: Sequence[str], optimizer: str, micro_batches: int, world: int, out: Path
+) -> list[Arrays]:
+    """Run a process for each rank, which trains each kind in turn; return the rows of all ranks."""
+    command = [sys.executable, "-m", "tests.train.equal_process", ",".join(kinds), optimizer]
     ranks = [
         subprocess.Popen([*command, *map(str, (micro_batches, rank, world)), str(out)], cwd=ROOT)
         for rank in range(world)
@@ -43,13 +46,17 @@ def run_processes(kind: str, optimizer: str, micro_batches: int, world: int, out
             if process.poll() is None:
                 process.kill()
                 process.wait()
-    return merge([dict(np.load(out / f"{kind}-{rank}.npz")) for rank in range(world)], kind)
+    return [
+        merge([dict(np.load(out / f"{kind}-{rank}.npz")) for rank in range(world)], kind)
+        for kind in kinds
+    ]
 
 
-def merge(ranks: list[Arrays], kind: str = "petps") -> Arrays:
+def merge(ranks: list[Arrays], kind: str = "synchronous") -> Arrays:
     """Return the arrays of all ranks in one, with ascending keys."""
     first = ranks[0]
     for other in ranks[1:]:
+        # The ranks' dense weights are the same bits, in whatever order sums were made.
         assert all(np.array_equal(first[n], other[n]) for n in first if n.startswith("dense"))
     if kind == "ddp":  # each process has all rows
         return first
@@ -68,7 +75,10 @@ def is_same(left: Arrays, right: Arrays) -> bool:
 
 
 def distance(left: Arrays, right: Arrays) -> float:
-    """Return the greatest relative distance of a table, of its state, or of a dense weight."""
+    """Return the greatest relative distance of a table with its state, or of a dense weight.
+
+    The rows of a table and their optimizer state are one array, so they have one distance.
+    """
     assert left.keys() == right.keys()
     worst = 0.0
     for name, values in left.items():
@@ -82,13 +92,16 @@ def distance(left: Arrays, right: Arrays) -> float:
     return worst
 
 
-def check(optimizer: str, micro_batches: int, world: int, trained: Arrays) -> None:
+def check(
+    optimizer: str, micro_batches: int, world: int, trained: Arrays, *, is_fixed: bool = True
+) -> None:
+    """is_fixed: whether petps adds in the order of the reference, if the optimizer does."""
     exact = run_reference(optimizer, micro_batches, world)
     reordered = run_reference(optimizer, micro_batches, world, reordered=True)
     by_order = distance(exact, reordered)
     print(f"{by_order=:.3g} {distance(exact, trained)=:.3g}")
     assert by_order > 0, "the reference has only one order of sums"
-    if optimizer in SAME_ORDER:
+    if is_fixed and optimizer in SAME_ORDER:
         assert is_same(exact, trained)
     else:
         assert distance(exact, trained) <= 2 * by_order
@@ -99,14 +112,21 @@ def check(optimizer: str, micro_batches: int, world: int, trained: Arrays) -> No
 def test_rows_and_weights_are_those_of_pytorch(
     optimizer: str, world: int, micro_batches: int, tmp_path: Path
 ) -> None:
-    trained = run_processes("petps", optimizer, micro_batches, world, tmp_path)
+    """`synchronous` and `nested` train alike, bit by bit.
+
+    The default options do not fix the order of sums, and may cluster batches.
+    """
+    kinds = ["synchronous", "nested", *["defaults"] * (world > 1)]
+    trained, nested, *by_default = run_processes(kinds, optimizer, micro_batches, world, tmp_path)
     check(optimizer, micro_batches, world, trained)
+    assert is_same(trained, nested)
+    for other in by_default:
+        check(optimizer, micro_batches, world, other, is_fixed=False)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_they_are_those_of_distributed_data_parallel(world: int, tmp_path: Path) -> None:
-    trained = run_processes("petps", "adam", 2, world, tmp_path)
-    ddp = run_processes("ddp", "adam", 2, world, tmp_path)
+    trained, ddp = run_processes(["synchronous", "ddp"], "adam", 2, world, tmp_path)
     by_order = distance(
         run_reference("adam", 2, world), run_reference("adam", 2, world, reordered=True)
     )
@@ -114,9 +134,9 @@ def test_they_are_those_of_distributed_data_parallel(world: int, tmp_path: Path)
     assert distance(ddp, trained) <= 2 * by_order
 
 
-def in_two_threads(optimizer: str, changed: Any = None) -> Arrays:
+def in_two_threads(kind: str, **changed: Any) -> Arrays:
     def work(rank: int, links: Links) -> Arrays:
-        return run_petps(optimizer, 2, rank, links, optimizer=changed)
+        return run_petps(kind, 2, rank, links, **changed)
 
     return merge(in_threads(2, work))
 
@@ -140,7 +160,7 @@ MUTATIONS = {
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_wrong_optimizer_is_found(mutation: str) -> None:
     optimizer, changed = MUTATIONS[mutation]
-    trained = in_two_threads(optimizer, changed)
+    trained = in_two_threads(optimizer, optimizer=changed)
     with pytest.raises(AssertionError):
         check(optimizer, 2, 2, trained)
 
@@ -164,6 +184,31 @@ def test_a_wrong_gradient_sum_is_found(
         trained = in_two_threads(optimizer)
     with pytest.raises(AssertionError):
         check(optimizer, 2, 2, trained)
+
+
+def lose_a_rank(link: Link, values: Any, *, deterministic: bool) -> Any:
+    return link.all_gather(values)[0].clone()
+
+
+def add_the_first_twice(link: Link, values: Any, *, deterministic: bool) -> Any:
+    total = sum_over(link, values, deterministic=deterministic)
+    total[0] += 1e-3 * values[0]
+    return link.all_gather(total)[0].clone()
+
+
+@pytest.mark.parametrize("mutated", [lose_a_rank, add_the_first_twice])
+def test_a_wrong_dense_sum_is_found(mutated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(totals, "sum_over", mutated)
+        trained = in_two_threads("sgd")
+    with pytest.raises(AssertionError):
+        check("sgd", 2, 2, trained)
+
+
+def test_a_wrong_dense_learning_rate_is_found() -> None:
+    trained = in_two_threads("sgd", dense_lr=DENSE_LR * (1 + 1e-4))
+    with pytest.raises(AssertionError):
+        check("sgd", 2, 2, trained)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

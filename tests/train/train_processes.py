@@ -16,7 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from petps.checkpoint import Store
+from tests.python.checkpoint.test_tend_process import TendProcess
+from tests.seed import SEED
 from tests.train.train_ranks import TABLES, create
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,37 +106,66 @@ def train(
     return read_results(folder)
 
 
-def test_killed_ranks_continue_bit_by_bit(tmp_path: Path) -> None:
-    """Kill either rank with SIGKILL at random steps.
+def damage_newest(folder: Path) -> None:
+    """Damage a chunk that only the newest version needs."""
+    state = Store.open(folder / "store").state
+    newest = [chunk for chunk in state.lineage.chunks if chunk.first == state.newest_version]
+    with (folder / "store" / newest[0].file).open("r+b") as file:
+        file.seek(newest[0].offset + newest[0].length // 2)
+        file.write(b"damaged!")
 
-    Buckets of dense gradients cross over gloo. Its pool then has later rows and keys than the
-    version. Random numbers, counts, dense weights
-    and the loader must continue as they were.
+
+@pytest.mark.timeout(600)
+def test_killed_ranks_continue_bit_by_bit(tmp_path: Path) -> None:
+    """Kill each rank with SIGKILL at random steps, and rank 0 in a commit.
+
+    The rank's pool then has later rows and keys than the version. Random numbers, counts, dense
+    weights and the loader must continue as they were. Buckets of dense gradients cross over gloo.
+    In some trainings another process tends the store, and is killed; and once the newest version is
+    damaged, so that the training continues from the one before it.
     """
     reference = train(tmp_path / "whole", WIDE="1")
     assert all(len(result[f"{spec.name}.keys"]) > 5 for result in reference for spec in TABLES)
     folder = tmp_path / "killed"
     folder.mkdir()
     create(folder)
-    random = np.random.default_rng(7)
+    random = np.random.default_rng(SEED)
     last = 5
-    for meeting in range(3):
-        victim = int(random.integers(WORLD))
-        last += int(random.integers(5, 9))
-        with run_ranks(folder, meeting, environment={"WIDE": "1"}) as running:
-            running[victim].wait_step(last)
-            running[victim].process.send_signal(signal.SIGKILL)
+    for meeting, (victim, moment) in enumerate([(0, ""), (0, "before"), (1, ""), (0, "after")]):
+        environment = {"WIDE": "1"} | ({"DIE": moment} if moment else {})
+        is_tended = meeting >= 2
+        if is_tended:
+            environment["TENDED"] = "1"
+            tend = TendProcess(folder / "store", "--policy", "2d")
+        with run_ranks(folder, meeting, environment=environment) as running:
+            if not moment:
+                last += int(random.integers(5, 9))
+                running[victim].wait_step(last)
+                running[victim].process.send_signal(signal.SIGKILL)
+            code, output = running[victim].ended()
+            assert code == -signal.SIGKILL, output
+            if is_tended:
+                tend.wait_for_a_round()
+                tend.kill()
             code, output = running[1 - victim].ended()
             assert code == 3, output
             assert "Unavailable: rank" in output
             assert "a peer is gone" in output
             assert "restart the ranks from the last version" in output
+    damage_newest(folder)
+    with run_ranks(folder, 98, environment={"WIDE": "1"}) as running:
+        outputs = [process.ended() for process in running]
+        assert [code for code, _ in outputs] == [3, 3], outputs
+        assert all("DataLoss: " in output for _, output in outputs), outputs
+    command = [sys.executable, "-m", "petps.cli", "checkpoint", "rollback", str(folder / "store")]
+    subprocess.run([*command, "--whole", "--yes"], check=True)
     with run_ranks(folder, 99, environment={"WIDE": "1"}) as running:
         for process in running:
             code, output = process.ended()
             assert code == 0, output
             assert "step 1 " not in output
     check_same(reference, read_results(folder))
+    assert Store.open(folder / "store").verify() == []
 
 
 def test_a_hanging_peer_is_reported_within_the_limit(tmp_path: Path) -> None:

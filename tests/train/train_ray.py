@@ -62,11 +62,11 @@ def read_ranks(folder: Path) -> list[dict[str, Any]]:
 
 
 class Killer(threading.Thread):
-    """Kills rank 1 once both ranks hold; is_lost: with the folder that it has on its node."""
+    """Kills a rank once both ranks hold; is_lost: with the folder that it has on its node."""
 
-    def __init__(self, folder: Path, is_lost: bool) -> None:
+    def __init__(self, folder: Path, victim: int, is_lost: bool) -> None:
         super().__init__(daemon=True)
-        self._folder, self._is_lost = folder, is_lost
+        self._folder, self._victim, self._is_lost = folder, victim, is_lost
         self.killed = False
         self.start()
 
@@ -78,13 +78,15 @@ class Killer(threading.Thread):
                 return
             time.sleep(0.05)
         if self._is_lost:
-            shutil.rmtree(self._folder / "pools" / "rank-1-of-2")
-        os.kill(int(paths[1].read_text()), signal.SIGKILL)
+            shutil.rmtree(self._folder / "pools" / f"rank-{self._victim}-of-2")
+        os.kill(int(paths[self._victim].read_text()), signal.SIGKILL)
         self.killed = True
 
 
-@pytest.mark.parametrize("is_lost", [False, True], ids=["process", "node"])
-def test_a_training_goes_on_after_a_rank_is_lost(tmp_path: Path, is_lost: bool) -> None:
+@pytest.mark.parametrize(("victim", "is_lost"), [(0, False), (1, True)], ids=["process", "node"])
+def test_a_training_goes_on_after_a_rank_is_lost(
+    tmp_path: Path, victim: int, is_lost: bool
+) -> None:
     """It continues with the newest version, from pools with later rows or without pools."""
     create(tmp_path / "whole")
     reference = in_threads(
@@ -95,7 +97,7 @@ def test_a_training_goes_on_after_a_rank_is_lost(tmp_path: Path, is_lost: bool) 
     )
     folder = tmp_path / "ray"
     create(folder)
-    killer = Killer(folder, is_lost)
+    killer = Killer(folder, victim, is_lost)
     tries = fit(
         functools.partial(train, folder=folder, steps=STEPS, hold=HOLD),
         workers=WORLD,

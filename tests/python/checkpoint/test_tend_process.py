@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from examples.demo.trace import load_trace
-from petps.checkpoint import POLICIES, Checkpointer, Store, Table
-from petps.checkpoint.policy import LeftToOthers, Merged
+from petps.checkpoint import POLICIES, Checkpointer, Column, Store, Table
+from petps.checkpoint.policy import LeftToOthers, Merged, TwoD
 from petps.checkpoint.store import BASE
 from petps.errors import NotFound
 from tests.python.checkpoint.replay import Replay, assert_same, check_versions
@@ -86,12 +86,15 @@ def test_killed_processes_change_no_version_and_stop_no_trainer(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_kept_version_of_a_trace_restores(tmp_path: Path, name: str) -> None:
-    """The process arranges, resets and purges as the policy does, while the trainer writes."""
+    """The process arranges, resets and purges as the policy does, while the trainer writes.
+
+    Rows have a column of optimizer state.
+    """
     accesses = load_trace().accesses
     parts = np.array_split(accesses, TRACE_VERSIONS)
     first = np.arange(int(accesses.max()) + 1)
     replay = Replay(
-        {"items": Table.of("items", 4)},
+        {"items": Table("items", (Column("row", "f16", 4), Column("sum", "f32", 1)))},
         [{"items": np.unique(part).astype("<u8")} for part in [first, *parts[1:]]],
         deletes=0.02,
     )
@@ -103,7 +106,7 @@ def test_every_kept_version_of_a_trace_restores(tmp_path: Path, name: str) -> No
         options += ["--deltas-per-base", str(DELTAS_PER_BASE)]
     choose = random.Random(SEED)
     reader = Store.open(tmp_path / "store")
-    bases, restored = set(), 0
+    bases, restored, layers, has_split = set(), 0, set(), False
     process = TendProcess(tmp_path / "store", *options)
     try:
         for version in range(1, TRACE_VERSIONS + 1):
@@ -115,12 +118,19 @@ def test_every_kept_version_of_a_trace_restores(tmp_path: Path, name: str) -> No
             if version % 5 == 0:
                 entries = reader.refresh().versions()
                 bases |= {entry.version for entry in entries if entry.kind == BASE}
+                chunks = [chunk for line in reader.state.lineages for chunk in line.chunks]
+                layers |= {chunk.layer for chunk in chunks}
+                has_split |= any(chunk.layer == 1 and not chunk.is_open for chunk in chunks)
                 try:
                     chosen = choose.choice(entries).version
                     assert_same(reader.restore(chosen)["items"], replay.at("items", chosen))
                     restored += 1
                 except NotFound:  # it was purged meanwhile
                     assert chosen not in [entry.version for entry in reader.refresh().versions()]
+        deadline = time.monotonic() + WAIT_SECONDS
+        while len(store.refresh().versions()) == TRACE_VERSIONS:
+            process.wait_for_a_round()
+            assert time.monotonic() < deadline, "nothing was purged"
         process.wait_for_a_round()
         process.wait_for_a_round()
         process.process.send_signal(signal.SIGTERM)
@@ -135,3 +145,6 @@ def test_every_kept_version_of_a_trace_restores(tmp_path: Path, name: str) -> No
     assert store.verify() == []
     if name == Merged.name:
         assert len(bases) > 1, "no version became a base"
+        assert max(layers) > 1, "nothing was merged"
+    if name == TwoD.name:
+        assert has_split, "nothing was split"
