@@ -188,7 +188,7 @@ def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
         kind, mode = pipeline_of(settings["mode"])
         options = PipelineOptions(
             settings["micro_batches"], mode, arrange=settings["arrange"],
-            deterministic=settings.get("deterministic", settings["arrange"] is None),
+            deterministic=settings["arrange"] is None,
         )  # fmt: skip
         tracking = Stopwatch(tables.tracker.track)
         tables.tracker.track = tracking  # type: ignore[method-assign]

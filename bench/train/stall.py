@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from bench.train.steps import ALONE, runs
-from petps.train.options import AUTO
 
 NESTED: Final[dict[str, Any]] = {"mode": "nested", "calibrated": True}
 Result = dict[str, Any]
@@ -25,8 +24,8 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
     The first version of a store is a base: one in each round, and one in the long run.
     """
     every, seconds = sizes["steps_between"], sizes["seconds_between"]
-    off = NESTED | {"steps": sizes["versions_by_steps"] * every, "deterministic": False}
-    on = off | {"versions": {"steps": every}, "tended": True, "arrange": AUTO}
+    off = NESTED | {"steps": sizes["versions_by_steps"] * every}
+    on = off | {"versions": {"steps": every}, "tended": True}
     results = runs(sizes, [ALONE, ALONE, *[off, on] * sizes["rounds"]])[2:]
     without, having = results[::2], results[1::2]
     steps = [result["step_s"] for result in having]
@@ -35,7 +34,7 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
         "name": "train.everything",
         "value": 1e3 * statistics.median(steps),
         "unit": "ms",
-        "ratio_to": "the same steps without versions, tracking and trials of clustering",
+        "ratio_to": "the same steps without versions and tracking",
         "ratio": statistics.median(ratios),
         "ratio_low": min(ratios),
         "ratio_high": max(ratios),

@@ -33,6 +33,8 @@ INTERVAL: Final = 4096
 INTERVAL_MAX: Final = 65_536
 # Steps must become shorter, and keys fewer, by this share.
 LEAST_GAIN: Final = 0.02
+# A trial that has lost the time of so many steps ends. Short losses may be other programs'.
+LOSS_STEPS: Final = 12
 JUDGED: Final = 4  # the clustered batches by which a trial sees that there is nothing to gain
 
 
@@ -57,6 +59,7 @@ class WherePays:
         self._is_trying = True
         self._arranged = first  # the first batch that was not arranged when the last step ended
         self._seconds: tuple[list[float], list[float]] = ([], [])  # as given, clustered
+        self._touched: list[float] = []  # of all steps that clustering may have made longer
         self._before = self._after = self._judged = 0
         self._pays = False
 
@@ -91,13 +94,29 @@ class WherePays:
             kind = self._clusters(number)
             if place % BLOCK >= SETTLING and all(self._clusters(n) == kind for n in arranged):
                 self._seconds[kind].append(seconds)
+            if kind or any(self._clusters(n) for n in arranged):
+                self._touched.append(seconds)
+            given, clustered = (statistics.median(times or [0.0]) for times in self._seconds)
+            if self._loses(given):
+                touched = statistics.median(self._touched)
+                self._decide(
+                    False, f"took {1e3 * touched:.2f} ms a step instead of {1e3 * given:.2f}"
+                )
+                return
             if place < BLOCK * BLOCKS - 1:
                 return
-            given, clustered = (statistics.median(times or [0.0]) for times in self._seconds)
             pays = 0 < clustered < (1 - LEAST_GAIN) * given
             self._decide(
                 pays, f"takes {1e3 * clustered:.2f} ms a step instead of {1e3 * given:.2f}"
             )
+
+    def _loses(self, given: float) -> bool:
+        """Return whether this trial has lost so much that it ends. given: seconds of a step."""
+        if not self._touched or not self._seconds[0]:
+            return False
+        lost = sum(self._touched) - len(self._touched) * given
+        is_slow = statistics.median(self._touched) > (1 + LEAST_GAIN) * given
+        return is_slow and lost > LOSS_STEPS * given
 
     def _is_trial(self, number: int) -> bool:
         return self._is_trying and 0 <= number - self._trial < BLOCK * BLOCKS
@@ -122,5 +141,5 @@ class WherePays:
             _log.info("[train] batches are %sclustered: it %s", "" if pays else "not ", why)
         self._pays = pays
         self._is_trying = False
-        self._seconds = ([], [])
+        self._seconds, self._touched = ([], []), []
         self._before = self._after = self._judged = 0

@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 
 from petps.train import Batch, ByKeys, Ragged, where_pays
-from petps.train.where_pays import BLOCK, BLOCKS, FIRST_TRIAL, JUDGED, WherePays
+from petps.train.where_pays import (
+    BLOCK,
+    BLOCKS,
+    FIRST_TRIAL,
+    JUDGED,
+    LOSS_STEPS,
+    SETTLING,
+    WherePays,
+)
 
 MICRO_BATCHES = 2
 TRIAL = BLOCK * BLOCKS
@@ -108,6 +116,35 @@ def test_a_trial_measures_all_that_clustering_costs(
     training = Training(ahead)
     training.train(FIRST_TRIAL + TRIAL, seconds_of)
     assert training.arrange.pays == pays
+
+
+@pytest.mark.parametrize("ahead", [0, 1, AHEAD])
+@pytest.mark.parametrize("factor", [2, 8, 100])
+def test_a_trial_that_loses_much_ends_early(ahead: int, factor: float) -> None:
+    """Clustering takes so much of the processor that each step is a multiple of one without."""
+    times: list[float] = []
+
+    def very_costly(trained: bool, arranged: bool, step: int) -> float:
+        times.append(float(factor) if arranged else 1.0)
+        return times[-1]
+
+    training = Training(ahead)
+    training.train(FIRST_TRIAL + TRIAL, very_costly)
+    assert not training.arrange.pays
+    lost = sum(times) - len(times)
+    assert lost <= LOSS_STEPS + 3 * (factor - 1)
+
+
+def test_a_trial_goes_on_after_a_pause_of_something_else() -> None:
+    training = Training()
+
+    def paused(trained: bool, arranged: bool, step: int) -> float:
+        if step == FIRST_TRIAL + BLOCK + SETTLING + 2:
+            return 40.0
+        return 0.9 if trained else 1.0
+
+    training.train(FIRST_TRIAL + TRIAL, paused)
+    assert training.arrange.pays
 
 
 def test_what_the_last_trial_has_shown_is_done_until_the_next() -> None:
