@@ -33,7 +33,7 @@ INTERVAL: Final = 4096
 INTERVAL_MAX: Final = 65_536
 # Steps must become shorter, and keys fewer, by this share.
 LEAST_GAIN: Final = 0.02
-# A trial that has lost the time of so many steps ends. Short losses may be other programs'.
+# A trial that has lost the time of this number of steps ends. Short losses may be other programs'.
 LOSS_STEPS: Final = 12
 JUDGED: Final = 4  # the clustered batches by which a trial sees that there is nothing to gain
 
