@@ -41,6 +41,7 @@ from petps.train import (
     TableSpec,
 )
 from petps.train.clustering import dedup_ratio
+from petps.train.ranks import Written
 from petps.train.timeline import Timeline
 from petps.train.tracker import jagged_unique
 
@@ -194,7 +195,8 @@ def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
         tables.tracker.track = tracking  # type: ignore[method-assign]
         compacting = Stopwatch(tables.tracker.compact)
         tables.tracker.compact = compacting  # type: ignore[method-assign]
-        with writing_versions(tables, links, model, settings) as hooks, kind(
+        written: list[Written] = []
+        with writing_versions(tables, links, model, settings, written) as hooks, kind(
             model, tables, itertools.cycle(loader), options=options, links=links,
             optimizer=Descent(model.weight), timeline=timeline, hooks=hooks,
         ) as pipeline:  # fmt: skip
@@ -218,7 +220,7 @@ def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
         "crossing_s": sum(step.crossing for step in steps) / count,
         "hooks_s": sum(step.hooks for step in steps) / count,
         "tracking_s": (tracking.seconds + compacting.seconds) / count,
-        "versions": sum(step.hooks > 1e-3 for step in steps),
+        "versions": sum(version.kind == "checkpoint" for version in written),
         "bytes": rows.bytes / count,
         "key_bytes": keys.bytes / count,
         "stages_s": {name: total / count for name, total in stages.items()},

@@ -38,24 +38,32 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
         "ratio": statistics.median(ratios),
         "ratio_low": min(ratios),
         "ratio_high": max(ratios),
+        "versions": [result["versions"] for result in having],
     }
     tracking = [result["tracking_s"] / result["step_s"] for result in having]
     yield _share("train.tracking", tracking, "a step")
-    yield _share("train.checkpoint_stall.30steps", list(map(_stall, having))) | {
-        "versions": having[0]["versions"],
+    due = sizes["versions_by_steps"]
+    stalls = [_stall(result, due) for result in having]
+    yield _share("train.checkpoint_stall.30steps", stalls) | {
+        "versions": [result["versions"] for result in having],
         "seconds": off["steps"] * statistics.median(steps),
     }
     length = math.ceil(sizes["versions_by_seconds"] * seconds / statistics.median(steps))
     long_run = NESTED | {"steps": length, "versions": {"seconds": seconds}}
     result = runs(sizes, [ALONE, ALONE, long_run])[2]
-    yield _share("train.checkpoint_stall.30s", [_stall(result)]) | {
+    stall = _stall(result, sizes["versions_by_seconds"])
+    yield _share("train.checkpoint_stall.30s", [stall]) | {
         "versions": result["versions"],
         "seconds": length * result["step_s"],
     }
 
 
-def _stall(result: dict[str, Any]) -> float:
-    return float(result["hooks_s"] / result["step_s"])
+def _stall(result: dict[str, Any], due: int) -> float:
+    """Return the share of the time, as if all versions that were due had been written.
+
+    While the disk is slow, a version that is due waits for the one before, and holds both.
+    """
+    return float(result["hooks_s"] / result["step_s"] * due / max(1, result["versions"]))
 
 
 def _share(name: str, shares: list[float], of: str = "the time of the training") -> Result:

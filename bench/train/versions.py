@@ -19,7 +19,15 @@ import torch
 
 from petps.checkpoint import POLICIES
 from petps.delta import open_log
-from petps.train import Every, Links, RankedOutput, ShardedTables, open_store, publisher_of
+from petps.train import (
+    Every,
+    Links,
+    RankedOutput,
+    ShardedTables,
+    open_store,
+    publisher_of,
+)
+from petps.train.ranks import Written
 
 __all__ = ["Stopwatch", "writing_versions"]
 
@@ -64,12 +72,17 @@ def _tending(store: Path) -> Iterator[None]:
 
 @contextmanager
 def writing_versions(
-    tables: ShardedTables, links: Links, model: Any, settings: dict[str, Any]
+    tables: ShardedTables,
+    links: Links,
+    model: Any,
+    settings: dict[str, Any],
+    written: list[Written],
 ) -> Iterator[list[RankedOutput]]:
     """Yield the hooks of a pipeline: one that writes versions, or none.
 
     settings["versions"]: arguments of Every, for the store's versions and the log's; or None.
-    settings["tended"]: whether a process arranges and purges the store.
+    settings["tended"]: whether a process arranges and purges the store. Versions are added to
+    ``written``.
     """
     every = settings.get("versions")
     if not every:
@@ -91,6 +104,7 @@ def writing_versions(
             tables, links, store=store, policy=POLICIES[POLICY](),
             checkpoint=Every(**every), publisher=publisher, publish=Every(**every), model=model,
             staging=folder / "staging", bases=folder / "bases", arrange=not is_tended,
+            on_version=written.append,
         ) as output:  # fmt: skip
             yield [output]
     links.dense.all_gather(torch.zeros(1))  # wait until all have closed it
