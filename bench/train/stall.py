@@ -61,7 +61,7 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
 def _stall(result: dict[str, Any], due: int) -> float:
     """Return the share of the time, as if all versions that were due had been written.
 
-    While the disk is slow, a version that is due waits for the one before, and holds both.
+    If a version takes longer than the time between two, the next one waits for it, and holds both.
     """
     return float(result["hooks_s"] / result["step_s"] * due / max(1, result["versions"]))
 

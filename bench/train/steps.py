@@ -62,7 +62,8 @@ def runs(
             "sessions": 0, "session_keys": 0, "clustered": False, "arrange": None,
         } | sizes | settings | {"runs": list(run_settings)}  # fmt: skip
         # Files, because a pipe that is not read would stop its rank, and so all ranks.
-        files = [open(f"{folder}/{rank}.out", "w+") for rank in range(full["world"])]  # noqa: SIM115
+        paths = [Path(folder, f"{rank}.out") for rank in range(full["world"])]
+        files = [path.open("w+") for path in paths]
         processes = [
             subprocess.Popen(
                 [*(inside[rank] if inside else ()),

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +134,12 @@ def test_killed_ranks_continue_bit_by_bit(tmp_path: Path) -> None:
     for meeting, (victim, moment) in enumerate([(0, ""), (0, "before"), (1, ""), (0, "after")]):
         environment = {"WIDE": "1"} | ({"DIE": moment} if moment else {})
         is_tended = meeting >= 2
-        if is_tended:
-            environment["TENDED"] = "1"
-            tend = TendProcess(folder / "store", "--policy", "2d")
-        with run_ranks(folder, meeting, environment=environment) as running:
+        with ExitStack() as ending:
+            if is_tended:
+                environment["TENDED"] = "1"
+                tend = TendProcess(folder / "store", "--policy", "2d")
+                ending.callback(tend.kill)
+            running = ending.enter_context(run_ranks(folder, meeting, environment=environment))
             if not moment:
                 last += int(random.integers(5, 9))
                 running[victim].wait_step(last)

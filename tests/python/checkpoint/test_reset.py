@@ -262,7 +262,7 @@ def test_any_order_of_changes_leaves_every_version(tmp_path: Path, number: int) 
         nonlocal resets
         others.refresh()
         others.happens = choose.choice([None, write, arrange, keep, roll_back])
-        with contextlib.suppress(FailedPrecondition, NotFound):  # a base, or gone meanwhile
+        with contextlib.suppress(FailedPrecondition, NotFound):  # a base, or gone by now
             others.reset()
             resets += 1
         others.happens = None

@@ -125,7 +125,7 @@ def test_every_kept_version_of_a_trace_restores(tmp_path: Path, name: str) -> No
                     chosen = choose.choice(entries).version
                     assert_same(reader.restore(chosen)["items"], replay.at("items", chosen))
                     restored += 1
-                except NotFound:  # it was purged meanwhile
+                except NotFound:  # it was purged since
                     assert chosen not in [entry.version for entry in reader.refresh().versions()]
         deadline = time.monotonic() + WAIT_SECONDS
         while len(store.refresh().versions()) == TRACE_VERSIONS:

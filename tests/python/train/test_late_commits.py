@@ -95,6 +95,16 @@ class Training:
         np.testing.assert_array_equal(held, self.rows)
 
 
+def train_to_open_version(folder: Path) -> Training:
+    """Return a training of 20 steps: version 10 exists, and the commit of 20 had no answer."""
+    training = Training(folder)
+    training.train(range(1, 20))
+    training.late.is_on = True
+    training.train([20])
+    training.late.is_on = False
+    return training
+
+
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(behind, "FIRST_PAUSE_SECONDS", 0.0)
@@ -122,11 +132,7 @@ def before(
 def test_the_last_version_appears_while_it_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
-    training = Training(tmp_path)
-    training.train(range(1, 20))
-    training.late.is_on = True
-    training.train([20])
-    training.late.is_on = False
+    training = train_to_open_version(tmp_path)
 
     def appear() -> None:
         training.late.appear()
@@ -144,10 +150,8 @@ def test_the_last_version_appears_after_a_second_try_without_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The share of the second try is in the store, and that of the first one was committed."""
-    training = Training(tmp_path)
-    training.train(range(1, 20))
+    training = train_to_open_version(tmp_path)
     training.late.is_on = True
-    training.train([20])
     tries: list[int] = []
     fail = behind.Attempts.fail
 
@@ -167,10 +171,7 @@ def test_the_last_version_appears_after_a_second_try_without_an_answer(
 def test_a_version_of_a_killed_training_appears_while_the_next_one_restores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed = Training(tmp_path)
-    killed.train(range(1, 20), offset=100)
-    killed.late.is_on = True
-    killed.train([20], offset=100)
+    killed = train_to_open_version(tmp_path)
     killed.output.__exit__(RuntimeError, RuntimeError("killed"), None)
     load = ArrayTable.load_pieces
 
@@ -192,11 +193,7 @@ def test_a_try_that_fails_leaves_the_files_of_the_open_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The share of the second try cannot be written; then the first one's state appears."""
-    training = Training(tmp_path)
-    training.train(range(1, 20))
-    training.late.is_on = True
-    training.train([20])
-    training.late.is_on = False
+    training = train_to_open_version(tmp_path)
     write = training.store.files.write
     refused: list[str] = []
 
@@ -217,11 +214,7 @@ def test_a_try_that_fails_leaves_the_files_of_the_open_one(
 def test_a_version_appears_while_the_next_one_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, appears_in: str
 ) -> None:
-    training = Training(tmp_path)
-    training.train(range(1, 20))
-    training.late.is_on = True
-    training.train([20])
-    training.late.is_on = False
+    training = train_to_open_version(tmp_path)
     write = training.store.files.write
 
     def appear_at(path: str, pieces: Any) -> None:
