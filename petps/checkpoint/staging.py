@@ -92,6 +92,7 @@ class StagedCheckpointer:
         self._store = store
         self._policy = policy
         self._bandwidth = bandwidth
+        self._quantised: list[tuple[float, float]] = []
         self._stager = Stager(
             store.state.tables,
             device,
@@ -105,6 +106,11 @@ class StagedCheckpointer:
     def resident_chunks_max(self) -> int:
         """Return the most buffers that were in use at a time."""
         return self._stager.resident_chunks_max
+
+    @property
+    def quantised(self) -> list[tuple[float, float]]:
+        """Return when the last version's chunks were quantised, in seconds of time.monotonic()."""
+        return list(self._quantised)
 
     def write(self, version: int, parts: Mapping[str, bytes] | None = None) -> None:
         """Copy all rows and return; wait() returns when the version is committed.
@@ -261,9 +267,13 @@ class StagedCheckpointer:
     # ---- the stages behind the spool
 
     def _encode_chunks(self, flight: Flight, tables: Mapping[str, Table]) -> None:
+        self._quantised.clear()
         for chunk, raw in self._stager.read_back(flight):
             own, stored = self._store.state.tables[chunk.table], tables[chunk.table]
+            begin = time.monotonic()
             rows = _convert_rows(own, stored, raw, chunk)
+            if own != stored:
+                self._quantised.append((begin, time.monotonic()))
             buffer = flight.lease("up")
             encoded = Encoded.from_body(stored, rows, encode(stored, rows, into=buffer))
             flight.release("up", raw)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -40,6 +41,7 @@ class Round:
     """
 
     arranged: bool = False
+    """Whether chunks were split or merged."""
     base: int | None = None
     """The version that was written again as a base."""
     dropped: list[int] = field(default_factory=list)
@@ -47,6 +49,8 @@ class Round:
     damaged: dict[int, str] = field(default_factory=dict)
     whole: int | None = None
     unread: int = 0
+    spans: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """When it arranged, wrote a base, verified and purged: Unix seconds and duration in seconds."""
     error: PetpsError | None = None
     """What arranging or reading raised; the rest of the round was done all the same."""
 
@@ -93,15 +97,19 @@ class Tending:
             return done
         newest = state.newest_version
         try:
-            if newest != self._arranged_version and self._try(self._arrange):
-                self._arranged_version, done.arranged = newest, True
+            with _timed(done, "arrange", lambda: done.arranged):
+                if newest != self._arranged_version and self._try(lambda: self._arrange(done)):
+                    self._arranged_version = newest
             if self._resets:
-                self._try(lambda: self._reset(done))
+                with _timed(done, "base", lambda: done.base is not None):
+                    self._try(lambda: self._reset(done))
         except PetpsError as error:  # for example a damaged chunk, which _verify() reports
             done.error = error
-        self._verify(done)
+        with _timed(done, "verify", lambda: done.checked > 0):
+            self._verify(done)
         if self._retention is not None:
-            self._try(lambda: self._purge(done))
+            with _timed(done, "purge", lambda: bool(done.dropped)):
+                self._try(lambda: self._purge(done))
         return done
 
     def _try(self, change: Callable[[], None]) -> bool:
@@ -117,8 +125,10 @@ class Tending:
         _log.warning("[checkpoint] %s changes too often; trying again later", self._store.name)
         return False
 
-    def _arrange(self) -> None:
+    def _arrange(self, done: Round) -> None:
+        number = self._store.state.number
         self._policy.arrange_all(self._store)
+        done.arranged = done.arranged or self._store.state.number > number
         self._store.tidy()
 
     def _reset(self, done: Round) -> None:
@@ -190,6 +200,15 @@ class Tending:
                     done.damaged[entry.version] = problem
                 elif None not in problems:
                     done.whole = entry.version
+
+
+@contextmanager
+def _timed(done: Round, work: str, has_worked: Callable[[], bool]) -> Iterator[None]:
+    """Note in ``done`` how long the block took, if it did anything."""
+    at, begin = time.time(), time.monotonic()
+    yield
+    if has_worked():
+        done.spans[work] = (at, time.monotonic() - begin)
 
 
 def _key_of(entry: Version) -> tuple[int, int]:

@@ -93,7 +93,8 @@ class RankedOutput:
         arrange: Whether rank 0 splits and merges behind each version; False: another process does,
             and writes the bases that are due (`petps checkpoint tend`).
         on_version: Called in a thread for each version, once it exists.
-        timeline: Receives the spans "copy" (training waits), "publish" and "store" (behind it).
+        timeline: Receives the spans "copy" (training waits), and "publish", "store" and "quantise"
+            (behind it).
 
     Of each kind one version is in flight at a time. If it is unfinished when the next one is due,
     the next one begins after it and holds the rows of both.
@@ -507,6 +508,8 @@ class RankedOutput:
             failure, all_facts = meet(self._links.store, Failure.of(error), facts)
         if failure is None:
             self._timeline.add(Span("store", "store", step, begin, time.monotonic()))
+            for span in self._staged.quantised:
+                self._timeline.add(Span("quantise", "quantise", step, *span))
             self._tell(Written(CHECKPOINT, step, step, begin))
             if self._link.rank == 0:
                 self._arrange()

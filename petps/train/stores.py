@@ -22,9 +22,10 @@ from petps.train.table import widths_of
 
 __all__ = ["QUANTISING", "open_store", "store_tables"]
 
-# The default for a training whose failures are not known: 4 bits, and 8 after the 20th resume.
+# The default for a training whose failures are not known: ten days, and a failure every 12 hours.
+# That is 20 restores: 4 bits, and 8 after the 20th resume.
 # bench/README.md, "What quantised checkpoints cost", has the loss that this costs.
-QUANTISING: Final = Quantising(20)
+QUANTISING: Final = Quantising.for_training(hours=240, hours_between_failures=12)
 
 
 def store_tables(tables: Tables) -> list[Table]:

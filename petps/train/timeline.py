@@ -24,6 +24,7 @@ __all__ = ["Span", "Timeline", "new_figure", "save_figure"]
 # The number of spans kept; beyond it the oldest half is dropped. A step has about 10, and 5 more
 # for each micro-batch.
 SPANS_MAX: Final = 1 << 17
+LEGEND_MAX: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,34 +97,73 @@ class Timeline:
             self._processor.clear()
             self._spans.clear()
 
-    def write(self, path: str | Path, rank: int = 0) -> None:
-        """Write the spans for a trace viewer (chrome://tracing, Perfetto)."""
+    @classmethod
+    def read(cls, path: str | Path) -> Timeline:
+        """Return the spans that write() wrote, without their processor times."""
+        timeline, tracks = cls(keep=True), {}
+        for event in json.loads(Path(path).read_text())["traceEvents"]:
+            args = event["args"]
+            if event["name"] == "thread_name":
+                tracks[event["tid"]] = args["name"]
+            elif event["ph"] == "X":
+                begin, end = event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
+                track, stage = tracks[event["tid"]], event["name"]
+                timeline.add(Span(track, stage, args["batch"], begin, end, args.get("micro")))
+        return timeline
+
+    def write(self, path: str | Path, rank: int = 0, name: str = "") -> None:
+        """Write the spans for a trace viewer (chrome://tracing, Perfetto).
+
+        name: of the process, if it is not a rank's.
+        """
+        Path(path).write_text(json.dumps({"traceEvents": self.events(rank, name)}))
+
+    def events(self, rank: int = 0, name: str = "") -> list[dict[str, object]]:
+        """Return what write() writes."""
         spans = self.spans()
         tracks = {track: number for number, track in enumerate(_tracks(spans))}
+        process = {"name": name or f"rank {rank}"}
         events: list[dict[str, object]] = [
-            {"name": "thread_name", "ph": "M", "pid": rank, "tid": number, "args": {"name": name}}
-            for name, number in tracks.items()
-        ]
+            {"name": "process_name", "ph": "M", "pid": rank, "args": process},
+            *(
+                {"name": "thread_name", "ph": "M", "pid": rank, "tid": number,
+                 "args": {"name": track}}
+                for track, number in tracks.items()
+            ),
+        ]  # fmt: skip
         for span in spans:
             args = {"batch": span.batch} | ({} if span.micro is None else {"micro": span.micro})
             events.append(
                 {"name": span.stage, "ph": "X", "pid": rank, "tid": tracks[span.track],
                  "ts": span.begin * 1e6, "dur": (span.end - span.begin) * 1e6, "args": args}
             )  # fmt: skip
-        Path(path).write_text(json.dumps({"traceEvents": events}))
+        return events
 
-    def draw(self, path: str | Path, batches: int = 4, own_rows: Collection[str] = ()) -> None:
+    def between(self, begin: float, end: float) -> Timeline:
+        """Return the spans of which a part lies between two moments."""
+        timeline = Timeline(keep=True)
+        for span in self.spans():
+            if span.end >= begin and span.begin <= end:
+                timeline.add(span)
+        return timeline
+
+    def draw(
+        self, path: str | Path, batches: int | None = 4, own_rows: Collection[str] = ()
+    ) -> None:
         """Draw the last trained batches, and the stages that ran ahead of later ones, as an SVG.
 
-        Each track has a row and each batch a colour. The stages of ``own_rows`` have rows of their
-        own, because longer stages of their track would hide them. Raise FailedPrecondition without
-        matplotlib.
+        batches: None draws all spans.
+
+        Each track has a row and each batch a colour; up to LEGEND_MAX are named. The stages of
+        ``own_rows`` have rows of their own, because longer stages of their track would hide them.
+        Raise FailedPrecondition without matplotlib.
         """
         spans = self.spans()
-        last = max((span.batch for span in spans if span.stage == "dense"), default=0)
-        spans = [span for span in spans if span.batch > last - batches]
-        trained = min((span.begin for span in spans if span.micro is not None), default=0.0)
-        spans = [span for span in spans if span.begin >= trained]
+        if batches is not None:
+            last = max((span.batch for span in spans if span.stage == "dense"), default=0)
+            spans = [span for span in spans if span.batch > last - batches]
+            trained = min((span.begin for span in spans if span.micro is not None), default=0.0)
+            spans = [span for span in spans if span.begin >= trained]
         begin = min((span.begin for span in spans), default=0.0)
         spans = [
             replace(span, track=span.stage) if span.stage in own_rows else span for span in spans
@@ -142,7 +182,7 @@ class Timeline:
         axes.set_yticks(range(len(tracks)), tracks)
         axes.invert_yaxis()
         axes.set_xlabel("milliseconds")
-        if spans:
+        if 0 < len({span.batch for span in spans}) <= LEGEND_MAX:
             figure.legend(loc="outside right upper")
         save_figure(figure, path)
 

@@ -296,6 +296,12 @@ def test_a_timeline_has_every_stage(tmp_path: Path) -> None:
     assert sorted((event["args"]["batch"], event["args"]["micro"]) for event in dense) == [
         (batch, micro) for batch in range(1, 7) for micro in range(2)
     ]
+    read = Timeline.read(tmp_path / "trace.json")
+    moments = [(span.begin, span.end) for span in read.spans()]
+    assert moments == [pytest.approx((span.begin, span.end), abs=1e-5) for span in timeline.spans()]
+    assert [replace(span, begin=0, end=0) for span in read.spans()] == [
+        replace(span, begin=0, end=0, processor=None) for span in timeline.spans()
+    ]
     timeline.draw(tmp_path / "line.svg", batches=2)
     drawn = (tmp_path / "line.svg").read_text()
     assert "batch 6" in drawn

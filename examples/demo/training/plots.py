@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Final
 
 from examples.demo.training.measures import Outage, Reports, Served
 from examples.demo.training.report import TrainingReport
-from examples.demo.training.task import WORLD
-from examples.demo.training.upkeep import History
+from examples.demo.training.task import WORLD, timeline_of
+from examples.demo.training.upkeep import MERGE, PURGE, TENDING, WORK, History, read_tended
 from petps.checkpoint.store import BASE
 from petps.errors import IoError
-from petps.train.timeline import new_figure, save_figure
+from petps.train.timeline import Span, Timeline, new_figure, save_figure
 
-__all__ = ["Facts", "draw_bars", "draw_curves", "draw_versions", "make_folder", "write_plots"]
+__all__ = [
+    "Facts",
+    "draw_bars",
+    "draw_curves",
+    "draw_timeline",
+    "draw_versions",
+    "make_folder",
+    "write_plots",
+]
 
 STEPS_PER_POINT: Final = 10  # of the training loss
+# Stages that are not part of each step, or are short: they have rows of their own in the picture.
+OWN_ROWS: Final = ("arrange", "compact", "copy", *WORK.values())
 
 Points = Sequence[tuple[float, float]]
 
@@ -88,15 +100,9 @@ def write_plots(folder: Path, work: Path, facts: Facts) -> None:
     )
     draw_bars(folder / "stages.svg", "A step by stage, mean of a rank", "ms", _stages(facts.report))
     draw_versions(folder / "versions.svg", facts.history, facts.outages)
-    timelines = [work / f"timeline-{rank}.json" for rank in range(WORLD)]
+    timelines = [work / timeline_of(rank) for rank in range(WORLD)]
     if all(timeline.exists() for timeline in timelines):
-        events = [
-            event
-            for timeline in timelines
-            for event in json.loads(timeline.read_text())["traceEvents"]
-        ]
-        (folder / "timeline.json").write_text(json.dumps({"traceEvents": events}))
-        (folder / "timeline.svg").write_text(timelines[0].with_suffix(".svg").read_text())
+        draw_timeline(folder, [Timeline.read(path) for path in timelines], read_tended(work))
     (folder / "report.json").write_text(json.dumps(facts.report.as_json(), indent=2))
     (folder / "index.html").write_text(_page(facts.report))
 
@@ -200,6 +206,43 @@ def draw_versions(path: Path, history: History, outages: Sequence[Outage]) -> No
     save_figure(figure, path)
 
 
+def draw_timeline(folder: Path, ranks: Sequence[Timeline], tended: Sequence[Span]) -> None:
+    """Draw an SVG of rank 0 and of the process that tends; write a trace of all processes.
+
+    Both show the shortest time that has a whole version of the store, a merge and a purge.
+    """
+    begin, end = _choose_window(ranks[0].spans(), tended)
+    timelines = [rank.between(begin, end) for rank in ranks]
+    beside, drawn = Timeline(keep=True), timelines[0].between(begin, end)
+    dense = sorted((span.begin, span.batch) for span in drawn.spans() if span.stage == "dense")
+    for span in tended:
+        if span.end >= begin and span.begin <= end:
+            place = max(0, bisect_right(dense, (span.begin, 0)) - 1)
+            batch = dense[place][1] if dense else 0  # the one that was trained: its colour
+            beside.add(replace(span, batch=batch))
+            drawn.add(replace(span, batch=batch))
+    events = [event for rank, part in enumerate(timelines) for event in part.events(rank)]
+    events += beside.events(WORLD, TENDING)
+    (folder / "timeline.json").write_text(json.dumps({"traceEvents": events}))
+    drawn.draw(folder / "timeline.svg", batches=None, own_rows=OWN_ROWS)
+
+
+def _choose_window(spans: Sequence[Span], tended: Sequence[Span]) -> tuple[float, float]:
+    windows = []
+    for stored in (span for span in spans if span.stage == "store"):
+        begin, end = stored.begin, stored.end
+        for stage in (MERGE, PURGE):
+            others = [(min(begin, span.begin), max(end, span.end))
+                      for span in tended if span.stage == stage]  # fmt: skip
+            begin, end = min(others, key=_length, default=(begin, end))
+        windows.append((begin, end))
+    return min(windows, key=_length, default=(-math.inf, math.inf))
+
+
+def _length(window: tuple[float, float]) -> float:
+    return window[1] - window[0]
+
+
 def _page(report: TrainingReport) -> str:
     """Return one page with all plots, which loads nothing from other sites."""
     summary = (
@@ -213,9 +256,10 @@ def _page(report: TrainingReport) -> str:
         f"<body><h1>petps demo --train</h1><p>{escape(summary)} All figures: "
         '<a href="report.json">report.json</a>; <a href="timeline.json">timeline.json</a> opens '
         "in chrome://tracing or Perfetto.</p>\n"
-        f"{images}\n<p>The last plot shows the steps of rank 0 while a version is written: a row "
-        "for each thread, a color for each batch. Training waits for a copy; log and store follow "
-        "behind it. Each batch is clustered (arrange), and repeated ids are dropped now and then "
-        "(compact). The plot above it shows what a process beside the training does with the "
-        "store: it merges deltas and purges versions.</p></body></html>\n"
+        f"{images}\n<p>The last plot shows the steps of rank 0 while a version is written, merged "
+        "and purged: a row for each thread, a color for each batch. Training waits for a copy; log "
+        "and store follow behind it, and the store's rows are quantised. Each batch is clustered "
+        "(arrange), and repeated ids are dropped now and then (compact). Merge and purge run in a "
+        "process beside the training. The plot above shows all versions and merges.</p>"
+        "</body></html>\n"
     )

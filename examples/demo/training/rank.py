@@ -31,7 +31,14 @@ from torch import distributed
 from examples.demo.trainer import MODEL
 from examples.demo.training.model import Loader, Ranker
 from examples.demo.training.snapshots import Snapshots
-from examples.demo.training.task import MICRO_BATCHES, POLICY, WORLD, Settings, Task
+from examples.demo.training.task import (
+    MICRO_BATCHES,
+    POLICY,
+    WORLD,
+    Settings,
+    Task,
+    timeline_of,
+)
 from petps.checkpoint import POLICIES
 from petps.errors import PetpsError
 from petps.train import (
@@ -50,10 +57,6 @@ from petps.train.tracker import Tracker
 
 __all__ = ["main"]
 
-TRACED_AT: Final = 0.6  # of the steps: after the trainer's kill, before the server's
-TRACED_STEPS_MAX: Final = 24  # if writing the traced version takes longer, its beginning is cut off
-# Stages that are not part of each step, or are short: they have rows of their own in the picture.
-OWN_ROWS: Final = ("arrange", "compact", "copy")
 FAILED: Final = 3
 
 
@@ -81,7 +84,6 @@ class Rank:
         self._steps = 0
         self._tracker = CountingTracker()
         self._arrange = ByKeys(MICRO_BATCHES, seed=settings.seed)
-        self._is_traced = False
         self._model = Ranker(self.task, settings.seed)
         self._reporting = threading.Lock()
 
@@ -163,8 +165,6 @@ class Rank:
         self.report("ended")
 
     def _train(self, pipeline: Pipeline) -> None:
-        every = self.task.store_every
-        traced = round(TRACED_AT * self.task.steps / every) * every
         for step in pipeline:
             self._steps += 1
             self.report_once(
@@ -179,24 +179,8 @@ class Rank:
             )
             if step.number % self.task.publish_every == 0:
                 self.report_stages()
-            if step.number >= traced:
-                self._trace(traced, step.number)
-        self._trace(traced, self.task.steps)  # no later step saw the end of the traced version
         self.report_stages()
-
-    def _trace(self, first: int, last: int) -> None:
-        """Draw the time line once, when the store has a version of step ``first`` or later."""
-        if self._is_traced:
-            return
-        stored = (span.batch for span in self._timeline.spans() if span.stage == "store")
-        begin = next((step for step in stored if step >= first), None)
-        if begin is None:
-            return
-        self._is_traced = True
-        path = self._settings.path(f"timeline-{self._rank}")
-        batches = min(last - begin + 2, TRACED_STEPS_MAX)
-        self._timeline.draw(path.with_suffix(".svg"), batches=batches, own_rows=OWN_ROWS)
-        self._timeline.write(path.with_suffix(".json"), rank=self._rank)
+        self._timeline.write(self._settings.path(timeline_of(self._rank)), rank=self._rank)
 
     def _report_version(self, written: Written) -> None:
         if written.kind == "publish":

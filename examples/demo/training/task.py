@@ -26,6 +26,7 @@ __all__ = [
     "WORLD",
     "Settings",
     "Task",
+    "timeline_of",
 ]
 
 WORLD: Final = 2  # ranks
@@ -47,6 +48,11 @@ SOURCES: Final = {
     Data.RATINGS: "ratings of Book-Crossing (Ziegler et al., WWW 2005)",
     Data.CLICKS: "clicks drawn with the seed",
 }
+
+
+def timeline_of(rank: int) -> str:
+    """Return the name of the file, in the work folder, with a rank's time line."""
+    return f"timeline-{rank}.json"
 
 
 @dataclass(frozen=True, slots=True)

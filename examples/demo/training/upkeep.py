@@ -1,7 +1,7 @@
 """The store in order: the process that merges and purges, what it did, and a check of what it kept.
 
-Owns:        TendingProcess (`petps checkpoint tend`), History (the store's versions and merges over
-             time), check_kept().
+Owns:        TendingProcess (`petps checkpoint tend`), read_tended() (what it did, and when),
+             History (the store's versions and merges over time), check_kept().
 Never does:  change the store; import torch.
 Called by:   course.py; plots.py draws the history.
 Invariants:  a version counts as purged only if the store listed it, or its lineage recorded it,
@@ -11,6 +11,7 @@ Threads:     the main thread.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,19 +28,38 @@ from examples.demo.training.task import POLICY
 from petps.checkpoint import Column, Store
 from petps.checkpoint.store import BASE
 from petps.errors import NotFound, PetpsError
+from petps.train.timeline import Span
 
-__all__ = ["History", "Kept", "Merge", "StoredVersion", "TendingProcess", "check_kept"]
+__all__ = [
+    "MERGE",
+    "PURGE",
+    "TENDING",
+    "WORK",
+    "History",
+    "Kept",
+    "Merge",
+    "StoredVersion",
+    "TendingProcess",
+    "check_kept",
+    "read_tended",
+]
 
 KEEP: Final = "all=10s"  # a few versions: the demo writes one every second or few
 ROUND_SECONDS: Final = 0.5
 OBSERVE_SECONDS: Final = 0.2
+OUTPUT: Final = "tend.txt"
+TENDING: Final = "tend"
+# What the process reports, by the names of the time line.
+MERGE: Final = "merge"
+PURGE: Final = "purge"
+WORK: Final = {"arrange": MERGE, "base": "base", "verify": "verify", "purge": PURGE}
 
 
 class TendingProcess(Child):
     """`petps checkpoint tend`: it merges and purges the store while the trainer writes it."""
 
     def __init__(self, folder: Path, store: Path) -> None:
-        super().__init__("process that tends the store", folder / "tend.txt")
+        super().__init__("process that tends the store", folder / OUTPUT)
         self._store = store
 
     def start(self) -> None:
@@ -48,6 +68,20 @@ class TendingProcess(Child):
         arguments = [str(part) for option in options.items() for part in option]
         command = ["-m", "petps.cli", "checkpoint", "tend", str(self._store), *arguments, "--json"]
         self.spawn(command, pipes=False)
+
+
+def read_tended(folder: Path) -> list[Span]:
+    """Return the spans of what the process did, on the clock of time.monotonic()."""
+    offset = time.time() - time.monotonic()
+    spans = []
+    for line in (folder / OUTPUT).read_text().splitlines():
+        if not line.startswith("{"):
+            continue  # a note, for example that it tries again
+        for work, span in json.loads(line)["spans"].items():
+            begin = span["begin"] - offset
+            stage = WORK[work]
+            spans.append(Span(TENDING, stage, 0, begin, begin + span["seconds"]))
+    return spans
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,10 @@ def _report(store: str, done: Round, *, json_: bool) -> None:
             "damaged": {str(version): text for version, text in done.damaged.items()},
             "whole": done.whole,
             "unread": done.unread,
+            "spans": {
+                work: {"begin": begin, "seconds": seconds}
+                for work, (begin, seconds) in done.spans.items()
+            },
             "error": None if done.error is None else str(done.error),
         }
         typer.echo(json.dumps(report))  # a line for each round

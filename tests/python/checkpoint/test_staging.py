@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -170,7 +171,12 @@ def test_staging_quantises_as_without_staging(tmp_path: Path, whole: bool) -> No
         for version in range(1, 5):
             replay.now = version
             plain.write(version)
+            began = time.monotonic()
             writer.write(version)
+            writer.wait()
+            times = [began, *(moment for span in writer.quantised for moment in span)]
+            assert times == sorted(times)
+            assert bool(writer.quantised) != whole
     for version in range(1, 5):
         kinds = [dict(store.tables_of(version)) for store in stores]
         assert kinds[0] == kinds[1]

@@ -5,6 +5,7 @@ Does not cover: merging itself (test_merge.py), the command (tests/python/cli).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,9 +122,11 @@ def test_rounds_beside_a_trainer_change_no_version(tmp_path: Path, policy: Polic
         assert done.damaged == {}
         assert done.whole == first + 2
         assert trainer.refresh().number > before  # something was arranged
+        assert set(done.spans) == {"arrange", "verify"} | ({"base"} if done.base else set())
     check_versions(Store.open(tmp_path / "store"), replay, list(range(1, 13)))
     assert trainer.verify() == []
-    assert tends.round().checked == 0  # nothing is read twice
+    idle = tends.round()
+    assert (idle.checked, idle.arranged, idle.spans) == (0, False, {})  # nothing is read twice
 
 
 class Disturbed(TwoD):
@@ -164,6 +167,8 @@ def test_an_error_without_another_writer_is_reported_and_the_round_goes_on(
     assert not done.arranged
     assert isinstance(done.error, FailedPrecondition)
     assert done.dropped == [1, 2]
+    began, seconds = done.spans["purge"]
+    assert 0 <= seconds <= time.time() - began < HOUR
 
 
 def test_an_empty_store_is_left_alone(tmp_path: Path) -> None:
