@@ -63,6 +63,7 @@ TARGETS: Final[dict[str, Target]] = {
     "checkpoint.loss.2.1": ("ratio", 1.0, False),  # within the noise that seeds make
     "checkpoint.loss.3.3": ("ratio", 1.0, False),
     "checkpoint.loss.4.20": ("ratio", 1.0, False),
+    "checkpoint.loss.adam.4.20": ("ratio", 1.0, False),
     "codec.encode8": ("ratio", 0.3, True),
     "codec.adaptive4": ("ratio", 10.0, True),
     "codec.l2.adaptive.4": ("ratio", 1.05, False),

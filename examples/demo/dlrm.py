@@ -45,7 +45,11 @@ __all__ = [
 
 Logits = npt.NDArray[np.float64]
 
-STATE: Final = "sum"  # Adagrad's state, by PyTorch's name
+# The optimizers of rows, and the state that each keeps per row, by PyTorch's names.
+ROW_OPTIMIZERS: Final = {
+    "adagrad": (torch.optim.Adagrad, ("sum",)),
+    "adam": (torch.optim.SparseAdam, ("exp_avg", "exp_avg_sq")),
+}
 # The names of a version's parts other than rows.
 DENSE: Final = "dense"
 READER: Final = "reader"
@@ -54,12 +58,16 @@ SCORING_BATCH: Final = 8192  # samples
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The model and its training; the learning rates are those of Adagrad and of Adam."""
+    """The model and its training.
+
+    row_optimizer: a key of ROW_OPTIMIZERS; Adam needs a lower rate. Dense weights have Adam.
+    """
 
     dim: int = 16
     bottom: tuple[int, ...] = (32,)
     top: tuple[int, ...] = (64, 32)
     batch: int = 512
+    row_optimizer: str = "adagrad"
     row_learning_rate: float = 0.1
     dense_learning_rate: float = 1e-3
 
@@ -163,7 +171,8 @@ class Training:
         torch.manual_seed(seed)
         rows = [len(keys) for keys in vocabulary.keys]
         self.model = Model(rows, vocabulary.fields, samples.numbers.shape[1], self.shape)
-        self._row_optimizer = torch.optim.Adagrad(
+        row_optimizer, self._columns = ROW_OPTIMIZERS[self.shape.row_optimizer]
+        self._row_optimizer = row_optimizer(
             self.model.embeddings.parameters(), lr=self.shape.row_learning_rate
         )
         self._dense_optimizer = torch.optim.Adam(
@@ -171,12 +180,17 @@ class Training:
         )
         self.tracker = tracker or Tracker()
         self.tables = track_module(
-            self.tracker, self.model.embeddings, optimizer=self._row_optimizer, columns=(STATE,)
+            self.tracker,
+            self.model.embeddings,
+            optimizer=self._row_optimizer,
+            columns=self._columns,
         )
 
-    def stored_as(self, row: str = "f32", state: str = "f32") -> list[Table]:
-        """Return the tables of a store that keeps rows and optimizer state as these dtypes."""
-        columns = (Column(ROW, row, self.shape.dim), Column(STATE, state, self.shape.dim))
+    def stored_as(self, dtypes: Mapping[str, str]) -> list[Table]:
+        """Return the tables of a store, with these dtypes by column, and f32 for the others."""
+        columns = tuple(
+            Column(name, dtypes.get(name, "f32"), self.shape.dim) for name in (ROW, *self._columns)
+        )
         return [Table(table.name, columns) for table in self.tables]
 
     def train(self, until: int) -> None:
@@ -199,9 +213,14 @@ class Training:
         return compute_logits(self.model, samples.positions, samples.numbers)
 
     def parts(self) -> dict[str, bytes]:
-        """Return a version's parts: dense weights and their optimizer's state, and the step."""
+        """Return a version's parts: dense weights and their optimizer's state, and the step.
+
+        The first part also has the steps that the row optimizer counts for each table: Adam's next
+        change of a row depends on them.
+        """
+        dense = [self.model.dense.state_dict(), self._dense_optimizer.state_dict()]
         file = io.BytesIO()
-        torch.save([self.model.dense.state_dict(), self._dense_optimizer.state_dict()], file)
+        torch.save([*dense, [state.get("step", 0) for state in self._row_states()]], file)
         return {DENSE: file.getvalue(), READER: json.dumps({"step": self.step}).encode()}
 
     def forget(self) -> None:
@@ -211,11 +230,17 @@ class Training:
                 parameter.fill_(float("nan"))
 
     def load_parts(self, parts: Mapping[str, bytes]) -> None:
-        """Load the result of parts(); TrainerOutput.restore() loads the rows."""
-        weights, state = torch.load(io.BytesIO(parts[DENSE]), weights_only=True)
+        """Load the result of parts(), after TrainerOutput.restore() has loaded the rows."""
+        weights, dense_state, row_steps = torch.load(io.BytesIO(parts[DENSE]), weights_only=True)
         self.model.dense.load_state_dict(weights)
-        self._dense_optimizer.load_state_dict(state)
+        self._dense_optimizer.load_state_dict(dense_state)
+        for state, step in zip(self._row_states(), row_steps, strict=True):
+            state["step"] = step
         self.step = int(json.loads(parts[READER])["step"])
+
+    def _row_states(self) -> list[dict[str, Any]]:
+        weights = self.model.embeddings.parameters()
+        return [self._row_optimizer.state[weight] for weight in weights]
 
 
 def compute_logits(model: Callable[[Any, Any], Any], ids: Any, numbers: Any) -> Logits:

@@ -8,19 +8,22 @@ import numpy as np
 import pytest
 import torch
 
-from bench.checkpoint.loss import Task, resumed
-from examples.demo.dlrm import Shape, area_under_curve, log_loss
+from bench.checkpoint.loss import Task, half_interval_95, resumed
+from examples.demo.dlrm import ROW_OPTIMIZERS, Shape, area_under_curve, log_loss
 from examples.demo.ratings import draw_clicks
 from petps.checkpoint import Quantising
 from petps.errors import InvalidArgument
 
 SEED = 7
-SHAPE = Shape(dim=8, batch=128)
+SHAPES = {
+    "adagrad": Shape(dim=8, batch=128),
+    "adam": Shape(dim=8, batch=128, row_optimizer="adam", row_learning_rate=0.01),
+}
 
 
-@pytest.fixture(scope="module", name="task")
-def fixture_task() -> Task:
-    return Task.of(draw_clicks(8_000, SEED, ids=500), SHAPE)
+@pytest.fixture(scope="module", name="task", params=ROW_OPTIMIZERS)
+def fixture_task(request: pytest.FixtureRequest) -> Task:
+    return Task.of(draw_clicks(8_000, SEED, ids=500), SHAPES[request.param])
 
 
 def weights(training: torch.nn.Module) -> dict[str, np.ndarray]:
@@ -65,6 +68,18 @@ def test_unquantised_restores_change_nothing(task: Task, tmp_path: Path) -> None
         np.testing.assert_array_equal(actual, expected[name], name)
 
 
+def test_every_stored_column_changes_what_a_resumed_training_learns(
+    task: Task, tmp_path: Path
+) -> None:
+    whole = task.begin(SEED)
+    whole.train(whole.steps)
+    expected = whole.score(task.held_out)
+    for column in whole.stored_as({})[0].columns:
+        rounded = {column.name: "asymmetric8"}
+        training, _ = resumed(task, SEED, 1, tmp_path / column.name, None, rounded)
+        assert not np.array_equal(training.score(task.held_out), expected), column.name
+
+
 @pytest.mark.parametrize(("bits", "restores"), [(2, 1), (3, 3), (4, 4)])
 def test_quantised_restores_change_the_loss_little(
     task: Task, tmp_path: Path, bits: int, restores: int
@@ -73,7 +88,8 @@ def test_quantised_restores_change_the_loss_little(
     assert store.state.restores == restores
     for table in store.tables_of().values():
         dtypes = [column.dtype for column in table.columns]
-        assert dtypes == [f"adaptive{bits}", "adaptive8" if bits > 8 else "asymmetric8"]
+        second_moment = ["f32"] if task.shape.row_optimizer == "adam" else []
+        assert dtypes == [f"adaptive{bits}", "asymmetric8", *second_moment]
     whole = task.begin(SEED)
     whole.train(whole.steps)
     assert not np.array_equal(training.score(task.held_out), whole.score(task.held_out))
@@ -90,6 +106,13 @@ def test_a_version_restored_more_often_than_expected_has_8_bits(task: Task, tmp_
     assert kinds[1] == ("base", "adaptive2")
     assert kinds[2][1] == "adaptive2"
     assert kinds[3] == ("base", "asymmetric8")
+
+
+@pytest.mark.parametrize(("count", "quantile"), [(2, 12.7062), (20, 2.0930)])
+def test_the_interval_of_a_mean_is_students(count: int, quantile: float) -> None:
+    values = np.arange(count, dtype=np.float64)
+    expected = quantile * values.std(ddof=1) / np.sqrt(count)
+    assert half_interval_95(values.tolist()) == pytest.approx(expected, rel=1e-4)
 
 
 def test_forget_erases_all_weights(task: Task) -> None:

@@ -209,7 +209,7 @@ def test_every_promised_name_is_measured(tmp_path: Path) -> None:
     if "skipped codec.l2: " in done.stderr:  # the rows of GloVe are missing
         missing -= {f"codec.l2.adaptive.{bits}" for bits in (2, 3, 4)}
     if "skipped checkpoint.loss: " in done.stderr:  # PyTorch is missing
-        missing -= {"checkpoint.loss.2.1", "checkpoint.loss.3.3", "checkpoint.loss.4.20"}
+        missing -= {name for name in missing if name.startswith("checkpoint.loss.")}
     if "skipped train: " in done.stderr:  # PyTorch is missing
         missing -= {name for name in missing if name.startswith("train.")}
     assert not missing
