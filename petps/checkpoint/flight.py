@@ -9,6 +9,7 @@ Threads:     one for each stage, and the trainer's; they share one condition var
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,9 +20,23 @@ from petps.checkpoint.bundle import Encoded
 from petps.checkpoint.spool import Spooled
 from petps.checkpoint.state import Version
 
-__all__ = ["Channel", "Copied", "Flight", "Stopped"]
+__all__ = ["Channel", "Copied", "Flight", "Stopped", "start_thread"]
 
 T = TypeVar("T")
+
+
+def start_thread(work: Callable[[], None], name: str) -> None:
+    """Run ``work`` in a thread that the process does not wait for at its end.
+
+    Unlike threading.Thread.start(), this does not wait until the thread runs. On a processor that
+    is busy that takes milliseconds, for which the training would wait.
+    """
+
+    def run() -> None:
+        threading.current_thread().name = name
+        work()
+
+    _thread.start_new_thread(run, ())
 
 
 class Stopped(Exception):
@@ -73,7 +88,7 @@ class Flight:
         self.has_succeeded = False
         self.committed: Version | None = None
         self._prepare_thread = prepare_thread
-        self.threads: list[threading.Thread] = []
+        self._running = 0  # stages that have not ended
 
     def fail(self, error: BaseException) -> None:
         """Stop all stages. Only the first error counts, and none after succeed()."""
@@ -161,9 +176,19 @@ class Flight:
             except BaseException as error:
                 self.fail(error)
 
-        thread = threading.Thread(target=run_stage, daemon=True)
-        thread.start()
-        self.threads.append(thread)
+            finally:
+                with self._changed:
+                    self._running -= 1
+                    self._changed.notify_all()
+
+        with self._changed:
+            self._running += 1
+        start_thread(run_stage, "petps-stage")
+
+    def wait_for_stages(self) -> None:
+        """Wait until every stage has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._running == 0)
 
     def take(self, channel: Channel[T]) -> Iterator[T]:
         """Yield all items of the channel."""

@@ -232,8 +232,7 @@ class Stager:
         flight = self.flight
         if flight is None:
             return None
-        for thread in flight.threads:
-            thread.join()
+        flight.wait_for_stages()
         self._resident_max = self.resident_chunks_max
         self.flight = None
         if not flight.has_succeeded:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from petps.checkpoint import Column, Stager, Table
+from petps.checkpoint.flight import start_thread
 from petps.checkpoint.stages import copy_in_slices
 from petps.checkpoint.state import Version
 from petps.errors import ResourceExhausted
@@ -100,7 +101,7 @@ class Behind:
                 failure = Failure(describe(error), is_final=True)
                 outcome.set_result(Outcome(self._kind, step, failure, error))
 
-        threading.Thread(target=run, name=f"petps-train-{self._kind}", daemon=True).start()
+        start_thread(run, f"petps-train-{self._kind}")
         return outcome
 
     @property

@@ -77,8 +77,7 @@ def test_the_next_write_raises_the_error_and_writes_nothing(tmp_path: Path) -> N
         files.fail_every = 1
         replay.now = 2
         writer.write(2, {"dense": b"2"})
-        for thread in writer._stager.flight.threads:  # type: ignore[union-attr]
-            thread.join()
+        writer._stager.flight.wait_for_stages()  # type: ignore[union-attr]
         files.fail_every = 0
         replay.now = 3
         with pytest.raises(IoError, match="no space left"):
