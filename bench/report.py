@@ -155,6 +155,13 @@ def _apply(work: Workload) -> Iterator[Result]:
         yield from _on(medium, "apply", rows=rows, rounds=work["rounds"], **options)
 
 
+def _grow(work: Workload) -> Iterator[Result]:
+    size = work["grow"]
+    for rows, grow_to in size["rows"]:
+        sizes = {"rows": rows, "grow_to": grow_to, "rounds": work["rounds"]}
+        yield from _on("file", "grow", **sizes, idle_ms=size["idle_ms"])
+
+
 def _updates(work: Workload) -> Iterator[Result]:
     size = work["updates"]
     for durability, batches in size["batches"].items():
@@ -357,6 +364,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("gather", _gather),
     ("apply", _apply),
     ("apply.zipf", _updates),
+    ("capacity.grow", _grow),
     ("peers", _peers),
     ("scale", _scale),
     ("index.search", _search),

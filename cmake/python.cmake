@@ -46,19 +46,22 @@ function(petps_python_module target)
   add_dependencies(petps_${MODULE_PART} ${target})
 endfunction()
 
-# The gRPC messages: petps/v1/petps_pb2.py makes their classes from this descriptor.
-set(petps_descriptor "${PROJECT_BINARY_DIR}/python/petps/v1/descriptor.py")
-add_custom_command(
-  OUTPUT "${petps_descriptor}"
-  COMMAND "${Python_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/cmake/compile_proto.py"
-          "${PROJECT_SOURCE_DIR}" petps/v1/petps.proto "${petps_descriptor}"
-  DEPENDS "${PROJECT_SOURCE_DIR}/petps/v1/petps.proto"
-          "${PROJECT_SOURCE_DIR}/cmake/compile_proto.py"
-  COMMENT "petps/v1: descriptor"
-  VERBATIM)
-add_custom_target(petps_proto DEPENDS "${petps_descriptor}")
+# The gRPC messages: petps_pb2.py and admin_pb2.py make their classes from these descriptors.
+foreach(proto petps/v1/petps.proto petps/admin/admin.proto)
+  get_filename_component(folder "${proto}" DIRECTORY)
+  set(descriptor "${PROJECT_BINARY_DIR}/python/${folder}/descriptor.py")
+  add_custom_command(
+    OUTPUT "${descriptor}"
+    COMMAND "${Python_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/cmake/compile_proto.py"
+            "${PROJECT_SOURCE_DIR}" "${proto}" "${descriptor}"
+    DEPENDS "${PROJECT_SOURCE_DIR}/${proto}" "${PROJECT_SOURCE_DIR}/cmake/compile_proto.py"
+    COMMENT "${folder}: descriptor"
+    VERBATIM)
+  list(APPEND petps_descriptors "${descriptor}")
+  install(FILES "${descriptor}" DESTINATION "${folder}" COMPONENT python)
+endforeach()
+add_custom_target(petps_proto DEPENDS ${petps_descriptors})
 add_dependencies(petps_python petps_proto)
-install(FILES "${petps_descriptor}" DESTINATION petps/v1 COMPONENT python)
 
 # The revision is looked up in every build: one that a configure step noted would soon be wrong.
 set(petps_generated "${PROJECT_BINARY_DIR}/generated")

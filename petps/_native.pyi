@@ -6,6 +6,7 @@ Arrays are checked, never converted: a wrong dtype, a wrong shape or a strided a
 raise ``FailedPrecondition``. Do not write to an array while a call is reading it.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -267,6 +268,19 @@ class Tables:
         feed: Literal["push", "delta"] = "push",
         default_row: Bytes | None = None,
     ) -> Table: ...
+    def grow(
+        self,
+        table: int,
+        capacity: int,
+        *,
+        paced: bool = True,
+        progress: Callable[[int, int], bool] | None = None,
+    ) -> None:
+        """Give a table, by its id, more capacity (native/table/GROW.md).
+
+        progress: receives the buckets copied and the buckets in all, at most every 50 ms; False
+        gives up, and so does an exception, which is raised.
+        """
     def find(self, instance: str, table: str) -> Table:
         """Return a table of an instance. Raise NotFound, which lists the instance's tables."""
     def find_id(self, table: int) -> Table: ...

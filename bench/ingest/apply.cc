@@ -89,7 +89,7 @@ struct Batches {
 // The keys within a batch are distinct, as in a delta.
 Batches make_batches(LoadedTable& loaded, uint64_t count, uint64_t size) {
   Batches batches;
-  const index::Index& index = loaded.table().impl().index;
+  const index::Index& index = loaded.table().impl().index();
   const std::byte* base = loaded.tables().pool().at(0);
   Random random(11);
   std::vector<uint32_t> rows(loaded.rows());

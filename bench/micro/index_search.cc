@@ -165,7 +165,7 @@ int main(int count, char** values) {
   shape.capacity = setting.rows;
   shape.dim = 2;
   LoadedTable loaded(shape);
-  petps::index::Index& index = loaded.table().impl().index;
+  petps::index::Index& index = loaded.table().impl().index();
   fill_index(index, loaded.tables().pool().medium(), setting.rows);
   // A power of two of slots with 16 bytes and a control byte each, and a group of control bytes.
   LimitMemory memory(shape, std::bit_ceil(setting.rows * 8 / 7) * 17 + 4096);

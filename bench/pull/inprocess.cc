@@ -88,7 +88,7 @@ class Sides {
 
 Pulls make_pulls(LoadedTable& loaded, Access access, uint64_t count, uint64_t seed) {
   Pulls pulls;
-  const index::Index& index = loaded.table().impl().index;
+  const index::Index& index = loaded.table().impl().index();
   const pool::Pool& pool = loaded.tables().pool();
   const auto line = [&](const void* at) {
     return static_cast<uint32_t>(

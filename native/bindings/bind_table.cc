@@ -69,7 +69,7 @@ py::array_t<uint64_t> keys_of_table(const TableHandle& handle) {
   std::vector<uint64_t> keys;
   with_table(handle, [&](table::Table& table) {
     const table::Table::ScanGuard guard(table);
-    for (uint64_t bucket = 0; bucket < handle.record.bucket_count;) {
+    for (uint64_t bucket = 0; bucket < table.bucket_count();) {
       Session::Lease lease(*handle.session);
       const epoch::Pin pin = lease.pin();
       const table::ScanPage page = table.scan(bucket, kBucketsAtOnce);

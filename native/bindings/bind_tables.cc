@@ -83,12 +83,15 @@ TableHandle find(const SessionPointer& session, const std::string& instance,
   });
 }
 
+base::Status table_id_unknown(uint32_t id) {
+  return base::Status(base::Code::kNotFound, "the pool has no table with id " + std::to_string(id));
+}
+
 TableHandle find_id(const SessionPointer& session, uint32_t id) {
   return released(session, [&](table::Tables& tables) {
     const table::TablePointer table = tables.find(id);
     if (table == nullptr) {
-      throw StatusError(base::Status(base::Code::kNotFound,
-                                     "the pool has no table with id " + std::to_string(id)));
+      throw StatusError(table_id_unknown(id));
     }
     return handle_of(session, table);
   });
@@ -180,7 +183,41 @@ void bind_catalogue(TablesClass& tables) {
              py::arg("table"), py::arg("feed"));
 }
 
+// The shortest time between two calls of a growth's `progress`: each needs the GIL.
+constexpr auto kProgressPause = std::chrono::milliseconds(50);
+
+void grow(const SessionPointer& session, uint32_t id, uint64_t capacity, bool paced,
+          const std::optional<py::function>& progress) {
+  std::exception_ptr raised;
+  table::GrowOptions options{capacity, paced, nullptr};
+  if (progress) {
+    options.progress = [&, next = std::chrono::steady_clock::time_point{}](uint64_t copied,
+                                                                           uint64_t all) mutable {
+      const auto now = std::chrono::steady_clock::now();
+      if (now < next) return true;
+      next = now + kProgressPause;
+      const py::gil_scoped_acquire gil;
+      try {
+        const py::object answer = (*progress)(copied, all);
+        return answer.is_none() || answer.cast<bool>();
+      } catch (...) {
+        raised = std::current_exception();
+        return false;
+      }
+    };
+  }
+  const base::Status status = released(session, [&](table::Tables& open) -> base::Status {
+    const table::TablePointer table = open.find(id);
+    if (table == nullptr) return table_id_unknown(id);
+    return table->grow(options);
+  });
+  if (raised != nullptr) std::rethrow_exception(raised);
+  check(status);
+}
+
 void bind_tables_of_pool(TablesClass& tables) {
+  tables.def("grow", grow, py::arg("table"), py::arg("capacity"), py::kw_only(),
+             py::arg("paced") = true, py::arg("progress") = py::none());
   tables.def(
       "create_table",
       [](const SessionPointer& session, std::string name, uint32_t instance, uint32_t dim,

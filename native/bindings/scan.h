@@ -27,6 +27,7 @@ class Scan {
     hold_.emplace(handle.session, "a scan of table '" + handle.record.spec.name + "'");
     table_ = handle.open();
     guard_.emplace(*table_);
+    buckets_ = table_->bucket_count();
   }
 
   void close() {
@@ -36,7 +37,7 @@ class Scan {
 
   size_t row_bytes() const { return handle_.record.spec.row_bytes; }
   uint64_t buckets_done() const { return next_.load(std::memory_order_relaxed); }
-  uint64_t buckets() const { return handle_.record.bucket_count; }
+  uint64_t buckets() const { return buckets_; }
 
   // Return the next page, or nothing after close(). After the last page, close the scan and return
   // nothing.
@@ -68,6 +69,7 @@ class Scan {
   }
 
   TableHandle handle_;
+  uint64_t buckets_ = 0;  // of the table while it is scanned: it may grow before and after
   uint64_t buckets_per_page_;
   std::atomic<uint64_t> next_{0};
   std::mutex mutex_;                   // guards the members below: one page() or close() at a time

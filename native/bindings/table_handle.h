@@ -37,7 +37,7 @@ auto with_table(const TableHandle& handle, F&& f) {
 
 inline TableHandle handle_of(const std::shared_ptr<Session>& session,
                              const table::TablePointer& table) {
-  return {session, table, table->record()};
+  return {session, table, table->record_now()};
 }
 
 }  // namespace petps::bindings

@@ -146,6 +146,13 @@ class Index {
   // Lower the counters that the op names. Call it after the drain that follows publish.
   void settle(const Op& op);
 
+  // Give these keys, which are distinct, the refs that they have in `other`, or make them absent.
+  // Nobody else writes them in either index. Nothing is drained, so no superblock may name this
+  // index before the caller's drain (table/GROW.md). only_present: leave absent keys absent. Return
+  // false if a key found no room.
+  bool mirror(const Index& other, std::span<const uint64_t> keys, bool only_present,
+              media::Flusher& flusher);
+
   // Single forms; durable when they return. exchange inserts the key or replaces its ref. It
   // returns the old ref (0: the key was absent) and never frees it. It fails with
   // kResourceExhausted if every bucket is full. erase fails with kFailedPrecondition if the key's
@@ -201,6 +208,9 @@ class Index {
   uint64_t displaced() const { return displaced_.load(std::memory_order_relaxed); }
 
   uint64_t bucket_count() const { return bucket_count_; }
+  uint64_t bucket_offset() const {  // in the pool
+    return static_cast<uint64_t>(reinterpret_cast<const std::byte*>(buckets_) - base_);
+  }
   const Bucket& bucket(uint64_t number) const { return buckets_[number]; }
   uint32_t generation() const { return generation_; }
   Path path_of(uint64_t key) const;

@@ -362,6 +362,30 @@ void Index::settle(const Op& op) {
   if (op.lower != 0) lower_counters(path_of(op.key), 0, op.lower);
 }
 
+bool Index::mirror(const Index& other, std::span<const uint64_t> keys, bool only_present,
+                   Flusher& flusher) {
+  std::vector<SlotRef> refs(keys.size());
+  other.find_refs(keys, refs.data());
+  std::vector<Op> ops(keys.size());
+  for (size_t i = 0; i < ops.size(); ++i) {
+    ops[i].key = keys[i];
+    ops[i].ref = refs[i];
+  }
+  plan(ops);
+  if (only_present) std::erase_if(ops, [](const Op& op) { return op.state == OpState::kNew; });
+  for (bool again = true; again;) {
+    for (Op& op : ops) {
+      if (op.state == OpState::kNew || op.state == OpState::kAgain) raise(op, flusher);
+    }
+    publish(ops, flusher);
+    again = std::any_of(ops.begin(), ops.end(),
+                        [](const Op& op) { return op.state == OpState::kAgain; });
+  }
+  for (const Op& op : ops) settle(op);
+  return std::none_of(ops.begin(), ops.end(),
+                      [](const Op& op) { return op.state == OpState::kSkipped; });
+}
+
 Result<SlotRef> Index::exchange(uint64_t key, SlotRef ref) {
   PETPS_CHECK(ref != 0, "exchange publishes a slot; erase removes one");
   Flusher flusher(*media_);

@@ -39,11 +39,13 @@ enum class Site : uint8_t {
   kMovedDrain,
   kVacatedDrain,
   kCloseDrain,
+  kCopiedDrain,   // table: some buckets copied into the array of a table that grows
   kAdoptedDrain,  // pool: before an unclean pool is written; table: the walk, before it frees
   // syncs: they reach the disk whatever the durability
   kAdoptedSync,     // pool: the superblock copy that was read, before the other one is overwritten
   kSuperblockSync,  // pool: one superblock copy
   kNewTableSync,    // pool: buckets, extent records and default row, before a superblock names them
+  kGrownSync,       // pool: the array of a table that grew, before a superblock names it
   kReusedSync,      // pool: the empty headers of slots that a dropped table had
   kPowerSync,       // media: everything, before the durability becomes `power`
   kCloseSync,       // pool: everything that the clean flag vouches for

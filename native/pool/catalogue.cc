@@ -220,7 +220,7 @@ Status Pool::validate(const TableSpec& spec) const {
     return Status(Code::kInvalidArgument,
                   prefix + "a row of " + std::to_string(spec.row_bytes) + " bytes is impossible");
   }
-  if (spec.capacity == 0 || spec.capacity > uint64_t{1} << 40) {
+  if (spec.capacity == 0 || spec.capacity > kMaxCapacity) {
     return Status(Code::kInvalidArgument, prefix + "capacity must be 1 to 2^40 rows, it is " +
                                               std::to_string(spec.capacity));
   }
@@ -348,14 +348,16 @@ Status Pool::drop_instance(uint32_t instance) {
 // Refuse a table if its rows could never all fit, so that no row fails later because the disk is
 // full. Compare with the whole file system and not with the space that is free now: other files
 // may be deleted, and a pool grows only as rows come.
-Status Pool::check_room(const TableSpec& spec, uint64_t bucket_bytes) const {
+Status Pool::check_room(const TableSpec& spec, uint64_t bucket_bytes, uint32_t table) const {
   __extension__ typedef unsigned __int128 Wide;
   const uint64_t largest = media_->largest_size();
   uint64_t in_use = first_extent();
   {
     const std::lock_guard state(state_mutex_);
-    for (const ExtentPlace& place : catalogue_->extents)
-      in_use += place.table == 0 ? 0 : place.bytes;
+    for (const ExtentPlace& place : catalogue_->extents) {
+      const bool has_rows = place.kind == static_cast<uint32_t>(layout::ExtentKind::kSlots);
+      if (place.table != 0 && !(has_rows && place.table == table)) in_use += place.bytes;
+    }
   }
   const Wide rows = Wide{spec.capacity} * (spec.row_bytes + sizeof(SlotHeader));
   if (rows + bucket_bytes + in_use <= largest) return Status();
@@ -395,10 +397,10 @@ Status Pool::make_table(const TableSpec& spec, TableRecord* created) {
   record.bucket_count = bucket_count_for(spec.capacity);
   const uint64_t bucket_bytes = record.bucket_count * layout::kBucketBytes;
   PETPS_RETURN_IF_ERROR(check_room(spec, bucket_bytes));
-  const uint64_t units = (bucket_bytes + unit_bytes_ - 1) / unit_bytes_;
   // Not under mutex_, which progress needs too: zeroing the buckets of a dropped table takes
   // long.
-  auto buckets = add_extent(static_cast<uint32_t>(layout::ExtentKind::kBuckets), record.id, units);
+  auto buckets = add_extent(static_cast<uint32_t>(layout::ExtentKind::kBuckets), record.id,
+                            length_of_buckets(bucket_bytes));
   if (!buckets.ok()) return buckets.status();
   record.bucket_offset = buckets.value().offset;
   auto slots = std::make_unique<Slots>(*this, record.id, spec.row_bytes, spec.capacity);
@@ -440,6 +442,70 @@ Status Pool::sync_new_table(const TableRecord& record, const Slots& slots) {
                                            Site::kNewTableSync));
   return media_->sync_range(slots.row(record.default_row), record.spec.row_bytes,
                             Site::kNewTableSync);
+}
+
+Pool::Length Pool::length_of_buckets(uint64_t bytes) const {
+  const uint64_t whole = (bytes + unit_bytes_ - 1) / unit_bytes_ * unit_bytes_;
+  return {whole, whole, 2 * whole};
+}
+
+Result<BucketArray> Pool::reserve_buckets(uint32_t table, uint64_t capacity) {
+  TableSpec spec;
+  {
+    std::lock_guard lock(mutex_);
+    PETPS_RETURN_IF_ERROR(check_writable());
+    const TableRecord* record = catalogue_->table(table);
+    if (record == nullptr)
+      return Status(Code::kNotFound, "table id " + std::to_string(table) + " does not exist");
+    spec = record->spec;
+  }
+  if (capacity <= spec.capacity || capacity > kMaxCapacity) {
+    return Status(Code::kInvalidArgument,
+                  "table '" + spec.name + "' has capacity " + std::to_string(spec.capacity) +
+                      ": give it more, at most 2^40 rows; got " + std::to_string(capacity));
+  }
+  spec.capacity = capacity;
+  BucketArray array{0, bucket_count_for(capacity), capacity};
+  const uint64_t bytes = array.count * layout::kBucketBytes;
+  PETPS_RETURN_IF_ERROR(check_room(spec, bytes, table));
+  auto extent = add_extent(static_cast<uint32_t>(layout::ExtentKind::kBuckets), table,
+                           length_of_buckets(bytes));
+  if (!extent.ok()) return extent.status();
+  array.offset = extent.value().offset;
+  return array;
+}
+
+Status Pool::swap_buckets(uint32_t table, const BucketArray& array) {
+  size_t records = 0;
+  {
+    const std::lock_guard state(state_mutex_);
+    records = catalogue_->extents.size();
+  }
+  PETPS_RETURN_IF_ERROR(media_->sync_range(base_ + map_->extents(), records * 8, Site::kGrownSync));
+  PETPS_RETURN_IF_ERROR(media_->sync_range(base_ + array.offset, array.count * layout::kBucketBytes,
+                                           Site::kGrownSync));
+  std::lock_guard lock(mutex_);
+  TableRecord* record = catalogue_->table(table);
+  if (record == nullptr)
+    return Status(Code::kNotFound, "table id " + std::to_string(table) + " was dropped");
+  const TableRecord before = *record;
+  record->bucket_offset = array.offset;
+  record->bucket_count = array.count;
+  record->spec.capacity = array.capacity;
+  if (Status status = write_superblock(); !status.ok()) {
+    *record = before;
+    return status;
+  }
+  const std::lock_guard state(state_mutex_);
+  catalogue_->slots.at(table)->set_capacity(array.capacity);
+  return Status();
+}
+
+void Pool::free_buckets(const BucketArray& array) {
+  const std::lock_guard state(state_mutex_);
+  for (ExtentPlace& place : catalogue_->extents) {
+    if (place.offset == array.offset) place.table = 0;
+  }
 }
 
 void Pool::set_counts(uint32_t table, uint64_t rows, uint64_t displaced) {

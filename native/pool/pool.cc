@@ -311,6 +311,8 @@ Status Pool::load_slots() {
       place.table = 0;
     } else if (place.kind == static_cast<uint32_t>(layout::ExtentKind::kSlots)) {
       slots->second->add(place.offset, place.bytes, /*old=*/true);
+    } else if (catalogue_->table(place.table)->bucket_offset != place.offset) {
+      place.table = 0;  // of an array that was copied, or was the table's before it grew
     } else {
       buckets.emplace(place.offset, &place);
     }
@@ -471,17 +473,23 @@ void Pool::free_table(uint32_t table) {
   }
 }
 
-// Claim the smallest free extent that has at least `wanted` and at most twice as many bytes, the
-// first of equals. Return its record number, or the number of extents if none fits.
-size_t Pool::claim_free_extent(uint32_t table, uint64_t wanted) {
+// Claim the smallest free extent of `wanted` to `most` bytes; if there is none, the largest of
+// `least` to `wanted`. The first of equals. Return its record number, or the number of extents if
+// none fits.
+size_t Pool::claim_free_extent(uint32_t table, const Length& length) {
   const std::lock_guard state(state_mutex_);
   std::vector<ExtentPlace>& extents = catalogue_->extents;
   size_t chosen = extents.size();
   for (size_t i = 0; i < extents.size(); ++i) {
     const ExtentPlace& place = extents[i];
     if (place.table != 0 || extents_held_.load(std::memory_order_acquire)) continue;
-    if (place.bytes < wanted || place.bytes > 2 * wanted) continue;
-    if (chosen == extents.size() || place.bytes < extents[chosen].bytes) chosen = i;
+    if (place.bytes < length.least || place.bytes > length.most) continue;
+    const auto is_better = [&](uint64_t than) {
+      const bool is_enough = place.bytes >= length.wanted;
+      if (is_enough != (than >= length.wanted)) return is_enough;
+      return is_enough ? place.bytes < than : place.bytes > than;
+    };
+    if (chosen == extents.size() || is_better(extents[chosen].bytes)) chosen = i;
   }
   if (chosen < extents.size()) extents[chosen].table = table;
   return chosen;
@@ -489,11 +497,12 @@ size_t Pool::claim_free_extent(uint32_t table, uint64_t wanted) {
 
 // Claim a free extent if one fits. Its record still names its old table, or a table that was never
 // completed. Neither is in the superblock.
-Result<Pool::Extent> Pool::add_extent(uint32_t kind, uint32_t table, uint64_t units) {
+Result<Pool::Extent> Pool::add_extent(uint32_t kind, uint32_t table, const Length& length) {
   std::unique_lock lock(extents_mutex_);
   PETPS_RETURN_IF_ERROR(check_writable());
-  const size_t chosen = claim_free_extent(table, units * unit_bytes_);
-  if (chosen == catalogue_->extents.size()) return append_extent(kind, table, units);
+  const size_t chosen = claim_free_extent(table, length);
+  if (chosen == catalogue_->extents.size())
+    return append_extent(kind, table, length.wanted / unit_bytes_);
   const Extent extent{catalogue_->extents[chosen].offset, catalogue_->extents[chosen].bytes, true};
   lock.unlock();
   // The extent belongs to this table alone now; the superblock names the table only after the

@@ -50,6 +50,7 @@ inline constexpr uint32_t kMaxInstances = 64;
 inline constexpr uint32_t kMaxAliases = 64;
 inline constexpr uint32_t kMaxNameBytes = 63;
 inline constexpr uint32_t kMaxDim = 4096;
+inline constexpr uint64_t kMaxCapacity = uint64_t{1} << 40;       // rows of a table
 inline constexpr uint32_t kMaxPartitions = 1024;                  // per instance
 inline constexpr uint32_t kMaxProgress = 2048;                    // records of all instances
 inline constexpr uint32_t kMaxPublisherMark = 0xFFFFFF;           // the record has 24 bits for it
@@ -81,6 +82,13 @@ struct TableRecord {
   SlotRef default_row = 0;  // slot of the default row, 0 = zeros
   uint64_t rows = 0;        // as of the last clean close
   uint64_t displaced = 0;
+};
+
+// An array of buckets in the pool, for a table of this capacity.
+struct BucketArray {
+  uint64_t offset = 0;
+  uint64_t count = 0;
+  uint64_t capacity = 0;
 };
 
 struct InstanceRecord {
@@ -210,6 +218,12 @@ class Pool {
   // writes them any more.
   void free_table(uint32_t table);
   base::Result<TableRecord> create_table(const TableSpec& spec);
+  // Growing a table (table/GROW.md): reserve an array of empty buckets, which no superblock names
+  // yet; make it the table's; free an array that the table does not have (any more). The caller
+  // ensures that nothing reads or writes an array that it frees.
+  base::Result<BucketArray> reserve_buckets(uint32_t table, uint64_t capacity);
+  base::Status swap_buckets(uint32_t table, const BucketArray& array);
+  void free_buckets(const BucketArray& array);
   base::Status set_feed(uint32_t table, Feed feed);
   // Switch the alias, over all tables at once. Its old instance is frozen unless another alias
   // refers to it; its new instance is not frozen. To go back, switch to its `previous`. With
@@ -262,7 +276,8 @@ class Pool {
   void verify_progress(std::vector<std::string>* problems) const;
   base::Status write_superblock();
   base::Status validate(const TableSpec& spec) const;
-  base::Status check_room(const TableSpec& spec, uint64_t bucket_bytes) const;
+  // table: its id, if it exists already; its slots then count once.
+  base::Status check_room(const TableSpec& spec, uint64_t bucket_bytes, uint32_t table = 0) const;
   base::Status check_writable() const;
   base::Status check_droppable_locked(uint32_t instance) const;
   base::Status sync_new_table(const TableRecord& record, const Slots& slots);
@@ -273,10 +288,18 @@ class Pool {
     uint64_t bytes = 0;
     bool reused = false;  // from a dropped table, whose bytes are still in it
   };
-  // Claim a free extent or append a new one, of at least `units`. When it returns, the record is
-  // durable and buckets are zero.
-  base::Result<Extent> add_extent(uint32_t kind, uint32_t table, uint64_t units);
-  size_t claim_free_extent(uint32_t table, uint64_t wanted);
+  // The bytes that an extent may have. One that is appended has `wanted`, which is whole units.
+  struct Length {
+    uint64_t least;
+    uint64_t wanted;
+    uint64_t most;
+  };
+  // Return the length of an array of buckets of this many bytes.
+  Length length_of_buckets(uint64_t bytes) const;
+  // Claim a free extent or append a new one. When it returns, the record is durable and buckets
+  // are zero.
+  base::Result<Extent> add_extent(uint32_t kind, uint32_t table, const Length& length);
+  size_t claim_free_extent(uint32_t table, const Length& length);
   base::Result<Extent> append_extent(uint32_t kind, uint32_t table, uint64_t units);
   base::Status store_extent_record(uint64_t position, uint32_t kind, uint32_t table, uint64_t units,
                                    media::Flusher& flusher);

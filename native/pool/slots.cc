@@ -39,6 +39,7 @@ constexpr uint64_t kSkippedWords = 8;  // of sparse groups, at most, for each sl
 __extension__ typedef unsigned __int128 Wide;
 
 uint64_t words_for(uint64_t slots) { return (slots + 63) / 64; }
+uint64_t slots_for(uint64_t capacity) { return capacity + capacity / 8 + kSpareSlots; }
 }  // namespace
 
 Slots::Slots(Pool& pool, uint32_t table, uint32_t row_bytes, uint64_t capacity)
@@ -46,8 +47,7 @@ Slots::Slots(Pool& pool, uint32_t table, uint32_t row_bytes, uint64_t capacity)
       table_(table),
       row_bytes_(row_bytes),
       row_share_(~uint64_t{0} / row_bytes + 1),
-      capacity_(capacity),
-      max_slots_(capacity + capacity / 8 + kSpareSlots),
+      max_slots_(slots_for(capacity)),
       group_words_(std::max<uint64_t>(1, kRegionBytes / row_bytes / 64)),
       by_unit_(pool.medium().reserved(), pool.unit_bytes()) {}
 
@@ -72,6 +72,10 @@ void Slots::ByUnit::set(std::atomic<Extent*>* places, Extent* extent) const {
   for (uint64_t at = extent->offset; at < extent->offset + extent->bytes;
        at += uint64_t{1} << shift_)
     places[at >> shift_].store(extent, std::memory_order_release);
+}
+
+void Slots::set_capacity(uint64_t capacity) {
+  max_slots_.store(slots_for(capacity), std::memory_order_relaxed);
 }
 
 Slots::~Slots() {
@@ -164,9 +168,15 @@ Status Slots::grow(std::unique_lock<std::mutex>& lock) {
   if (extents_.size() != seen) return Status();
   uint64_t units =
       std::min<uint64_t>(uint64_t{1} << std::min<size_t>(seen, 30), kSlotsExtentMaxUnits);
-  while (units * pool_->unit_bytes() < row_bytes_ * 4) units *= 2;
+  const uint64_t least = row_bytes_ * uint64_t{4};
+  while (units * pool_->unit_bytes() < least) units *= 2;
+  const uint64_t wanted = units * pool_->unit_bytes();
+  // A free extent may be as long as all that the table has: the index of before a growth.
+  uint64_t has = 0;
+  for (const auto& extent : extents_) has += extent->bytes;
   lock.unlock();
-  auto extent = pool_->add_extent(static_cast<uint32_t>(layout::ExtentKind::kSlots), table_, units);
+  auto extent = pool_->add_extent(static_cast<uint32_t>(layout::ExtentKind::kSlots), table_,
+                                  {least, wanted, std::max(2 * wanted, has)});
   const Status status =
       extent.ok() && extent.value().reused ? zero_headers(extent.value()) : extent.status();
   lock.lock();
@@ -195,7 +205,7 @@ Status Slots::zero_headers(const Pool::Extent& extent) {
 void Slots::grow_spare(std::unique_lock<std::mutex>& lock) {
   const uint64_t total = total_.load(std::memory_order_relaxed);
   replaced_ = 0;
-  if (free_.load(std::memory_order_relaxed) < total / kSpareShare && total < max_slots_)
+  if (free_.load(std::memory_order_relaxed) < total / kSpareShare && total < max_slots())
     static_cast<void>(grow(lock));
 }
 
@@ -322,7 +332,7 @@ Status Slots::allocate(std::span<SlotRef> out, bool* wait_for_walk, SlotHeader**
   if (out.empty()) return Status();
   std::unique_lock lock(mutex_);
   while (free_.load(std::memory_order_relaxed) < out.size()) {
-    const bool at_limit = total_.load(std::memory_order_relaxed) >= max_slots_ + out.size();
+    const bool at_limit = total_.load(std::memory_order_relaxed) >= max_slots() + out.size();
     Status status =
         at_limit ? Status(Code::kResourceExhausted, "every spare slot waits for readers to finish")
                  : grow(lock);

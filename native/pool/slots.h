@@ -59,7 +59,8 @@ class Slots {
   bool is_free(SlotRef ref) const;
   uint64_t total() const { return total_.load(std::memory_order_relaxed); }
   uint64_t free_count() const { return free_.load(std::memory_order_relaxed); }
-  uint64_t max_slots() const { return max_slots_; }
+  uint64_t max_slots() const { return max_slots_.load(std::memory_order_relaxed); }
+  void set_capacity(uint64_t capacity);
   uint64_t allocator_bytes() const { return allocator_bytes_.load(std::memory_order_relaxed); }
   uint32_t row_bytes() const { return row_bytes_; }
 
@@ -115,8 +116,7 @@ class Slots {
   uint32_t table_;
   uint32_t row_bytes_;
   uint64_t row_share_;  // 2**64 / row_bytes_, rounded up: a multiplication replaces the division
-  uint64_t capacity_;
-  uint64_t max_slots_;
+  std::atomic<uint64_t> max_slots_;
   uint64_t group_words_;      // of free bits: the slots of one region, or 64 slots
   std::mutex growth_mutex_;   // one extent at a time; held while the disk works; before mutex_
   mutable std::mutex mutex_;  // guards the free slots; no disk operation holds it

@@ -51,8 +51,8 @@ wire::TablesReply describe_tables(table::Tables& tables, const wire::TablesReque
         [&](const pool::InstanceRecord& instance) { return instance.id == spec.instance; });
     if (!is_listed) continue;  // created since the names were read
     out.tables.push_back({record.id, spec.instance, spec.name, spec.dtype,
-                          static_cast<uint8_t>(spec.feed), spec.dim, spec.row_bytes, spec.capacity,
-                          table->status().rows, spec.default_row});
+                          static_cast<uint8_t>(spec.feed), spec.dim, spec.row_bytes,
+                          table->capacity(), table->status().rows, spec.default_row});
   }
   return out;
 }

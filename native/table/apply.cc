@@ -121,7 +121,7 @@ Status Apply::allocate(size_t count) {
 }
 
 size_t Apply::locate() {
-  return table_.index.locate(keys_, scratch_.entries.data(), scratch_.old.data());
+  return table_.index().locate(keys_, scratch_.entries.data(), scratch_.old.data());
 }
 
 void Apply::fill_next(size_t i) {
@@ -148,7 +148,7 @@ size_t Apply::fill_in_step() {
     auto* apply = static_cast<Apply*>(context);
     if (apply->deleted_ == nullptr || apply->deleted_[i] == 0) apply->fill_next(i);
   };
-  return table_.index.locate(keys_, scratch_.entries.data(), scratch_.old.data(), step, this);
+  return table_.index().locate(keys_, scratch_.entries.data(), scratch_.old.data(), step, this);
 }
 
 // Every key exists: there is no counter to raise and no bucket to lock. A key that occurs twice
@@ -157,12 +157,13 @@ Status Apply::replace(ApplyReport* report) {
   PETPS_RETURN_IF_ERROR(flusher_.drain(Site::kFilled));  // rows and headers
   std::shared_lock gate(table_.walk_gate, std::defer_lock);
   if (table_.slots.needs_walk()) gate.lock();
-  const size_t repeats =
-      table_.index.replace(scratch_.entries, scratch_.taken.data(), scratch_.old.data(), flusher_);
+  const size_t repeats = table_.index().replace(scratch_.entries, scratch_.taken.data(),
+                                                scratch_.old.data(), flusher_);
   report->superseded += repeats;
   report->updated += keys_.size() - repeats;
   if (group_ != nullptr) std::ranges::fill(group_->outcomes, Outcome::kUpdated);
   if (gate.owns_lock()) mark_replaced();
+  table_.mirror(keys_, flusher_);
   return flusher_.drain(Site::kPublished);
 }
 
@@ -189,7 +190,7 @@ void Apply::make_ops(bool has_slots) {
     const bool deletes = deleted_ != nullptr && deleted_[i] != 0;
     ops_[i].ref = deletes ? 0 : has_slots ? *next++ : kToBeAllocated;
   }
-  table_.index.plan(ops_, scratch_.entries.data(), scratch_.old.data());
+  table_.index().plan(ops_, scratch_.entries.data(), scratch_.old.data());
 }
 
 void Apply::set_outcome(const Op& op, Outcome outcome) {
@@ -290,7 +291,7 @@ bool Apply::raise() {
   bool any = false;
   for (Op& op : ops_) {
     if (op.state != OpState::kNew && op.state != OpState::kAgain) continue;
-    table_.index.raise(op, flusher_);
+    table_.index().raise(op, flusher_);
     any = any || op.state == OpState::kNew;
   }
   return any;
@@ -300,7 +301,7 @@ Status Apply::persist_and_publish() {
   std::shared_lock gate(table_.walk_gate, std::defer_lock);
   for (const Op& op : ops_) {
     if (op.state == OpState::kNew || op.state == OpState::kDone)
-      table_.index.flush_absence(op, flusher_);
+      table_.index().flush_absence(op, flusher_);
   }
   std::span<Op> rest = ops_;
   if (deletes_first_) {  // the buckets of a full table have no entries for both
@@ -313,13 +314,13 @@ Status Apply::persist_and_publish() {
     const auto deleted = std::stable_partition(ops_.begin(), ops_.end(), erases);
     rest = {deleted, ops_.end()};
     if (table_.slots.needs_walk()) gate.lock();
-    table_.index.publish({ops_.begin(), deleted}, flusher_);
+    table_.index().publish({ops_.begin(), deleted}, flusher_);
   }
   raise();
   do {
     PETPS_RETURN_IF_ERROR(flusher_.drain(Site::kFilled));  // rows, headers, raised counters
     if (table_.slots.needs_walk() && !gate.owns_lock()) gate.lock();
-    table_.index.publish(rest, flusher_);
+    table_.index().publish(rest, flusher_);
     // If a bucket filled up before its key was published, the key moves to a later bucket, which
     // needs another drain.
   } while (std::any_of(ops_.begin(), ops_.end(),
@@ -332,6 +333,7 @@ Status Apply::persist_and_publish() {
     }
     mark_replaced();
   }
+  table_.mirror(keys_, flusher_);
   return flusher_.drain(Site::kPublished);  // entries and deletions
 }
 
@@ -340,7 +342,7 @@ void Apply::count(ApplyReport* report) {
   scratch_.old.clear();
   uint64_t erased = 0;
   for (const Op& op : ops_) {
-    table_.index.settle(op);
+    table_.index().settle(op);
     if (op.state == OpState::kSkipped) {
       if (op.ref != 0) {  // every bucket is full
         unused_.push_back(op.ref);
@@ -397,7 +399,7 @@ Status Table::Impl::check_writable() const {
 
 bool Table::Impl::reserve_row() {
   uint64_t now = occupied.load();
-  while (now < record.spec.capacity) {
+  while (now < capacity.load(std::memory_order_relaxed)) {
     if (occupied.compare_exchange_weak(now, now + 1)) return true;
   }
   return false;

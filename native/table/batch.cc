@@ -68,7 +68,7 @@ class Writer {
 
  private:
   bool must_make_room() const {
-    return deletes_ && table_.occupied.load() + batch_.keys.size() > table_.record.spec.capacity;
+    return deletes_ && table_.occupied.load() + batch_.keys.size() > table_.capacity.load();
   }
   // The caller holds the slice's ranges.
   Status apply(const Slice& slice, Table::Impl::Scratch& scratch, Retiring& retiring,

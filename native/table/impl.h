@@ -30,7 +30,7 @@ struct Table::Impl final : epoch::Reclaimer {
     retired.fetch_sub(items.size(), std::memory_order_release);  // may let a dropped table go
   }
 
-  bool walked() const { return !slots.needs_walk() && index.walked(); }
+  bool walked() const { return !slots.needs_walk() && index().walked(); }
   bool synced() const {  // true if a drain is a flush of the disk
     return pool.medium().kind() == media::Kind::kFile &&
            pool.medium().durability() == media::Durability::kPower;
@@ -54,12 +54,31 @@ struct Table::Impl final : epoch::Reclaimer {
   bool recount_step(uint64_t* lowered);
   bool wants_recount();
 
+  // ---- growing: grow.cc, GROW.md
+  index::Index& add_array(const pool::BucketArray& array);
+  base::Status grow(const GrowOptions& options);
+  base::Status begin_growing();
+  base::Status copy_and_swap(const GrowOptions& options);
+  base::Status copy_buckets(const GrowOptions& options);
+  base::Status swap_array(const pool::BucketArray& array, index::Index* copy,
+                          const GrowOptions& options);
+  // Free the array before the swap, if no pin can read it any more.
+  void finish_growing();
+  // Give the keys of a table that grows the same refs in `mirrored` as in index(). The caller holds
+  // their ranges, and drains.
+  void mirror(std::span<const uint64_t> keys, media::Flusher& flusher);
+
   Tables::Impl& owner;
   pool::Pool& pool;
   epoch::Domain& epochs;
   pool::TableRecord record;
   pool::Slots& slots;
-  index::Index index;
+  // The array of buckets that lookups and writers search. A lookup loads it after its pin, a writer
+  // while it holds a range, a move or a scan while it holds moves_gate.
+  index::Index& index() const { return *current.load(std::memory_order_acquire); }
+  std::atomic<index::Index*> current{nullptr};
+  std::vector<std::unique_ptr<index::Index>> arrays;  // of this open; under owner.moves_mutex
+  std::atomic<uint64_t> capacity;
   uint32_t row_lines;  // cache lines of a row that lookup prefetches
   // Rows, and reserved room for new keys of batches in flight. When a reservation becomes a row,
   // this number stays; a deletion is subtracted once it is durable. Until the walk has counted
@@ -75,6 +94,17 @@ struct Table::Impl final : epoch::Reclaimer {
   RangeLocks range_locks;
   Turns turns{std::clamp(std::thread::hardware_concurrency(), 1u, uint32_t{kRanges})};
   bool dropped = false;  // changes under all ranges of `range_locks`
+  // While the table grows: the array that writers keep equal to index(). Changes under all ranges.
+  index::Index* mirrored = nullptr;
+  std::atomic<bool> lacks_keys{false};  // a mirrored key found no room
+  bool grows = false;                   // no move and no recount begins; under owner.moves_mutex
+  // The array before the swap, until no pin is left that may read it.
+  struct Outgrown final : epoch::Reclaimer {
+    void reclaim(std::span<const uint64_t>) override { unread.store(true); }
+    pool::BucketArray array;
+    std::atomic<bool> retired{false};
+    std::atomic<bool> unread{false};
+  } outgrown;
   // Buffers of the slice that holds the range; a slice that holds all ranges uses the first. One
   // item per key or slot.
   struct Scratch {
@@ -162,6 +192,8 @@ inline constexpr uint64_t kRehomePasses = 6;
 inline constexpr uint64_t kBucketsCounted = 16384;   // in one step of a recount
 inline constexpr uint64_t kBucketsInstalled = 2048;  // likewise, while the table's writers wait
 inline constexpr int kRecountSteps = 8;              // consecutive steps in the background
+inline constexpr uint64_t kBucketsCopied = 64;  // in one step of growing, while all writers wait
+inline constexpr uint64_t kPace = 2;  // how much longer than a step the pause behind it is
 // A re-homing pass that moves fewer than 1/2000 of the rows is the last.
 inline constexpr uint64_t kRehomeEnough = 2000;
 // How long a writer waits for readers to release slots.

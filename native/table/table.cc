@@ -25,20 +25,21 @@ Table::Impl::Impl(Tables::Impl& tables, const pool::TableRecord& table)
       epochs(tables.epochs),
       record(table),
       slots(pool.slots(table.id)),
-      index(pool, table.bucket_offset, table.bucket_count),
+      capacity(table.spec.capacity),
       row_lines(lines_of(table.spec.row_bytes)),
       hot(std::clamp(table.spec.capacity / kHotShare, kLeastHot, kMostHot)) {
+  add_array({table.bucket_offset, table.bucket_count});
   if (pool.was_clean()) {
     set_counts(record.rows, record.displaced);
   } else {  // the largest possible count: no two rows share a slot or an entry
-    index.request_recount();
-    assumed_rows = std::min(slots.total(), index.bucket_count() * index::kEntries);
+    index().request_recount();
+    assumed_rows = std::min(slots.total(), index().bucket_count() * index::kEntries);
     occupied.store(assumed_rows);
   }
 }
 
 void Table::Impl::set_counts(uint64_t rows, uint64_t displaced) {
-  index.set_walked(rows, displaced);
+  index().set_walked(rows, displaced);
   assumed_rows = rows;
   occupied.store(rows);
 }
@@ -51,19 +52,28 @@ Table::Table(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Table::~Table() = default;
 
 const pool::TableRecord& Table::record() const { return impl_->record; }
+uint64_t Table::capacity() const { return impl_->capacity.load(std::memory_order_relaxed); }
+pool::TableRecord Table::record_now() const {
+  pool::TableRecord now = record();
+  now.spec.capacity = capacity();
+  now.bucket_offset = impl_->index().bucket_offset();
+  now.bucket_count = bucket_count();
+  return now;
+}
+uint64_t Table::bucket_count() const { return impl_->index().bucket_count(); }
 
 void Table::lookup(std::span<const uint64_t> keys, const std::byte** rows) const {
-  impl_->index.find(keys, rows, impl_->row_lines);
+  impl_->index().find(keys, rows, impl_->row_lines);
 }
 
 void Table::lookup_in_step(std::span<const uint64_t> keys, const std::byte** rows, Visit visit,
                            void* context) const {
   static_assert(kNoKey == index::kNoKey);
-  impl_->index.find(keys, rows, visit, context);
+  impl_->index().find(keys, rows, visit, context);
 }
 
 const std::byte* Table::lookup_one(uint64_t key) const {
-  const index::Place place = impl_->index.find_one(key);
+  const index::Place place = impl_->index().find_one(key);
   return place.ref == 0 ? nullptr : impl_->slots.row(place.ref);
 }
 
@@ -75,7 +85,7 @@ std::pair<uint64_t, uint64_t> Table::bucket_reads(std::span<const uint64_t> keys
   uint64_t reads = 0;
   uint64_t hits = 0;
   for (const uint64_t key : keys) {
-    const index::Place place = impl_->index.find_one(key);
+    const index::Place place = impl_->index().find_one(key);
     if (place.ref == 0) continue;
     reads += place.distance + 1;
     hits += 1;
@@ -91,7 +101,7 @@ Table::ScanGuard::ScanGuard(const Table& table) : table_(table) {
 Table::ScanGuard::~ScanGuard() { table_.impl_->moves_gate.end_scan(); }
 
 ScanPage Table::scan(uint64_t from_bucket, uint64_t buckets) const {
-  const index::Index& index = impl_->index;
+  const index::Index& index = impl_->index();
   ScanPage page;
   const uint64_t end = std::min(index.bucket_count(), from_bucket + buckets);
   for (uint64_t number = from_bucket; number < end; ++number) {
@@ -109,17 +119,18 @@ ScanPage Table::scan(uint64_t from_bucket, uint64_t buckets) const {
 TableStatus Table::status() const {
   const Impl& table = *impl_;
   TableStatus status;
-  const bool is_counted = table.index.walked();
-  status.rows = is_counted ? table.index.rows() : std::max(table.record.rows, table.index.rows());
-  status.capacity = table.record.spec.capacity;
+  const bool is_counted = table.index().walked();
+  status.rows =
+      is_counted ? table.index().rows() : std::max(table.record.rows, table.index().rows());
+  status.capacity = table.capacity.load(std::memory_order_relaxed);
   status.slots = table.slots.total();
   status.free_slots = table.slots.free_count();
   status.retired_slots = table.retired.load(std::memory_order_relaxed);
-  status.index_bytes = table.index.bucket_count() * sizeof(index::Bucket);
+  status.index_bytes = table.index().bucket_count() * sizeof(index::Bucket);
   status.header_bytes = status.rows * sizeof(pool::SlotHeader);
   status.row_bytes_total = status.rows * table.record.spec.row_bytes;
   status.allocator_bytes = table.slots.allocator_bytes();
-  status.displaced = table.index.displaced();
+  status.displaced = table.index().displaced();
   status.walked = table.walked();
   return status;
 }
@@ -155,6 +166,7 @@ Result<uint64_t> Table::Impl::migrate(std::span<const uint64_t> keys, HotKeys::T
   PETPS_RETURN_IF_ERROR(check_writable());
   if (!walked()) return uint64_t{0};  // a reader in another process delays the walk: try later
   std::lock_guard lock(owner.moves_mutex);
+  if (grows) return uint64_t{0};  // the client sends its hot set again
   hot.add(keys, now);
   uint64_t moves = 0;
   for (const uint64_t key : keys) {
@@ -165,7 +177,7 @@ Result<uint64_t> Table::Impl::migrate(std::span<const uint64_t> keys, HotKeys::T
       break;
     }
     if (hot.has_moved(key)) continue;
-    auto moved = index.move_home(key, hot.spared());
+    auto moved = index().move_home(key, hot.spared());
     if (!moved.ok()) return moved;
     if (moved.value() > 0) hot.add_moved(key);
     moves += moved.value();
@@ -180,19 +192,20 @@ Result<uint64_t> Table::Impl::rehome() {
   PETPS_RETURN_IF_ERROR(check_writable());
   if (!walked()) return uint64_t{0};  // a reader in another process delays the walk: try later
   std::lock_guard lock(owner.moves_mutex);
+  if (grows) return uint64_t{0};
   const uint64_t lost = erased.exchange(0, std::memory_order_relaxed);
   uint64_t moves = 0;
   // A place that an entry left may be another entry's home, so repeat until few entries move.
   for (uint64_t pass = 0, last = UINT64_MAX;
-       pass < kRehomePasses && last > index.rows() / kRehomeEnough; ++pass) {
+       pass < kRehomePasses && last > index().rows() / kRehomeEnough; ++pass) {
     const uint64_t before = moves;
-    for (uint64_t number = 0; number < index.bucket_count(); ++number) {
+    for (uint64_t number = 0; number < index().bucket_count(); ++number) {
       std::unique_lock gate(moves_gate, std::try_to_lock);
       if (!gate) {  // a scan is open: try later
         erased.fetch_add(lost, std::memory_order_relaxed);
         return moves;
       }
-      auto moved = index.rehome_bucket(number);
+      auto moved = index().rehome_bucket(number);
       if (!moved.ok()) return moved;
       moves += moved.value();
       if (owner.stopping.load(std::memory_order_relaxed) || (synced() && moves >= kMaxMovesSynced))
@@ -209,22 +222,23 @@ Result<uint64_t> Table::Impl::rehome() {
 bool Table::Impl::recount_step(uint64_t* lowered) {
   if (!walked()) return true;
   std::lock_guard lock(owner.moves_mutex);
+  if (grows) return true;
   if (recount == Recount::kNone) {
-    if (!index.begin_recount()) return true;
+    if (!index().begin_recount()) return true;
     recount = Recount::kCounts;
     installed = 0;
   }
   if (recount == Recount::kCounts) {
-    if (index.count_claims(kBucketsCounted)) recount = Recount::kInstalls;
+    if (index().count_claims(kBucketsCounted)) recount = Recount::kInstalls;
     return false;
   }
   range_locks.take_all();
   const bool possible = !dropped && !pool.medium().failed();
-  if (possible) *lowered += index.install_counters(installed, installed + kBucketsInstalled);
+  if (possible) *lowered += index().install_counters(installed, installed + kBucketsInstalled);
   installed += kBucketsInstalled;
-  const bool complete = !possible || installed >= index.bucket_count();
+  const bool complete = !possible || installed >= index().bucket_count();
   if (complete) {
-    index.end_recount();
+    index().end_recount();
     recount = Recount::kNone;
   }
   range_locks.give(kAllRanges);
@@ -233,8 +247,8 @@ bool Table::Impl::recount_step(uint64_t* lowered) {
 
 bool Table::Impl::wants_recount() {
   std::lock_guard lock(owner.moves_mutex);
-  return walked() && !pool.medium().failed() &&
-         (recount != Recount::kNone || index.wants_recount());
+  return walked() && !grows && !pool.medium().failed() &&
+         (recount != Recount::kNone || index().wants_recount());
 }
 
 // ---- recovery ----
@@ -244,8 +258,8 @@ bool Table::Impl::wants_recount() {
 void Table::Impl::read_ahead(uint64_t number) const {
   constexpr uint64_t kPiece = 16384;  // buckets: 4 MiB
   if (number % kPiece != 0) return;
-  const uint64_t buckets = std::min(kPiece, index.bucket_count() - number);
-  pool.medium().expect_scan(record.bucket_offset + number * sizeof(index::Bucket),
+  const uint64_t buckets = std::min(kPiece, index().bucket_count() - number);
+  pool.medium().expect_scan(index().bucket_offset() + number * sizeof(index::Bucket),
                             buckets * sizeof(index::Bucket));
 }
 
@@ -258,12 +272,12 @@ void Table::Impl::walk() {
   if (!walked()) {
     const auto mark = [this](uint64_t, pool::SlotRef ref) { slots.mark(ref); };
     media::Flusher flusher(pool.medium());
-    for (uint64_t number = 0; number < index.bucket_count(); ++number) {
+    for (uint64_t number = 0; number < index().bucket_count(); ++number) {
       read_ahead(number);
-      index.walk_bucket(number, flusher, mark);
+      index().walk_bucket(number, flusher, mark);
     }
-    occupied.fetch_sub(assumed_rows - index.rows_at_open());
-    assumed_rows = index.rows_at_open();
+    occupied.fetch_sub(assumed_rows - index().rows_at_open());
+    assumed_rows = index().rows_at_open();
     // An entry that a killed process published or erased without a drain may revert at a power
     // cut, so nothing that it replaced may be freed before the entry is durable. A failed drain
     // has made the pool read-only; its slots then stay as they are.

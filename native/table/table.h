@@ -76,6 +76,14 @@ struct VerifyReport {
   bool clean() const { return problem_count == 0; }
 };
 
+struct GrowOptions {
+  uint64_t capacity = 0;  // rows; more than the table has
+  bool paced = true;      // leave most of the time to pulls and writers
+  // Called between two steps with the buckets copied and the buckets in all; false gives up, and
+  // after the swap it ends the wait for the last reader of the array before.
+  std::function<bool(uint64_t done, uint64_t all)> progress;
+};
+
 struct ScanPage {
   std::vector<uint64_t> keys;
   std::vector<const std::byte*> rows;  // valid while the Pin of the scan lives
@@ -94,7 +102,12 @@ using TablePointer = std::shared_ptr<Table>;
 
 class Table {
  public:
-  const pool::TableRecord& record() const;
+  const pool::TableRecord& record() const;  // as of the open; grow() changes the capacity
+  uint64_t capacity() const;
+  // The record, with what a growth has changed. The caller holds a ScanGuard or a Pin.
+  pool::TableRecord record_now() const;
+  // The end of a scan. It stays the same while a ScanGuard lives.
+  uint64_t bucket_count() const;
   uint32_t id() const { return record().id; }
 
   // Set rows[i] to the address of the row of keys[i], or to null. The caller took a Pin before.
@@ -144,6 +157,13 @@ class Table {
   // Lower overflow counters that are too high, saturated ones included, to the exact count.
   // Return how many were lowered.
   base::Result<uint64_t> recount();
+
+  // Give the table more capacity while it is read and written (GROW.md). When it returns OK, this
+  // is durable. Any other result leaves the table as it was: kInvalidArgument for a capacity that
+  // is not more than now, kResourceExhausted without room, kFailedPrecondition while the table
+  // grows already, while a reader still holds the array before the last growth, or if `progress`
+  // returned false.
+  base::Status grow(const GrowOptions& options);
 
   // Scan buckets [from, from + buckets). While a ScanGuard lives, no entry moves, so the scan
   // misses none.

@@ -110,8 +110,8 @@ Status Tables::close() {
   for (const auto& table : impl_->tables) {
     Table::Impl& t = table->impl();
     t.slots.store_free_maps(flusher);
-    t.index.flush_words(flusher);
-    impl_->pool->set_counts(t.record.id, t.index.rows(), t.index.displaced());
+    t.index().flush_words(flusher);
+    impl_->pool->set_counts(t.record.id, t.index().rows(), t.index().displaced());
   }
   PETPS_RETURN_IF_ERROR(flusher.drain(Site::kCloseDrain));
   PETPS_RETURN_IF_ERROR(impl_->pool->finish_clean());
@@ -244,7 +244,9 @@ void Tables::Impl::reclaim(std::span<const uint64_t> items) {
     for (const uint64_t id : items) {
       const auto at = std::find_if(dropped.begin(), dropped.end(),
                                    [&](const TablePointer& table) { return table->id() == id; });
-      if ((*at)->impl().retired.load(std::memory_order_acquire) > 0) {
+      Table::Impl& table = (*at)->impl();
+      const bool has_array = table.outgrown.retired.load() && !table.outgrown.unread.load();
+      if (has_array || table.retired.load(std::memory_order_acquire) > 0) {
         waiting.push_back(id);
         continue;
       }
@@ -439,9 +441,10 @@ void Tables::Impl::background() {
       // A failed drain has made the pool read-only, and every writer reports that; ignore it
       // here.
       if (!hot.empty() && !pool->medium().failed()) static_cast<void>(t.migrate(hot).ok());
+      t.finish_growing();
       const bool lost_many =
-          t.erased.load(std::memory_order_relaxed) > t.index.rows() / kRehomeShare;
-      if (lost_many && t.index.displaced() > 0 && !pool->medium().failed())
+          t.erased.load(std::memory_order_relaxed) > t.index().rows() / kRehomeShare;
+      if (lost_many && t.index().displaced() > 0 && !pool->medium().failed())
         static_cast<void>(t.rehome().ok());
       uint64_t lowered = 0;
       for (int i = 0; i < kRecountSteps && t.wants_recount() && !stopping.load(); ++i) {

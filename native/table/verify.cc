@@ -15,7 +15,7 @@ using pool::SlotRef;
 class Verifier {
  public:
   Verifier(const Table::Impl& table, VerifyReport* report)
-      : table_(table), index_(table.index), report_(report) {}
+      : table_(table), index_(table.index()), report_(report) {}
 
   void run() {
     const uint64_t ended = table_.ended.load();  // before `begun`, so a batch in between shows
@@ -34,8 +34,8 @@ class Verifier {
         rows_ + (table_.record.default_row != 0 ? 1 : 0) + table_.slots.free_count();
     if (quiet && table_.slots.total() > used)
       report_->unreachable_slots += table_.slots.total() - used;
-    if (quiet && table_.walked() && table_.index.rows() != rows_) {
-      report("counts " + std::to_string(table_.index.rows()) + " rows, its buckets hold " +
+    if (quiet && table_.walked() && table_.index().rows() != rows_) {
+      report("counts " + std::to_string(table_.index().rows()) + " rows, its buckets hold " +
              std::to_string(rows_));
     }
     if (quiet && table_.walked() && table_.occupied.load() != rows_) {

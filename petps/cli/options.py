@@ -21,9 +21,12 @@ __all__ = [
     "TargetName",
     "kafka_options",
     "parse_key",
+    "parse_rows",
 ]
 
 LOG_HELP: Final = "a folder, or kafka://HOST:PORT[,HOST:PORT]/TOPIC"
+_SUFFIXES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
+_ROWS_MAX: Final = 1 << 40  # native/pool/pool.h kMaxCapacity
 
 AllowNotFinite = Annotated[
     bool, typer.Option("--allow-not-finite", help="Accept rows with NaN or infinity.")
@@ -59,6 +62,22 @@ def kafka_options(texts: Iterable[str] | None) -> dict[str, str]:
             raise InvalidArgument(f"Kafka option {text!r}: write NAME=VALUE")
         options[name] = value
     return options
+
+
+def parse_rows(text: str, what: str) -> int:
+    """Return a number of rows: 500000, 500k or 1.5m. Raises InvalidArgument that names ``what``."""
+    factor = _SUFFIXES.get(text[-1:].lower(), 1)
+    digits = (text[:-1] if factor > 1 else text).replace("_", "")
+    try:
+        rows = round(float(digits) * factor)
+        if not 0 < rows <= _ROWS_MAX:
+            raise ValueError
+        return rows
+    except (ValueError, OverflowError):
+        raise InvalidArgument(
+            f"{what} must be a number of rows, got '{text}'; write 500000, 500k or 1.5m, at most "
+            "2^40"
+        ) from None
 
 
 def parse_key(text: str) -> int:

@@ -83,10 +83,13 @@ def bytes_text(n: float) -> str:
 
 
 @contextmanager
-def progress(text: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Show a bar on standard error. Yield a function that advances it by n items."""
+def progress(text: str, total: int | None, *, quiet: bool) -> Iterator[Callable[..., None]]:
+    """Show a bar on standard error. Yield advance(n), which advances it by n items.
+
+    advance(n, total) also gives the number of items in all, if it was not known before.
+    """
     if quiet or not sys.stderr.isatty():
-        yield lambda n: None
+        yield lambda n, total=None: None
         return
     from rich.console import Console
     from rich.progress import (
@@ -107,7 +110,7 @@ def progress(text: str, total: int | None, *, quiet: bool) -> Iterator[Callable[
     )
     with bar:
         task = bar.add_task(text, total=total)
-        yield lambda n: bar.advance(task, n)
+        yield lambda n, total=None: bar.update(task, advance=n, total=total)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Never does:  open pools or ports; read the environment; guess an unknown key.
 Called by:   cli and server.
 """
 
+from petps.config.changes import changes
 from petps.config.load import load, merge, parse
 from petps.config.reference import Key, keys, keys_markdown
 from petps.config.schema import (
@@ -26,6 +27,7 @@ __all__ = [
     "PoolConfig",
     "ServerConfig",
     "TableConfig",
+    "changes",
     "keys",
     "keys_markdown",
     "load",

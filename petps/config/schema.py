@@ -289,6 +289,16 @@ class TableConfig(Section):
         description="Rows that the table can hold. A full table refuses new keys and updates the "
         "keys that it has.",
     )
+    grow: Literal["manual", "auto"] = Field(
+        default="manual",
+        description="With 'auto', a serving table doubles its capacity when it is 85 % full, up to "
+        "`capacity_max`. `petps table grow` works in either case.",
+    )
+    capacity_max: int | None = Field(
+        default=None,
+        ge=1,
+        description="The capacity beyond which the table does not grow by itself.",
+    )
     default: float | list[float] = Field(
         default=0.0,
         description="The row that a missing key gets: one number for all its values, or dim "
@@ -306,6 +316,16 @@ class TableConfig(Section):
         if any(number != number or number in (float("inf"), float("-inf")) for number in numbers):
             raise ValueError("must be finite numbers")
         return value
+
+    @model_validator(mode="after")
+    def _ceiling_is_known(self) -> TableConfig:
+        if (self.grow == "auto") != (self.capacity_max is not None):
+            raise ValueError("grow = 'auto' and capacity_max belong together: give both, or none")
+        if self.capacity_max is not None and self.capacity_max < self.capacity:
+            raise ValueError(
+                f"capacity_max is {self.capacity_max}, below the capacity of {self.capacity}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _default_has_dim(self) -> TableConfig:

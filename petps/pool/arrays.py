@@ -60,7 +60,7 @@ def check_refused(table: _native.Table, report: Any) -> None:
     error = ResourceExhausted(
         f"table '{table.name}' is full (capacity {table.record.capacity:,}): {report.refused:,} "
         f"new keys were refused, {report.updated:,} rows updated, {report.inserted:,} inserted; "
-        "delete rows, or create the table again with a larger capacity"
+        "delete rows, or give the table more capacity (petps table grow)"
     )
     error.report = report
     raise error

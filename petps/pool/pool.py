@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
@@ -193,6 +193,36 @@ class Pool(PoolReader):
             default_row=stored[0] if np.any(np.asarray(default)) else None,
         )
         return self._info(table)
+
+    def grow(
+        self,
+        table: str,
+        capacity: int,
+        *,
+        model: str | None = None,
+        paced: bool = True,
+        progress: Callable[[int, int], bool] = lambda copied, buckets: True,
+    ) -> None:
+        """Give a table more capacity. Pulls and writes go on; durable on return.
+
+        While it runs, the pool has two indexes of the table. Rows stay where they are.
+
+        Args:
+            table: The table's name.
+            capacity: Rows, more than the table has now.
+            model: A model, instance or alias; None selects the only model, or else 'default'.
+            paced: Leave most of the time to pulls and writes.
+            progress: Receives the index buckets copied and the buckets in all; False gives up.
+
+        Raises:
+            InvalidArgument: The capacity is not more than now.
+            ResourceExhausted: The disk has no room for it.
+            FailedPrecondition: The table grows already, a reader still uses the index that it had
+                before it grew last, or ``progress`` gave up. The table is as it was.
+        """
+        self._native.grow(
+            self.table(table, model).record.id, capacity, paced=paced, progress=progress
+        )
 
     def tables(self, model: str | None = None) -> list[TableInfo]:
         """Return all tables, or those of one model, instance or alias."""

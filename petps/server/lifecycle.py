@@ -9,14 +9,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from petps import _native
-from petps.config import Config
+from petps.config import Config, changes
 from petps.config.schema import LimitsConfig
 from petps.errors import InvalidArgument, NotFound, PetpsError
 from petps.server.status import normalise_status
@@ -80,6 +80,7 @@ class Serving:
         self._ingest_lock = threading.Lock()
         self._http: Any = None
         self._grpc: Any = None
+        self._upkeep: list[Any] = []  # administration, and tables that grow by themselves
         self._metrics: Any = None
         self._map_file: MapFile | None = None
         self._map: ShardMap | None = None
@@ -191,7 +192,7 @@ class Serving:
         """
         applied_settings: list[str] = []
         restart_settings: list[str] = []
-        for section, key, old, new in _changes(self._config, config):
+        for section, key, old, new in changes(self._config, config):
             if (section, key) not in RELOADED:
                 restart_settings.append(f"{section}.{key}")
                 continue
@@ -252,6 +253,11 @@ class Serving:
             self._ingest.ingest.wait_for_end(READ_FIRST_SECONDS)
         self._start_http()
         self._start_grpc()
+        from petps.server.admin import open_admin_door
+        from petps.server.growth import Growth
+
+        self._upkeep = [Growth(self._config, self._tables, self._log)]
+        self._upkeep += open_admin_door(self._config.pool.path, self._tables, self._log)
         self._is_open = True
         if self._grpc is not None:
             self._grpc.update_health()
@@ -368,12 +374,14 @@ class Serving:
         return None
 
     def _stop(self) -> None:
-        """Stop ingest, then the native server, then HTTP.
+        """Stop administration, ingest, the native server, then HTTP.
 
         gRPC refuses new calls before the native server stops, and closes after it, because the
         native server answers the gRPC calls in flight.
         """
         self._draining = True
+        for part in self._upkeep:
+            part.close()
         if self._grpc is not None:
             self._grpc.drain()
         for name, part in (("ingest", self._ingest), ("server", self._server)):
@@ -403,20 +411,6 @@ def _lag_reason(partition: PartitionHealth, limit: float) -> str | None:
             f"{limit:g}){detail}"
         )
     return None
-
-
-def _changes(old: Config, new: Config) -> Iterator[tuple[str, str, Any, Any]]:
-    """Yield (section, key, old value, new value) of each difference."""
-    for section in type(old).model_fields:
-        old_section, new_section = getattr(old, section), getattr(new, section)
-        if old_section == new_section:
-            continue
-        if isinstance(old_section, dict):
-            yield section, "*", old_section, new_section
-            continue
-        for key in type(old_section).model_fields:
-            if getattr(old_section, key) != getattr(new_section, key):
-                yield section, key, getattr(old_section, key), getattr(new_section, key)
 
 
 def _open(config: Config) -> _native.Tables:

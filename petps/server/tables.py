@@ -28,7 +28,8 @@ def ignored_tables(config: Config, tables: _native.Tables) -> Iterator[str]:
             continue
         for key in ("dim", "dtype", "capacity", "feed"):
             given, stored = getattr(table, key), getattr(record, key)
-            if given != stored:
+            has_grown = key == "capacity" and table.grow == "auto" and stored > given
+            if given != stored and not has_grown:
                 yield (
                     f"WARNING: [tables.{name}] {key} = {given} is ignored: the pool's table has "
                     f"{stored}, and keeps it"

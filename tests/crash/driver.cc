@@ -1,7 +1,10 @@
 #include "driver.h"
 
 #include <algorithm>
+#include <condition_variable>
 #include <iterator>
+#include <mutex>
+#include <thread>
 
 #include "base/check.h"
 #include "table/impl.h"
@@ -21,8 +24,9 @@ const char* site_name(Site site) {
       "kAdoptedBucket", "kAdoptedPath",    "kFilled",          "kPublished",
       "kProgressed",    "kProgressMarked", "kSuperblockDrain", "kExtentRecordDrain",
       "kJournalDrain",  "kMovedDrain",     "kVacatedDrain",    "kCloseDrain",
-      "kAdoptedDrain",  "kAdoptedSync",    "kSuperblockSync",  "kNewTableSync",
-      "kReusedSync",    "kPowerSync",      "kCloseSync"};
+      "kCopiedDrain",   "kAdoptedDrain",   "kAdoptedSync",     "kSuperblockSync",
+      "kNewTableSync",  "kGrownSync",      "kReusedSync",      "kPowerSync",
+      "kCloseSync"};
   static_assert(std::size(kNames) == kSites, "a name for each site, in the order of media::Site");
   return kNames[static_cast<size_t>(site)];
 }
@@ -215,6 +219,88 @@ void Driver::rehome(const std::string& name) {
 void Driver::recount(const std::string& name) {
   step(
       "recount", [&] { return table(name).recount().status(); }, [](World*) {});
+}
+
+// A growth in a thread of its own, which runs only while advance() waits for it.
+class Driver::Growth {
+ public:
+  Growth(table::Table& table, uint64_t capacity) {
+    table::GrowOptions options{capacity, false, [this](uint64_t, uint64_t) { return pause(); }};
+    thread_ = std::thread([this, &table, options] {
+      wait_for_turn();
+      result_ = table.grow(options);
+      const std::lock_guard lock(mutex_);
+      runs_ = false;
+      ended_ = true;
+      signal_.notify_all();
+    });
+  }
+  ~Growth() {
+    cancelled_ = true;
+    while (!ended_) static_cast<void>(advance());
+    thread_.join();
+  }
+  // Let it run to its next pause or its end.
+  Status advance() {
+    std::unique_lock lock(mutex_);
+    runs_ = true;
+    signal_.notify_all();
+    signal_.wait(lock, [&] { return !runs_; });
+    return result_;
+  }
+  bool ended() const { return ended_; }
+
+ private:
+  void wait_for_turn() {
+    std::unique_lock lock(mutex_);
+    signal_.wait(lock, [&] { return runs_; });
+  }
+  bool pause() {
+    {
+      const std::lock_guard lock(mutex_);
+      runs_ = false;
+      signal_.notify_all();
+    }
+    wait_for_turn();
+    return !cancelled_;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable signal_;
+  bool runs_ = false;
+  bool ended_ = false;
+  bool cancelled_ = false;
+  Status result_;
+  std::thread thread_;
+};
+
+void Driver::grow(const std::string& name, uint64_t capacity,
+                  const std::function<void()>& between) {
+  if (!problem.empty()) return;
+  const uint64_t parts = table::kBucketsCopied;
+  const uint64_t buckets = table(name).impl().index().bucket_count();
+  const uint64_t copies = (buckets + parts - 1) / parts;
+  growth_ = std::make_shared<Growth>(table(name), capacity);
+  for (uint64_t part = 0; part <= copies && !growth_->ended(); ++part) {
+    const bool is_last = part == copies;
+    step(
+        "grow, part " + std::to_string(part),
+        [&] {
+          const Status status = growth_->advance();
+          PETPS_CHECK(!status.ok() || growth_->ended() == is_last, "the parts of a growth");
+          return status;
+        },
+        [&](World* w) {
+          if (!is_last) return;
+          TableWorld& grown = *w->find(name);
+          auto shape = std::make_shared<Shape>(*grown.shape);
+          shape->spec.capacity = capacity;
+          grown.shape = shape;
+        });
+    if (problem.empty() && !is_last && !growth_->ended()) between();
+    if (!problem.empty()) break;
+  }
+  growth_.reset();
 }
 
 table::Table& Driver::table(const std::string& name) {

@@ -111,12 +111,17 @@ class Driver {
   void migrate(const std::string& table, const std::vector<uint64_t>& hot);
   void rehome(const std::string& table);
   void recount(const std::string& table);
+  // Grow a table. Each part of it is a step; between() performs steps between them.
+  void grow(const std::string& table, uint64_t capacity, const std::function<void()>& between);
   // Perform any other step: `act` does it, `expect` changes the world accordingly.
   void step(const std::string& name, const std::function<base::Status()>& act,
             const std::function<void(World*)>& expect);
 
   // Forget the live pool, as a killed process does; open() comes next.
-  void drop() { tables.reset(); }
+  void drop() {
+    growth_.reset();  // its thread is in a table
+    tables.reset();
+  }
   // Perform one step and kill the process just before that step's drain number `drain`. The next
   // open sees everything that was stored by then. If `seen`, the world then is the one after the
   // step, otherwise the one before it.
@@ -147,6 +152,8 @@ class Driver {
   bool expects_failure = false;  // a drain will fail: later steps are not performed
 
  private:
+  class Growth;
+  std::shared_ptr<Growth> growth_;  // in progress
   CrashMedium* medium_;
   uint64_t value_ = 0;
 

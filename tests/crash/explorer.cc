@@ -64,6 +64,8 @@ void perform_random_steps(Driver* driver) {
       for (int k = 0; k < 4; ++k)
         hot.push_back(table.shape->keys[d.random() % table.shape->keys.size()]);
       d.migrate(name, hot);
+    } else if (kind == 8) {
+      d.grow(name, table.shape->spec.capacity + 1 + d.random() % 64, [] {});
     } else {
       d.apply(name, d.random_changes(name, d.random() % 4, d.random() % 4, d.random() % 4));
     }

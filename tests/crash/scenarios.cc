@@ -40,7 +40,7 @@ void rewrite_all_slots(Driver& d, const std::string& table) {
 // Return the keys that are displaced now.
 std::vector<uint64_t> displaced_keys(Driver& d, const std::string& table) {
   std::vector<uint64_t> keys;
-  const index::Index& index = d.table(table).impl().index;
+  const index::Index& index = d.table(table).impl().index();
   const TableWorld& world = *d.world.find(table);
   for (size_t i = 0; i < world.values.size(); ++i) {
     if (world.values[i] != 0 && index.find_one(world.shape->keys[i]).distance > 0)
@@ -56,7 +56,7 @@ void make_room_at_home(Driver& d, const std::string& table, size_t count) {
     d.problem = "no key is displaced";
     return;
   }
-  const index::Index& index = d.table(table).impl().index;
+  const index::Index& index = d.table(table).impl().index();
   const uint64_t home = index.path_of(displaced.front()).home;
   const TableWorld& world = *d.world.find(table);
   std::vector<Change> changes;
@@ -337,7 +337,7 @@ void killed_erase(Driver& d, const Begin& begin) {
   for (const uint64_t key : displaced) {
     if (away.size() < 8) away.push_back({key, 0});
   }
-  const index::Index& index = d.table("t").impl().index;
+  const index::Index& index = d.table("t").impl().index();
   for (const uint64_t key : d.world.find("t")->shape->keys) {
     const index::Place place = index.find_one(key);
     if (home.size() < 8 && place.ref != 0 && place.bucket == index.path_of(displaced.front()).home)
@@ -392,7 +392,7 @@ void killed_departure(Driver& d, const Begin& begin) {
   d.kill_before_drain(kVacatedDrainOfMove, /*seen=*/false, [&] { d.rehome("t"); });
   d.open();
   begin();
-  const index::Index& index = d.table("t").impl().index;
+  const index::Index& index = d.table("t").impl().index();
   std::vector<Change> moved;
   for (const uint64_t key : displaced) {
     if (index.find_one(key).distance == 0) moved.push_back({key, 0});
@@ -451,8 +451,8 @@ void single_forms(Driver& d, const Begin& begin) {
     const Change change = changes.front();
     const auto act = [&]() -> Status {
       table::Table::Impl& table = d.table("t").impl();
-      const pool::SlotRef old = table.index.find_one(change.key).ref;
-      if (erases) return table.index.erase(change.key, old);
+      const pool::SlotRef old = table.index().find_one(change.key).ref;
+      if (erases) return table.index().erase(change.key, old);
       pool::SlotRef ref = 0;
       table::Retiring retiring(table);
       PETPS_RETURN_IF_ERROR(table.allocate({&ref, 1}, retiring));
@@ -464,7 +464,7 @@ void single_forms(Driver& d, const Begin& begin) {
       const pool::SlotHeader header{change.key, 0, base::crc32c(row.data(), row.size())};
       flusher.copy(table.slots.header(ref), &header, sizeof header, Site::kRowHeader);
       PETPS_RETURN_IF_ERROR(flusher.drain(Site::kFilled));
-      return table.index.exchange(change.key, ref).status();
+      return table.index().exchange(change.key, ref).status();
     };
     d.step(erases ? "erase" : "exchange", act,
            [&](World* w) { w->find("t")->write(change.key, change.value); });
@@ -508,6 +508,32 @@ void everything(Driver& d, const Begin& begin) {
 
 }  // namespace
 
+// Writes reach both arrays, in buckets that are copied and in those that are not. Afterwards the
+// array of before has the buckets of the next growth.
+void growing(Driver& d, const Begin& begin) {
+  start(d, shape_of(table_spec("t", kMoreThanSlots, kOddRow), 90, 60), 50);
+  begin();
+  d.grow("t", 2 * kMoreThanSlots, [&] { d.apply("t", d.random_changes("t", 4, 6, 4)); });
+  d.apply("t", d.random_changes("t", 4, 6, 4));
+  d.grow("t", 2 * kMoreThanSlots + 40, [&] { d.apply("t", d.random_changes("t", 2, 4, 3)); });
+  d.apply("t", d.random_changes("t", 2, 4, 3));
+}
+
+// A crowded table: the keys of one home pass many buckets, in either array.
+void growing_full(Driver& d, const Begin& begin) {
+  start(d, crowded_shape(table_spec("t", 56, kOddRow), 40, 100, 61), 56);
+  begin();
+  d.grow("t", 100, [&] { d.apply("t", d.random_changes("t", 0, 8, 6)); });
+  d.apply("t", d.random_changes("t", 40, 4, 4));
+  d.open();
+  d.apply("t", d.random_changes("t", 4, 4, 4));
+  d.walk();
+  d.grow("t", 130, [&] { d.apply("t", d.random_changes("t", 0, 8, 6)); });
+  d.apply("t", d.random_changes("t", 20, 4, 4));
+  d.close();
+  d.open();
+}
+
 const std::vector<Scenario>& scenarios() {
   static const std::vector<Scenario> all = {
       {"insert", [](Driver& d, const Begin& b) { insert(d, b, kOddRow); }},
@@ -538,6 +564,8 @@ const std::vector<Scenario>& scenarios() {
       {"killed_departure", killed_departure},
       {"killed_metadata", killed_metadata},
       {"recounting", recounting},
+      {"growing", growing},
+      {"growing_full", growing_full},
       {"single_forms", single_forms},
       {"everything", everything},
   };

@@ -174,6 +174,8 @@ std::string scenario_of(media::Site site) {
       return "killed_clean_close";
     case media::Site::kNewTableSync:
       return "table_creation";
+    case media::Site::kGrownSync:
+      return "growing";
     case media::Site::kReusedSync:
       return "same_keys_again";
     case media::Site::kPowerSync:

@@ -194,6 +194,27 @@ Scenario walks() {
   return scenario;
 }
 
+// A table grows while a key is replaced, erased or inserted, and read. A step copies one bucket,
+// the last one swaps.
+Scenario grows(const std::string& how, bool batch) {
+  auto rig = std::make_shared<IndexRig>(/*grows=*/true);
+  const Keys keys = rig->keys(0, 1, 2);
+  rig->put(keys[0]);
+  const auto grow = [=] {
+    rig->begin_growing();
+    rig->copy_bucket(0);
+    rig->swap();
+  };
+  const auto write = [=] {
+    if (how == "replaced") rig->replace(keys[0]);
+    if (how == "erased") rig->erase(keys[0]);
+    if (how == "inserted") rig->put(keys[1]);
+  };
+  const auto read = reader(rig, batch, {how == "inserted" ? keys[1] : keys[0]}, keys);
+  return make_scenario(rig, name_of("a table grows while a key is " + how, batch),
+                       {grow, write, read});
+}
+
 }  // namespace
 
 std::vector<Scenario> index_scenarios() {
@@ -202,6 +223,7 @@ std::vector<Scenario> index_scenarios() {
     for (const auto& make : {moves_home, moves_and_is_overwritten, moves_there_and_back,
                              reuses_an_entry, updates, counters, heals})
       all.push_back(make(batch));
+    for (const char* how : {"replaced", "erased", "inserted"}) all.push_back(grows(how, batch));
   }
   return all;
 }

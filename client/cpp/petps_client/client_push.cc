@@ -250,8 +250,8 @@ Status Client::Impl::push_to_owner(RemoteServer& owner, const Deadline& until, c
   return Status(Code::kResourceExhausted,
                 owner.name() + ": table '" + std::string(work.table) + "' is full: " +
                     std::to_string(counts.refused) + " of " + std::to_string(work.keys.size()) +
-                    " rows were refused (new keys), the others are applied: create the table with "
-                    "a larger capacity, or erase rows");
+                    " rows were refused (new keys), the others are applied: give the table more "
+                    "capacity (petps table grow), or erase rows");
 }
 
 // Check and encode all rows before the first is sent, and choose the instance for all groups.

@@ -15,7 +15,7 @@ __all__ = ["Commands"]
 
 # The commands by their heading in the help text.
 _HEADINGS: Final = {
-    "Pools": ("create", "status", "verify", "config"),
+    "Pools": ("create", "table", "status", "verify", "config"),
     "Versions": ("instances", "alias", "drop", "checkpoint"),
     "Rows": ("load", "pull", "push", "export", "publish"),
     "Running": ("serve", "import-hps", "demo"),

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from petps.cli.options import JsonReport
+from petps.cli.options import JsonReport, parse_rows
 from petps.cli.output import json_out, note
 from petps.errors import AlreadyExists, InvalidArgument, PetpsError
 
 if TYPE_CHECKING:
     from petps.pool import Pool, TableInfo
-
-_SUFFIXES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,10 @@ class _TableSpec:
     capacity: int
     default: Any
     feed: Any
+
+
+# What the configuration says of a table when it is created; the rest counts while it is served.
+_CREATED: Final = {"dim", "dtype", "capacity", "default", "feed"}
 
 
 def create(
@@ -107,7 +109,7 @@ def create(
                 raise InvalidArgument(
                     f"table '{name}' is both in --table and in {config}; name it once"
                 )
-            specs.append(_TableSpec(name, **section.model_dump()))
+            specs.append(_TableSpec(name, **section.model_dump(include=_CREATED)))
     if pool is None:
         raise InvalidArgument("name the new pool: `petps create PATH ...`, or --config FILE")
     if replace and (add or not pool.is_char_device()):
@@ -168,19 +170,9 @@ def _parse(text: str, feed: str) -> _TableSpec:
     name, dim, dtype, capacity = parts
     if not dim.isdigit():
         raise InvalidArgument(f"--table {text}: dim must be a number, got '{dim}'")
-    return _TableSpec(name, int(dim), dtype, _count(capacity, text), 0.0, feed)
-
-
-def _count(text: str, argument: str) -> int:
-    factor = _SUFFIXES.get(text[-1:].lower(), 1)
-    digits = (text[:-1] if factor > 1 else text).replace("_", "")
-    try:
-        return round(float(digits) * factor)
-    except (ValueError, OverflowError):
-        raise InvalidArgument(
-            f"--table {argument}: capacity must be a number of rows, got '{text}'; write 500000, "
-            "500k or 1.5m"
-        ) from None
+    return _TableSpec(
+        name, int(dim), dtype, parse_rows(capacity, f"--table {text}: capacity"), 0.0, feed
+    )
 
 
 def _create_tables(

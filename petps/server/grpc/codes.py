@@ -7,8 +7,9 @@ from typing import Final, NoReturn
 import grpc
 
 from petps.errors import PetpsError
+from petps.v1.service import CODE_KEY
 
-__all__ = ["CODE_KEY", "GRPC_CODES", "refuse"]
+__all__ = ["GRPC_CODES", "refuse"]
 
 # STALE becomes UNAVAILABLE, because the same call may succeed on another replica, or here later.
 # WRONG_SHARD becomes ABORTED, because the client must start over with the newer shard map. So a
@@ -30,8 +31,6 @@ GRPC_CODES: Final = {
     "IO_ERROR": grpc.StatusCode.INTERNAL,
     "IN_USE": grpc.StatusCode.FAILED_PRECONDITION,
 }
-
-CODE_KEY: Final = "petps-code"  # key in the trailing metadata
 
 
 async def refuse(

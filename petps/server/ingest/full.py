@@ -21,8 +21,8 @@ def full_reason(table: InstanceTable, rows: int) -> str:
     """Return why rows of new keys were not stored, and the remedy."""
     return (
         f"table '{table.schema.name}' is full (capacity {table.capacity:,}): {rows:,} new keys "
-        "have no room. No row is skipped: they are stored once rows are deleted. Otherwise begin "
-        "an instance (model@name) with a base, or load a base into a pool with a larger capacity"
+        "have no room. No row is skipped: they are stored once rows are deleted, or once the table "
+        "has more capacity (petps table grow)"
     )
 
 

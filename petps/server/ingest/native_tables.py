@@ -45,7 +45,7 @@ class _NativeTable:
 
     @property
     def capacity(self) -> int:
-        return int(self._table.record.capacity)
+        return int(self._table.status().capacity)  # the table may have grown
 
     def has_room(self) -> bool:
         return self._table.status().rows < self.capacity
@@ -195,7 +195,7 @@ class NativeInstances:
                 instance=instance.id,
                 dim=schema.dim,
                 dtype=schema.dtype,
-                capacity=max(base.rows(table), old.record.capacity if old else 1),
+                capacity=max(base.rows(table), old.status().capacity if old else 1),
                 feed="delta",
                 default_row=old.default_row() if old and has_same_rows else None,
             )

@@ -41,7 +41,7 @@ struct Rig {
     tables = Tables::attach(memory.attach().value(), background).value();
     table = tables->find("model@1", "t");
   }
-  const index::Index& index() const { return table->impl().index; }
+  const index::Index& index() const { return table->impl().index(); }
   // Return keys whose home is bucket `home`.
   std::vector<uint64_t> keys_of(uint64_t home, size_t count) const {
     std::vector<uint64_t> keys;

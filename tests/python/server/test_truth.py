@@ -13,11 +13,13 @@ from typing import Any
 
 import grpc
 import numpy as np
+import petps_client
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from petps import _native
+from petps.admin.client import AdminClient
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.errors import IoError, Unavailable
@@ -168,6 +170,24 @@ def test_every_report_shows_the_failure(
         fed.wait(lambda: fed.unready() is None)
         fed.wait(lambda: health.Check(request).status == is_serving)
         assert fed.metrics()["petps_ingest_partitions_not_following"][0].value == 0
+    fed.log.close()
+
+
+def test_a_partition_that_was_full_continues_once_the_table_has_grown(
+    start: Start, pool: Path, tmp_path: Path
+) -> None:
+    serving = start(ingest={"log": tmp_path / "log"})
+    fed = FollowingServer(serving, tmp_path / "log")
+    fed.publish(1100)
+    fed.wait(lambda: "full" in fed.states())
+    with AdminClient(pool) as client:
+        client.grow("fed", 1100)
+    fed.wait(lambda: fed.unready() is None)
+    assert fed.states() == {"following"}
+    with petps_client.connect(f"petps://127.0.0.1:{serving.port}") as client:
+        rows, mask = client.pull("fed", np.arange(1100, dtype=np.uint64), return_mask=True)
+    assert mask.all()
+    assert (rows == 2.5).all()
     fed.log.close()
 
 

@@ -1,0 +1,96 @@
+"""petps table: changes of one table of a pool, also while a server has it open."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from petps.cli.options import JsonReport, ModelOption, TableName, parse_rows
+from petps.cli.output import json_out, note, progress
+from petps.cli.target import is_server
+from petps.errors import InUse, InvalidArgument, NotFound
+
+if TYPE_CHECKING:
+    from petps.admin.client import AdminClient
+    from petps.pool import Pool
+
+app = typer.Typer(no_args_is_help=True, help="Change a table: give it more capacity.")
+
+
+@app.callback()
+def _group() -> None:
+    """Change a table of a pool, also while a server has it open."""
+
+
+@app.command()
+def grow(
+    pool: Annotated[
+        str,
+        typer.Argument(
+            metavar="POOL", help="The pool's path, on the machine of its server if one runs."
+        ),
+    ],
+    table: TableName,
+    capacity: Annotated[
+        str,
+        typer.Option(metavar="ROWS", help="The new capacity in rows, such as 20000000 or 20m."),
+    ],
+    model: ModelOption = None,
+    unpaced: Annotated[
+        bool,
+        typer.Option("--unpaced", help="As fast as possible, at the cost of pulls and writes."),
+    ] = False,
+    json_: JsonReport = False,
+) -> None:
+    """Give a table more capacity. Pulls, pushes and deltas go on.
+
+    The rows stay where they are; the index is copied into a larger one, so both exist for a while.
+    Ctrl-C, a full disk or a crash leave the table as it was. A partition that has stopped because
+    the table was full continues. Capacity cannot be taken away again.
+
+    [bold]Examples[/bold]
+
+        petps table grow my.pool items --capacity 20m
+
+        petps table grow my.pool items --capacity 20m --model ranking@7 --unpaced
+    """
+    if is_server(pool):
+        raise InvalidArgument(
+            f"{pool} is an address: name the pool by its path, on the machine of its server"
+        )
+    rows = parse_rows(capacity, "--capacity")
+    with (
+        closing(_open(pool)) as target,
+        progress(f"growing {table}", None, quiet=json_) as advance,
+    ):
+        seen = 0
+
+        def show(copied: int, buckets: int) -> bool:
+            nonlocal seen
+            advance(copied - seen, buckets)
+            seen = copied
+            return True
+
+        target.grow(table, rows, model=model, paced=not unpaced, progress=show)
+    if json_:
+        json_out({"table": table, "capacity": rows})
+        return
+    note(f"{table} has capacity for {rows:,} rows now")
+
+
+def _open(path: str) -> Pool | AdminClient:
+    """Return the pool, or its server if one has it open."""
+    from petps import _native
+    from petps.pool import Pool
+
+    _native.stop_on_lost_pool()
+    try:
+        return Pool.open(path)
+    except NotFound:
+        raise NotFound(f"there is no pool at {path}: create it with `petps create`") from None
+    except InUse:
+        from petps.admin.client import AdminClient
+
+        return AdminClient(path)
