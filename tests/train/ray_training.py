@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import psutil
@@ -17,14 +18,18 @@ from petps.train.optimizer import Adam
 from petps.train.ranks import RankedOutput
 from petps.train.ray import Worker
 from petps.train.schedule import Every
-from tests.train.rank_threads import WAIT_SECONDS, Ranker, read_slots
+from tests.train.rank_threads import Ranker, read_slots
 from tests.train.train_ranks import PARTITIONS, SEED, TABLES, resume
 
+# How long processes that Ray starts may take on a machine that is busy.
+STARTS_SECONDS: Final = 240
 
-def train(worker: Worker, folder: Path, steps: int, hold: int) -> list[int]:
+
+def train(worker: Worker, folder: Path, steps: int, holds: Sequence[int]) -> list[int]:
     """Train up to ``steps``; return the last step before each try, on rank 0.
 
-    In the first try, each rank leaves its process id after step ``hold``, and waits.
+    In each try that ``holds`` has a step for, each rank leaves its process id after the step, and
+    waits.
     """
     assert (worker.world, worker.folder.name) == (2, f"rank-{worker.rank}-of-2")
     addresses = {
@@ -45,13 +50,14 @@ def train(worker: Worker, folder: Path, steps: int, hold: int) -> list[int]:
         tries = folder / f"tries-{worker.rank}"
         with tries.open("a") as file:
             file.write(f"{first}\n")
+        number = len(tries.read_text().split()) - 1
         loop = resume(worker.rank, worker.links, model, optimizer, tables, output, first, steps)
         with output, loop:
             for step in loop:
-                if step.number == hold and first == 0:
+                if number < len(holds) and step.number == holds[number]:
                     output.wait()
-                    (folder / f"{worker.rank}.pid").write_text(str(os.getpid()))
-                    time.sleep(WAIT_SECONDS)
+                    (folder / f"{worker.rank}-{number}.pid").write_text(str(os.getpid()))
+                    time.sleep(STARTS_SECONDS)
         results: dict[str, Any] = {
             f"dense{i}": parameter.detach().numpy()
             for i, parameter in enumerate(model.parameters())
