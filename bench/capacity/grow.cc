@@ -5,15 +5,14 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "base/prefetch.h"
 #include "bench/common/arguments.h"
 #include "bench/common/loaded_table.h"
 #include "bench/common/measure.h"
+#include "bench/common/puller.h"
 #include "bench/common/random.h"
 #include "table/impl.h"
 
@@ -31,16 +30,11 @@ double seconds_since(Clock::time_point begin) {
 
 class Pulls {
  public:
-  explicit Pulls(LoadedTable& loaded)
-      : loaded_(loaded),
-        out_(kRequestKeys * loaded.row_bytes()),
-        rows_(kRequestKeys),
-        reader_(loaded.tables().epochs().lease()) {
+  explicit Pulls(LoadedTable& loaded) : puller_(loaded, kRequestKeys) {
     constexpr uint64_t kDrawn = 4'000'000;
     for (const uint32_t row : row_stream(Access::kZipf, loaded.rows(), kDrawn, 3))
       keys_.push_back(LoadedTable::key(row));
   }
-  ~Pulls() { loaded_.tables().epochs().release(reader_); }
 
   // Pull until `ends` returns true; return the times of all pulls, in microseconds.
   template <typename Ends>
@@ -48,7 +42,7 @@ class Pulls {
     std::vector<double> times;
     while (!ends()) {
       const auto begin = Clock::now();
-      pull(keys_.data() + at_);
+      puller_.pull(keys_.data() + at_);
       times.push_back(1e6 * seconds_since(begin));
       at_ = (at_ + kRequestKeys) % keys_.size();
     }
@@ -56,24 +50,9 @@ class Pulls {
   }
 
  private:
-  void pull(const uint64_t* keys) {
-    const size_t bytes = loaded_.row_bytes();
-    const epoch::Pin pin = reader_->pin();
-    loaded_.table().lookup({keys, kRequestKeys}, rows_.data(), [&](size_t searched, size_t ready) {
-      if (searched != table::kNoKey) base::prefetch(rows_[searched], bytes);
-      if (ready == table::kNoKey) return;
-      if (rows_[ready] == nullptr) fail("a loaded key is missing");
-      std::memcpy(out_.data() + ready * bytes, rows_[ready], bytes);
-    });
-    keep(out_.data());
-  }
-
-  LoadedTable& loaded_;
-  std::vector<std::byte> out_;
-  std::vector<const std::byte*> rows_;
+  Puller puller_;
   std::vector<uint64_t> keys_;
   size_t at_ = 0;
-  epoch::Reader* reader_;
 };
 
 // Insert every ref of the table into a fresh index of the same number of buckets; return seconds.
@@ -90,10 +69,13 @@ double insert_all(LoadedTable& loaded, uint64_t capacity) {
   const auto insert = [&] {
     const std::span<index::Op> part{ops.data(), filled};
     fresh.plan(part);
-    for (index::Op& op : part) fresh.raise(op, flusher);
-    fresh.publish(part, flusher);
-    for (const index::Op& op : part) {
-      if (op.state != index::OpState::kDone) fail("a fresh index has no room");
+    const auto is_left = [](const index::Op& op) { return op.state != index::OpState::kDone; };
+    while (std::any_of(part.begin(), part.end(), is_left)) {
+      for (index::Op& op : part) {
+        if (is_left(op)) fresh.raise(op, flusher);
+        if (op.state == index::OpState::kSkipped) fail("a fresh index has no room");
+      }
+      fresh.publish(part, flusher);
     }
     check_ok(flusher.drain(media::Site::kPublished));
     filled = 0;

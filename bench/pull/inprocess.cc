@@ -5,10 +5,10 @@
 #include <cstring>
 #include <vector>
 
-#include "base/prefetch.h"
 #include "bench/common/arguments.h"
 #include "bench/common/loaded_table.h"
 #include "bench/common/measure.h"
+#include "bench/common/puller.h"
 #include "bench/common/random.h"
 #include "table/impl.h"
 
@@ -35,25 +35,13 @@ class Sides {
       : loaded_(loaded),
         request_(request_keys),
         row_bytes_(loaded.row_bytes()),
-        out_(request_keys * row_bytes_),
-        rows_(request_keys),
-        reader_(loaded.tables().epochs().lease()) {}
-  ~Sides() { loaded_.tables().epochs().release(reader_); }
+        puller_(loaded, request_keys) {}
 
-  void pull(const uint64_t* keys) {
-    const epoch::Pin pin = reader_->pin();
-    loaded_.table().lookup({keys, request_}, rows_.data(), [&](size_t searched, size_t ready) {
-      if (searched != table::kNoKey) base::prefetch(rows_[searched], row_bytes_);
-      if (ready == table::kNoKey) return;
-      if (rows_[ready] == nullptr) fail("a loaded key is missing");
-      std::memcpy(out_.data() + ready * row_bytes_, rows_[ready], row_bytes_);
-    });
-    keep(out_.data());
-  }
+  void pull(const uint64_t* keys) { puller_.pull(keys); }
 
   void gather(const Place* places, uint64_t ahead) {
     const std::byte* base = loaded_.tables().pool().at(0);
-    std::byte* out = out_.data();
+    std::byte* out = puller_.out();
     uint64_t sum = 0;
     for (uint64_t i = 0; i < request_ + ahead; ++i) {
       if (i < request_) {
@@ -72,18 +60,16 @@ class Sides {
       out += row_bytes_;
     }
     keep(sum);
-    keep(out_.data());
+    keep(puller_.out());
   }
 
-  const std::byte* out() const { return out_.data(); }
+  const std::byte* out() { return puller_.out(); }
 
  private:
   LoadedTable& loaded_;
   uint64_t request_;
   uint64_t row_bytes_;
-  std::vector<std::byte> out_;
-  std::vector<const std::byte*> rows_;
-  epoch::Reader* reader_;
+  Puller puller_;  // the gather writes to its buffer too
 };
 
 Pulls make_pulls(LoadedTable& loaded, Access access, uint64_t count, uint64_t seed) {

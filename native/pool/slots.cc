@@ -34,7 +34,8 @@ constexpr uint64_t kRegionBytes = 64 << 10;  // the folio size of new file space
 // would save more as long as the kernel writes nothing back, but cost more after it did.
 constexpr uint64_t kPartBytes = 1 << 20;
 constexpr uint16_t kRecentParts = 16;
-constexpr size_t kMaxRecent = 16384;   // more than a batch leaves
+constexpr size_t kMaxRecent = 16384;  // more than a batch leaves
+constexpr uint64_t kMostExtentBytes = (uint64_t{1} << 32) - 1;
 constexpr uint64_t kSkippedWords = 8;  // of sparse groups, at most, for each slot that is wanted
 __extension__ typedef unsigned __int128 Wide;
 
@@ -171,9 +172,11 @@ Status Slots::grow(std::unique_lock<std::mutex>& lock) {
   const uint64_t least = row_bytes_ * uint64_t{4};
   while (units * pool_->unit_bytes() < least) units *= 2;
   const uint64_t wanted = units * pool_->unit_bytes();
-  // A free extent may be as long as all that the table has: the index of before a growth.
+  // A free extent may be as long as all that the table has: the index of before a growth. But
+  // slot_of() is exact only in a shorter one than 4 GiB.
   uint64_t has = 0;
   for (const auto& extent : extents_) has += extent->bytes;
+  has = std::min(has, kMostExtentBytes);
   lock.unlock();
   auto extent = pool_->add_extent(static_cast<uint32_t>(layout::ExtentKind::kSlots), table_,
                                   {least, wanted, std::max(2 * wanted, has)});

@@ -87,6 +87,7 @@ class Apply {
   void count(ApplyReport* report);
 
   void mark_replaced();
+  Status finish_publish();
   void set_outcome(const Op& op, Outcome outcome);
 
   Table::Impl& table_;
@@ -163,8 +164,7 @@ Status Apply::replace(ApplyReport* report) {
   report->updated += keys_.size() - repeats;
   if (group_ != nullptr) std::ranges::fill(group_->outcomes, Outcome::kUpdated);
   if (gate.owns_lock()) mark_replaced();
-  table_.mirror(keys_, flusher_);
-  return flusher_.drain(Site::kPublished);
+  return finish_publish();
 }
 
 // ---- the long way ----
@@ -333,8 +333,7 @@ Status Apply::persist_and_publish() {
     }
     mark_replaced();
   }
-  table_.mirror(keys_, flusher_);
-  return flusher_.drain(Site::kPublished);  // entries and deletions
+  return finish_publish();
 }
 
 // Count what the ops did; leave in `old` the refs that they replaced or erased.
@@ -372,6 +371,12 @@ void Apply::count(ApplyReport* report) {
 void Apply::mark_replaced() {
   if (!table_.slots.needs_walk()) return;
   for (const SlotRef ref : scratch_.old) table_.slots.mark(ref);
+}
+
+// The last part of publish: in the second index of a table that grows too, then on the medium.
+Status Apply::finish_publish() {
+  table_.mirror(keys_, flusher_);
+  return flusher_.drain(Site::kPublished);  // entries and deletions
 }
 
 }  // namespace

@@ -101,11 +101,6 @@ Status Table::Impl::copy_and_swap(const GrowOptions& options) {
   mirrored = copy;
   range_locks.give(kAllRanges);
   Status status = copy_buckets(options);
-  // Most of it, while writers go on; the rest within the swap.
-  if (status.ok())
-    status =
-        pool.medium().sync_range(pool.at(reserved.value().offset),
-                                 reserved.value().count * sizeof(index::Bucket), Site::kGrownSync);
   if (status.ok()) status = swap_array(reserved.value(), copy, options);
   if (status.ok()) return status;
   range_locks.take_all();
@@ -124,7 +119,8 @@ Status Table::Impl::copy_buckets(const GrowOptions& options) {
   const uint64_t count = first.bucket_count();
   Flusher flusher(pool.medium());
   std::vector<uint64_t> keys;
-  for (uint64_t number = 0; number < count; number += kBucketsCopied) {
+  const uint64_t step = options.paced ? kBucketsCopiedPaced : kBucketsCopied;
+  for (uint64_t number = 0; number < count; number += step) {
     if (!goes_on(options, number, count)) return cancelled(record.spec.name);
     const auto begin = Clock::now();
     read_ahead(number);
@@ -132,7 +128,7 @@ Status Table::Impl::copy_buckets(const GrowOptions& options) {
     range_locks.take_all();
     const bool exists = !dropped;
     if (exists) {
-      for (uint64_t i = number; i < std::min(count, number + kBucketsCopied); ++i) {
+      for (uint64_t i = number; i < std::min(count, number + step); ++i) {
         const index::Index::LiveEntries live = first.read_bucket(i);
         for (size_t e = 0; e < live.count; ++e) keys.push_back(live.entries[e].key);
       }
@@ -149,36 +145,41 @@ Status Table::Impl::copy_buckets(const GrowOptions& options) {
 Status Table::Impl::swap_array(const pool::BucketArray& array, index::Index* copy,
                                const GrowOptions& options) {
   const uint64_t count = index().bucket_count();
-  for (;;) {
-    {
-      const std::lock_guard moves(owner.moves_mutex);
-      range_locks.take_all();
-      std::unique_lock gate(moves_gate, std::try_to_lock);
-      Status status;
-      const bool no_scan = gate.owns_lock();
-      if (dropped) {
-        status = dropped_error(record.spec.name);
-      } else if (lacks_keys.load()) {  // a larger array has room for all, so this is a fault
-        status = Status(Code::kInternal, "table '" + record.spec.name +
-                                             "' keeps its capacity: its copied index had no room");
-      } else if (no_scan) {
-        status = pool.swap_buckets(record.id, array);
-      }
-      if (status.ok() && no_scan) {
-        outgrown.array = {index().bucket_offset(), index().bucket_count(), capacity.load()};
-        outgrown.retired.store(true);
-        mirrored = &index();
-        current.store(copy, std::memory_order_release);
-        capacity.store(array.capacity, std::memory_order_relaxed);
-      }
-      range_locks.give(kAllRanges);
-      if (!status.ok()) return status;
-      if (no_scan) break;
+  for (bool is_swapped = false; !is_swapped;) {
+    while (moves_gate.has_scan()) {
+      if (!goes_on(options, count, count)) return cancelled(record.spec.name);
+      std::this_thread::sleep_for(kLook);
     }
-    if (!goes_on(options, count, count)) return cancelled(record.spec.name);
-    std::this_thread::sleep_for(kLook);
+    // Most of it while writers go on; the rest within swap_buckets().
+    PETPS_RETURN_IF_ERROR(pool.medium().sync_range(
+        pool.at(array.offset), array.count * sizeof(index::Bucket), Site::kGrownSync));
+    const std::lock_guard moves(owner.moves_mutex);
+    range_locks.take_all();
+    const Status status = swap_locked(array, copy, &is_swapped);
+    range_locks.give(kAllRanges);
+    PETPS_RETURN_IF_ERROR(status);
   }
   epochs.retire(outgrown, {&outgrown.array.offset, 1});
+  return Status();
+}
+
+// Swap, unless a scan is open. The caller holds all ranges.
+Status Table::Impl::swap_locked(const pool::BucketArray& array, index::Index* copy,
+                                bool* is_swapped) {
+  std::unique_lock gate(moves_gate, std::try_to_lock);
+  if (!gate.owns_lock()) return Status();
+  if (dropped) return dropped_error(record.spec.name);
+  if (lacks_keys.load()) {  // a larger array has room for all, so this is a fault
+    return Status(Code::kInternal, "table '" + record.spec.name +
+                                       "' keeps its capacity: its copied index had no room");
+  }
+  PETPS_RETURN_IF_ERROR(pool.swap_buckets(record.id, array));
+  outgrown.array = {index().bucket_offset(), index().bucket_count(), capacity.load()};
+  outgrown.retired.store(true);
+  mirrored = &index();
+  current.store(copy, std::memory_order_release);
+  capacity.store(array.capacity, std::memory_order_relaxed);
+  *is_swapped = true;
   return Status();
 }
 

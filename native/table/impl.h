@@ -62,6 +62,7 @@ struct Table::Impl final : epoch::Reclaimer {
   base::Status copy_buckets(const GrowOptions& options);
   base::Status swap_array(const pool::BucketArray& array, index::Index* copy,
                           const GrowOptions& options);
+  base::Status swap_locked(const pool::BucketArray& array, index::Index* copy, bool* is_swapped);
   // Free the array before the swap, if no pin can read it any more.
   void finish_growing();
   // Give the keys of a table that grows the same refs in `mirrored` as in index(). The caller holds
@@ -192,8 +193,11 @@ inline constexpr uint64_t kRehomePasses = 6;
 inline constexpr uint64_t kBucketsCounted = 16384;   // in one step of a recount
 inline constexpr uint64_t kBucketsInstalled = 2048;  // likewise, while the table's writers wait
 inline constexpr int kRecountSteps = 8;              // consecutive steps in the background
-inline constexpr uint64_t kBucketsCopied = 64;  // in one step of growing, while all writers wait
-inline constexpr uint64_t kPace = 2;  // how much longer than a step the pause behind it is
+// In one step of growing, while all writers wait; in smaller steps if it is paced, because pulls
+// are slower during a step.
+inline constexpr uint64_t kBucketsCopied = 64;
+inline constexpr uint64_t kBucketsCopiedPaced = 16;
+inline constexpr uint64_t kPace = 6;  // how much longer than a step the pause behind it is
 // A re-homing pass that moves fewer than 1/2000 of the rows is the last.
 inline constexpr uint64_t kRehomeEnough = 2000;
 // How long a writer waits for readers to release slots.

@@ -170,6 +170,10 @@ class MovesGate {
     return true;
   }
   void unlock() { gate_.unlock(); }
+  bool has_scan() {
+    std::lock_guard lock(mutex_);
+    return scans_ != 0;
+  }
 
   // Begin a batch, from search to publish.
   void lock_shared() { gate_.lock_shared(); }

@@ -55,9 +55,10 @@ const pool::TableRecord& Table::record() const { return impl_->record; }
 uint64_t Table::capacity() const { return impl_->capacity.load(std::memory_order_relaxed); }
 pool::TableRecord Table::record_now() const {
   pool::TableRecord now = record();
+  const index::Index& index = impl_->index();  // once: the table may be swapping it
   now.spec.capacity = capacity();
-  now.bucket_offset = impl_->index().bucket_offset();
-  now.bucket_count = bucket_count();
+  now.bucket_offset = index.bucket_offset();
+  now.bucket_count = index.bucket_count();
   return now;
 }
 uint64_t Table::bucket_count() const { return impl_->index().bucket_count(); }

@@ -1,7 +1,7 @@
 // Room table: the tables of one open pool; the only room where pool, index and epoch meet.
 //
 // Owns:        lookup, apply (allocate, fill, persist, publish, retire), recovery (walk),
-//              migration, verify, scan.
+//              migration, growth, verify, scan.
 // Never does:  network, message formats, decoding of rows; write a row in place; retire before
 //              the publish is durable.
 // Called by:   server (pull, push), bindings (Python: load, ingest, verify), tests.
@@ -104,7 +104,7 @@ class Table {
  public:
   const pool::TableRecord& record() const;  // as of the open; grow() changes the capacity
   uint64_t capacity() const;
-  // The record, with what a growth has changed. The caller holds a ScanGuard or a Pin.
+  // The record, with what a growth has changed.
   pool::TableRecord record_now() const;
   // The end of a scan. It stays the same while a ScanGuard lives.
   uint64_t bucket_count() const;

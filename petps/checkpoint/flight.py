@@ -175,7 +175,6 @@ class Flight:
                 pass
             except BaseException as error:
                 self.fail(error)
-
             finally:
                 with self._changed:
                     self._running -= 1

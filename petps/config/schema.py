@@ -297,7 +297,7 @@ class TableConfig(Section):
     capacity_max: int | None = Field(
         default=None,
         ge=1,
-        description="The capacity beyond which the table does not grow by itself.",
+        description="The capacity beyond which the table does not grow automatically.",
     )
     default: float | list[float] = Field(
         default=0.0,

@@ -1,8 +1,9 @@
 """Room server: the life of a server process, with its HTTP and gRPC endpoints ("doors").
 
 Owns:        open -> recover -> serve -> ingest -> drain -> close (lifecycle.py); health, metrics
-             and the status page (http.py, metrics.py, page.html); gRPC (grpc/); the common form of
-             a status (status.py); the shard map's file (shard_map.py, FORMAT.md).
+             and the status page (http.py, metrics.py, page.html); gRPC (grpc/); administration
+             (admin.py); tables that grow automatically (growth.py); the common form of a status
+             (status.py); the shard map's file (shard_map.py, FORMAT.md).
 Never does:  answer pulls or pushes (native room server does); interpret deltas (room
              server/ingest does).
 Called by:   cli serve, demo, tests.

@@ -1,4 +1,4 @@
-"""Tables that grow by themselves before they are full ([tables.NAME] grow = "auto")."""
+"""Tables that grow automatically before they are full ([tables.NAME] grow = "auto")."""
 
 from __future__ import annotations
 

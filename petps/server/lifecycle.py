@@ -80,7 +80,7 @@ class Serving:
         self._ingest_lock = threading.Lock()
         self._http: Any = None
         self._grpc: Any = None
-        self._upkeep: list[Any] = []  # administration, and tables that grow by themselves
+        self._upkeep: list[Any] = []  # administration, and tables that grow automatically
         self._metrics: Any = None
         self._map_file: MapFile | None = None
         self._map: ShardMap | None = None

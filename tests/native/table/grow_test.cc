@@ -267,6 +267,7 @@ TEST(Grow, ADroppedTableStopsGrowing) {
   ASSERT_TRUE(instance.ok());
   auto spec = testing::spec("t", 2000, 64);
   spec.instance = instance.value().id;
+  const uint64_t before_table = rig.tables->pool().medium().size();
   TablePointer table = rig.tables->create_table(spec).value();
   ASSERT_TRUE(testing::apply(*table, changes_of(keys_up_to(2000), 1)).ok());
   const auto status = table->grow(stepping(9000, [&](uint64_t copied, uint64_t) {
@@ -279,8 +280,11 @@ TEST(Grow, ADroppedTableStopsGrowing) {
   table.reset();
   rig.tables->reclaim();
   testing::expect_clean(*rig.tables);
+  // All that the dropped table had is free, once, and the array that it did not get is too.
+  EXPECT_EQ(rig.tables->pool().free_bytes(), rig.tables->pool().medium().size() - before_table);
   rig.reopen();
   testing::expect_clean(*rig.tables);
+  EXPECT_EQ(rig.tables->pool().free_bytes(), rig.tables->pool().medium().size() - before_table);
 }
 
 // Two writers, two readers and hot moves beside several growths. Each writer owns its keys and

@@ -1,4 +1,4 @@
-"""Tables that grow by themselves, up to their ceiling, while rows are pushed."""
+"""Tables that grow automatically, up to their ceiling, while rows are pushed."""
 
 from __future__ import annotations
 
