@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from petps.checkpoint.bundle import CHUNK_BYTES
@@ -27,7 +28,7 @@ from petps.checkpoint.quantise import (
     sample_keys,
 )
 from petps.checkpoint.shares import commit_shares, write_share
-from petps.checkpoint.state import Version
+from petps.checkpoint.state import State, Version
 from petps.checkpoint.store import BASE, DELTA, Store
 from petps.errors import FailedPrecondition
 
@@ -51,18 +52,23 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How to write the next version: rows changed after ``since`` (None: all), as ``tables``."""
+    """How to write the next version: rows changed after ``since`` (None: all), as ``tables``.
+
+    tables: Empty if they are not chosen yet. choose: Then chooses them, in any thread.
+    """
 
     kind: str
     since: int | None
     tables: Mapping[str, Table]
+    choose: Callable[[], Mapping[str, Table]] | None = field(default=None, compare=False)
 
 
-def decide_next(store: Store, policy: Policy, sample: Sample) -> Decision:
+def decide_next(store: Store, policy: Policy, sample: Sample, *, later: bool = False) -> Decision:
     """Return how to write the next version.
 
     The policy decides, except that a base is due when the lineage has too few bits for the number
-    of times that the training has resumed.
+    of times that the training has resumed. later: take the samples of a quantised base now, but let
+    Decision.choose() choose by them, which takes tens of milliseconds.
     """
     state = store.state
     quantising = state.quantising
@@ -74,12 +80,20 @@ def decide_next(store: Store, policy: Policy, sample: Sample) -> Decision:
     ):
         kind = BASE
     if kind == BASE:
-        stored = choose_tables(state.tables, quantising, state.restores, sample)
-        if quantising is not None:
-            _log.info("[checkpoint] %s", "; ".join(describe(stored)))
-        return Decision(kind, None, stored)
+        if later and quantising is not None:
+            samples = {name: sample(name, quantising.seed) for name in state.tables}
+            choose = partial(_choose_tables, state, lambda name, seed: samples[name])
+            return Decision(kind, None, {}, choose)
+        return Decision(kind, None, _choose_tables(state, sample))
     since = state.newest_version if kind == DELTA else state.lineage.base_version
     return Decision(kind, since, state.lineage.tables)
+
+
+def _choose_tables(state: State, sample: Sample) -> Mapping[str, Table]:
+    stored = choose_tables(state.tables, state.quantising, state.restores, sample)
+    if state.quantising is not None:
+        _log.info("[checkpoint] %s", "; ".join(describe(stored)))
+    return stored
 
 
 class Checkpointer:

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -46,6 +47,8 @@ _log = logging.getLogger("petps.checkpoint")
 PIECE_BYTES: Final = 1 << 20
 # Values that are quantised and checked at a time.
 SLICE_VALUES: Final = 1 << 17
+
+Tables = Mapping[str, Table]  # by name, as they are stored
 
 
 class Bandwidth:
@@ -123,27 +126,30 @@ class StagedCheckpointer:
         with self._stager.reserve(), self._stager.open_flight() as flight:
             decision = self._choose_next(flight)
 
-            def upload(rows: RowsByTable, raise_if_cancelled: Callable[[], None]) -> Version:
+            def upload(
+                tables: Tables, rows: RowsByTable, raise_if_cancelled: Callable[[], None]
+            ) -> Version:
                 return self._store.write(
                     version,
                     rows,
                     kind=decision.kind,
-                    tables=decision.tables,
+                    tables=tables,
                     parts=parts,
                     raise_if_cancelled=raise_if_cancelled,
                 )
 
-            self._run_stages(flight, decision, upload, self.arrange)
+            self._run_stages(flight, decision.since, lambda: decision.tables, upload, self.arrange)
 
-    def next(self, *, refresh: bool = True) -> Decision:
+    def next(self, *, refresh: bool = True, later: bool = False) -> Decision:
         """Wait for the version in flight, then return as Checkpointer.next() does.
 
         refresh: read the store's state first, because another rank may be the one that commits.
+        later: see decide_next().
         """
         with self._stager.reserve(), self._stager.open_flight() as flight:
             if refresh:
                 self._store.refresh()
-            decision = self._choose_next(flight)
+            decision = self._choose_next(flight, later)
             self._stager.flight = None  # no version is in flight
             return decision
 
@@ -156,11 +162,23 @@ class StagedCheckpointer:
         parts: Mapping[str, bytes] | None = None,
         *,
         replace_own: bool = False,
+        chosen: Future[Tables] | None = None,
     ) -> None:
-        """Stage this rank's share (Checkpointer.share); wait() returns when it is written."""
+        """Stage this rank's share (Checkpointer.share); wait() returns when it is written.
+
+        chosen: Will have the decision's tables, which are not chosen yet, or an error.
+        """
         with self._stager.reserve(), self._stager.open_flight() as flight:
 
-            def upload(rows: RowsByTable, raise_if_cancelled: Callable[[], None]) -> Version:
+            def tables() -> Tables:
+                if chosen is None:
+                    return decision.tables
+                flight.wait_until(chosen.done)
+                return chosen.result()
+
+            def upload(
+                tables: Tables, rows: RowsByTable, raise_if_cancelled: Callable[[], None]
+            ) -> Version:
                 self._store.refresh()  # all ranks write above the same version
                 return write_share(
                     self._store,
@@ -169,13 +187,15 @@ class StagedCheckpointer:
                     rank=rank,
                     ranks=ranks,
                     kind=decision.kind,
-                    tables=decision.tables,
+                    tables=tables,
                     parts=parts,
                     raise_if_cancelled=raise_if_cancelled,
                     replace_own=replace_own,
                 )
 
-            self._run_stages(flight, decision, upload, lambda: None)
+            if chosen is not None:
+                chosen.add_done_callback(lambda _: flight.notify())
+            self._run_stages(flight, decision.since, tables, upload, lambda: None)
 
     def commit(self, version: int) -> None:
         """Commit a version in the background, after wait() has returned on all ranks."""
@@ -184,8 +204,8 @@ class StagedCheckpointer:
                 lambda: self._finish(flight, commit_shares(self._store, version), self.arrange)
             )
 
-    def _choose_next(self, flight: Flight) -> Decision:
-        decision = decide_next(self._store, self._policy, self._sample)
+    def _choose_next(self, flight: Flight, later: bool = False) -> Decision:
+        decision = decide_next(self._store, self._policy, self._sample, later=later)
         flight.check()
         return decision
 
@@ -195,18 +215,24 @@ class StagedCheckpointer:
     def _run_stages(
         self,
         flight: Flight,
-        decision: Decision,
-        upload: Callable[[RowsByTable, Callable[[], None]], Version],
+        since: int | None,
+        tables: Callable[[], Tables],
+        upload: Callable[[Tables, RowsByTable, Callable[[], None]], Version],
         after_commit: Callable[[], None],
     ) -> None:
-        """Start the stages and copy all rows out of the device; the stages do the rest."""
+        """Start the stages and copy all rows out of the device; the stages do the rest.
+
+        tables: Returns how rows are stored, once that is chosen.
+        """
 
         def upload_rows() -> None:
-            rows = {name: flight.take_table(name) for name in decision.tables}
-            self._finish(flight, upload(rows, flight.check), after_commit)
+            stored = tables()
+            rows = {name: flight.take_table(name) for name in stored}
+            self._finish(flight, upload(stored, rows, flight.check), after_commit)
 
-        stages = [lambda: self._encode_chunks(flight, decision.tables), upload_rows]
-        self._stager.send(flight, decision.since, stages)
+        self._stager.send(
+            flight, since, [lambda: self._encode_chunks(flight, tables()), upload_rows]
+        )
 
     def _finish(self, flight: Flight, entry: Version, after_commit: Callable[[], None]) -> None:
         flight.succeed(entry)
@@ -266,7 +292,7 @@ class StagedCheckpointer:
 
     # ---- the stages behind the spool
 
-    def _encode_chunks(self, flight: Flight, tables: Mapping[str, Table]) -> None:
+    def _encode_chunks(self, flight: Flight, tables: Tables) -> None:
         self._quantised.clear()
         for chunk, raw in self._stager.read_back(flight):
             own, stored = self._store.state.tables[chunk.table], tables[chunk.table]

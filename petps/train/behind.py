@@ -1,7 +1,7 @@
 """Work behind the training: one version at a time in a thread, and its outcome.
 
-Owns:        Behind, Outcome, Written, Attempts; LogSender and PatientLog, which bring rows
-             to the log.
+Owns:        Behind, Outcome, Written, Attempts; choose_tables(); LogSender and PatientLog, which
+             bring rows to the log.
 Never does:  decide what is due; make the training wait, except while rows are copied.
 Called by:   ranks.py.
 Invariants:  an outcome is taken once, by the trainer's thread.
@@ -19,13 +19,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from petps.checkpoint import Column, Stager, Table
+from petps.checkpoint.checkpointer import Decision
 from petps.checkpoint.flight import start_thread
 from petps.checkpoint.stages import copy_in_slices
 from petps.checkpoint.state import Version
-from petps.errors import ResourceExhausted
+from petps.checkpoint.state_files import describe_tables, read_tables
+from petps.errors import ResourceExhausted, Unavailable
 from petps.publish import Position, Publisher
-from petps.train.agree import Failure, describe
+from petps.train.agree import Failure, describe, meet
+from petps.train.link import Link
 from petps.train.lone import Tables
+from petps.train.source import CHECKPOINT
 from petps.train.stages import give_way
 from petps.train.table import ROW, Keys, Mask, widths_of
 from petps.train.tracker import Reading
@@ -38,6 +42,7 @@ __all__ = [
     "Outcome",
     "PatientLog",
     "Written",
+    "choose_tables",
 ]
 
 # The pause before a failed version, or an append without space, is tried again. It doubles from the
@@ -78,6 +83,13 @@ class Outcome:
     entry: Version | None = None
     position: Position | None = None
     is_open: bool = False
+
+    def explain(self) -> str:
+        """Return as text what failed."""
+        what = (
+            "no checkpoint was written" if self.kind == CHECKPOINT else "the log's version failed"
+        )
+        return f"step {self.step}: {what}: {'' if self.failure is None else self.failure.text}"
 
 
 class Behind:
@@ -134,6 +146,29 @@ class Behind:
         """Wait until no version is in flight; return the outcome of the last one, once."""
         outcome, self._outcome = self._outcome, None
         return None if outcome is None else outcome.result()
+
+
+def choose_tables(link: Link, decision: Decision, chosen: Future[Mapping[str, Table]]) -> None:
+    """Let all ranks have what rank 0's ``decision`` chooses: the result of ``chosen``, or an error.
+
+    Raises the errors of the link, which ``chosen`` has too.
+    """
+    tables: dict[str, Any] = {}
+    error: Exception | None = None
+    try:
+        if decision.choose is not None:
+            tables = describe_tables(decision.choose())
+    except Exception as raised:
+        error = raised
+    try:
+        failure, facts = meet(link, Failure.of(error), tables)
+    except BaseException as raised:
+        chosen.set_exception(raised)
+        raise
+    if failure is None:
+        chosen.set_result(read_tables(facts[0]))
+    else:
+        chosen.set_exception(error or Unavailable(failure.text))
 
 
 class Attempts:

@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
-from petps.checkpoint import Policy, SourceDevice, StagedCheckpointer, Store
+from petps.checkpoint import Policy, SourceDevice, StagedCheckpointer, Store, Table
 from petps.checkpoint.checkpointer import Decision
 from petps.checkpoint.policy import LeftToOthers
 from petps.checkpoint.published import Published
@@ -41,6 +41,7 @@ from petps.train.behind import (
     Outcome,
     PatientLog,
     Written,
+    choose_tables,
 )
 from petps.train.dense import copy_dense
 from petps.train.link import Links
@@ -229,7 +230,7 @@ class RankedOutput:
         self._close_stagers()
         for outcome in outcomes:
             if outcome.failure is not None:
-                raise Unavailable(_explain(outcome)) from outcome.error
+                raise Unavailable(outcome.explain()) from outcome.error
 
     def __enter__(self) -> RankedOutput:
         return self
@@ -312,7 +313,7 @@ class RankedOutput:
 
     def _agree(self, step: int) -> Plan:
         """Agree on what has ended and on what begins: rank 0 decides and sends it to all."""
-        body = b""
+        plan: Plan | None = None
         if self._link.rank == 0:
             ended = tuple(kind for kind, behind in self._behind.items() if behind.has_outcome)
             failure = self._judge(self._settle(ended))
@@ -321,17 +322,17 @@ class RankedOutput:
             decision: Decision | None = None
             if CHECKPOINT in ready and self._staged is not None:
                 try:
-                    decision = self._staged.next(refresh=False)
+                    decision = self._staged.next(refresh=False, later=True)
                 except PetpsError as error:
                     failure = f"step {step}: rank 0 could not begin a version: {describe(error)}"
                     self._own_error, ready = error, set()
             version = 0 if self.publisher is None else self.publisher.version + 1
             self._due -= ready
             plan = Plan(ended, failure, PUBLISH in ready, version, decision, bool(self._due))
-            body = plan.encode()
             for kind in ready:
                 self._last_times[kind] = time.monotonic()
-        return Plan.decode(gather_bytes(self._link, body)[0])
+        sent = gather_bytes(self._link, b"" if plan is None else plan.encode())[0]
+        return plan or Plan.decode(sent)  # rank 0's own has what cannot be sent
 
     def _settle(self, kinds: Iterable[str]) -> list[Outcome]:
         """Acknowledge what the versions of these kinds have, or give it back."""
@@ -363,8 +364,8 @@ class RankedOutput:
                 attempts.succeed()
                 continue
             if not attempts.fail() or failure.is_final:
-                return _explain(outcome)
-            _log.warning("[train] %s; it is tried again", _explain(outcome))
+                return outcome.explain()
+            _log.warning("[train] %s; it is tried again", outcome.explain())
             self._due.add(outcome.kind)
         return ""
 
@@ -448,7 +449,6 @@ class RankedOutput:
         assert self._staged is not None
         step, rank = boundary.step, self._link.rank
         begin = time.monotonic()
-        error: Exception | None = None
         parts = Parts(rank, self._model, self._optimizer).copy(self._tables, boundary.reader)
 
         def complete() -> Mapping[str, bytes]:
@@ -459,14 +459,27 @@ class RankedOutput:
                 self._add_position(parts, log_outcome)
             return parts
 
+        chosen: Future[Mapping[str, Table]] | None = None if decision.tables else Future()
+        copied: Future[None] = Future()
+
+        def finish() -> Outcome:
+            if chosen is not None:
+                choose_tables(self._links.store, decision, chosen)
+            return self._finish_store(step, begin, copied)
+
         self._source.begin()
+        # Before the copy, which can wait for the stage that encodes, and that for `chosen`.
+        self._behind[CHECKPOINT].begin(step, finish)
         try:
             self._staged.share(
-                step, decision, rank, self._link.world, LazyParts(complete), replace_own=True
-            )
-        except Exception as raised:
-            error = raised
-        self._behind[CHECKPOINT].begin(step, lambda: self._finish_store(step, begin, error))
+                step, decision, rank, self._link.world, LazyParts(complete), replace_own=True,
+                chosen=chosen,
+            )  # fmt: skip
+            copied.set_result(None)
+        except BaseException as error:
+            copied.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
 
     def _add_position(self, parts: dict[str, bytes], log_outcome: Future[Outcome]) -> None:
         """Add the log's position to the parts, once its version exists.
@@ -481,17 +494,19 @@ class RankedOutput:
         if outcome.failure is None and outcome.position is not None:
             parts.update(Published(outcome.position, {}).parts(self._link.rank))
         elif outcome.failure is not None and not outcome.failure.is_final:
-            raise Unavailable(_explain(outcome))
+            raise Unavailable(outcome.explain())
 
-    def _finish_store(self, step: int, begin: float, error: Exception | None) -> Outcome:
+    def _finish_store(self, step: int, begin: float, copied: Future[None]) -> Outcome:
         """Commit the store's version on rank 0, once all ranks have written their shares."""
         assert self._store is not None
         assert self._staged is not None
         entry: Version | None = None
-        try:
-            entry = self._staged.wait()
-        except Exception as raised:
-            error = raised
+        error: BaseException | None = None
+        for wait in (copied.result, self._staged.wait):
+            try:
+                entry = wait()
+            except Exception as raised:
+                error = raised
         # Whether this version may still appear: it may have been tried before.
         facts = {"open": self._store.may_have_committed, "written": entry and entry.created_ns}
         failure, all_facts = meet(self._links.store, Failure.of(error), facts)
@@ -582,8 +597,3 @@ class RankedOutput:
             raise FailedPrecondition("RankedOutput has no publisher: give it one")
         if begin_run(self.publisher, self._tables, self._link, restored, self._bases):
             owe(self._tables.tracker, {})  # servers have all rows from the base
-
-
-def _explain(outcome: Outcome) -> str:
-    what = "the log's version failed" if outcome.kind == PUBLISH else "no checkpoint was written"
-    return f"step {outcome.step}: {what}: {'' if outcome.failure is None else outcome.failure.text}"
