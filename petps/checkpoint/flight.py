@@ -9,7 +9,8 @@ Threads:     one for each stage, and the trainer's; they share one condition var
 
 from __future__ import annotations
 
-import _thread
+import os
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -25,18 +26,33 @@ __all__ = ["Channel", "Copied", "Flight", "Stopped", "start_thread"]
 T = TypeVar("T")
 
 
+# The queues of threads that wait for work. A forked child has none of the threads.
+_parked: list[queue.SimpleQueue[tuple[Callable[[], None], str]]] = []
+os.register_at_fork(after_in_child=_parked.clear)
+
+
 def start_thread(work: Callable[[], None], name: str) -> None:
-    """Run ``work`` in a thread that the process does not wait for at its end.
+    """Run ``work``, which raises nothing, in a thread that the process's end does not wait for.
 
-    Unlike threading.Thread.start(), this does not wait until the thread runs. On a processor that
-    is busy that takes milliseconds, for which the training would wait.
+    The thread waits for more work afterwards. Thread.start() waits until the new thread runs, and
+    on a processor that is busy that takes milliseconds, for which the training would wait.
     """
+    try:
+        tasks = _parked.pop()
+    except IndexError:
+        tasks = queue.SimpleQueue()
+        threading.Thread(target=_run_tasks, args=(tasks,), daemon=True).start()
+    tasks.put((work, name))
 
-    def run() -> None:
-        threading.current_thread().name = name
+
+def _run_tasks(tasks: queue.SimpleQueue[tuple[Callable[[], None], str]]) -> None:
+    thread = threading.current_thread()
+    while True:
+        work, thread.name = tasks.get()
         work()
-
-    _thread.start_new_thread(run, ())
+        del work
+        thread.name = "petps-parked"
+        _parked.append(tasks)
 
 
 class Stopped(Exception):
@@ -113,11 +129,15 @@ class Flight:
             self._changed.wait_for(lambda: self.error is not None, seconds)
         self.check()
 
-    def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Wait until ``ready()``, which another stage makes true; raise Stopped as wait() does."""
+    def wait_until(self, ready: Callable[[], bool], seconds: float | None = None) -> bool:
+        """Wait until ``ready()``, which another thread makes true; raise Stopped as wait() does.
+
+        Return False after ``seconds``.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self.error is not None or ready())
+            is_ready = self._changed.wait_for(lambda: self.error is not None or ready(), seconds)
         self.check()
+        return is_ready
 
     def lease(self, pair: str) -> memoryview:
         """Wait for a free buffer of the pair, and take it."""
@@ -182,7 +202,12 @@ class Flight:
 
         with self._changed:
             self._running += 1
-        start_thread(run_stage, "petps-stage")
+        try:
+            start_thread(run_stage, "petps-stage")
+        except BaseException:
+            with self._changed:
+                self._running -= 1
+            raise
 
     def wait_for_stages(self) -> None:
         """Wait until every stage has ended."""

@@ -34,7 +34,7 @@ from petps.checkpoint.shares import commit_shares, write_share
 from petps.checkpoint.stages import CHUNK_BYTES, FOLDER_BYTES, Device, Stager, view_buffer
 from petps.checkpoint.state import Version
 from petps.checkpoint.store import Store
-from petps.errors import InvalidArgument, PetpsError
+from petps.errors import DeadlineExceeded, InvalidArgument, PetpsError
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.11
@@ -47,6 +47,8 @@ _log = logging.getLogger("petps.checkpoint")
 PIECE_BYTES: Final = 1 << 20
 # Values that are quantised and checked at a time.
 SLICE_VALUES: Final = 1 << 17
+# How long a share waits until it is known how rows are stored. A copy may wait for that.
+CHOICE_SECONDS: Final = 300
 
 Tables = Mapping[str, Table]  # by name, as they are stored
 
@@ -173,7 +175,11 @@ class StagedCheckpointer:
             def tables() -> Tables:
                 if chosen is None:
                     return decision.tables
-                flight.wait_until(chosen.done)
+                if not flight.wait_until(chosen.done, CHOICE_SECONDS):
+                    raise DeadlineExceeded(
+                        f"version {version}: after {CHOICE_SECONDS} s it is not known how its rows "
+                        "are stored, so a rank hangs: see its log"
+                    )
                 return chosen.result()
 
             def upload(

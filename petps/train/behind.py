@@ -1,7 +1,7 @@
 """Work behind the training: one version at a time in a thread, and its outcome.
 
-Owns:        Behind, Outcome, Written, Attempts; choose_tables(); LogSender and PatientLog, which
-             bring rows to the log.
+Owns:        Behind, Outcome, Written, Attempts; the work in them that needs no RankedOutput;
+             LogSender and PatientLog, which bring rows to the log.
 Never does:  decide what is due; make the training wait, except while rows are copied.
 Called by:   ranks.py.
 Invariants:  an outcome is taken once, by the trainer's thread.
@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -43,6 +44,8 @@ __all__ = [
     "PatientLog",
     "Written",
     "choose_tables",
+    "settling",
+    "wait_for_all",
 ]
 
 # The pause before a failed version, or an append without space, is tried again. It doubles from the
@@ -106,14 +109,18 @@ class Behind:
         self._outcome = outcome
 
         def run() -> None:
-            give_way()
             try:
+                give_way()
                 outcome.set_result(work())
             except BaseException as error:  # for example a peer that is gone
                 failure = Failure(describe(error), is_final=True)
                 outcome.set_result(Outcome(self._kind, step, failure, error))
 
-        start_thread(run, f"petps-train-{self._kind}")
+        try:
+            start_thread(run, f"petps-train-{self._kind}")
+        except BaseException:
+            self._outcome = None
+            raise
         return outcome
 
     @property
@@ -154,21 +161,45 @@ def choose_tables(link: Link, decision: Decision, chosen: Future[Mapping[str, Ta
     Raises the errors of the link, which ``chosen`` has too.
     """
     tables: dict[str, Any] = {}
-    error: Exception | None = None
+    error: BaseException | None = None
     try:
         if decision.choose is not None:
             tables = describe_tables(decision.choose())
-    except Exception as raised:
+    except BaseException as raised:
         error = raised
     try:
         failure, facts = meet(link, Failure.of(error), tables)
+        if failure is not None:
+            chosen.set_exception(error or Unavailable(failure.text))
+        else:
+            chosen.set_result(read_tables(facts[0]))
     except BaseException as raised:
         chosen.set_exception(raised)
         raise
-    if failure is None:
-        chosen.set_result(read_tables(facts[0]))
+
+
+@contextmanager
+def settling(done: Future[None]) -> Iterator[None]:
+    """Give ``done`` the end of the block. Of errors only those leave it that are no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        done.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
     else:
-        chosen.set_exception(error or Unavailable(failure.text))
+        done.set_result(None)
+
+
+def wait_for_all(*waits: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """Call all of them; return what the last one returned, and the first error."""
+    value, error = None, None
+    for wait in waits:
+        try:
+            value = wait()
+        except BaseException as raised:
+            value, error = None, error or raised
+    return value, error
 
 
 class Attempts:

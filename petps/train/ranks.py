@@ -42,6 +42,8 @@ from petps.train.behind import (
     PatientLog,
     Written,
     choose_tables,
+    settling,
+    wait_for_all,
 )
 from petps.train.dense import copy_dense
 from petps.train.link import Links
@@ -445,8 +447,9 @@ class RankedOutput:
         log_outcome: Future[Outcome] | None,
         dense: dict[str, Any] | None,
     ) -> None:
-        assert self._source is not None
-        assert self._staged is not None
+        source, staged = self._source, self._staged
+        assert source is not None
+        assert staged is not None
         step, rank = boundary.step, self._link.rank
         begin = time.monotonic()
         parts = Parts(rank, self._model, self._optimizer).copy(self._tables, boundary.reader)
@@ -463,23 +466,22 @@ class RankedOutput:
         copied: Future[None] = Future()
 
         def finish() -> Outcome:
-            if chosen is not None:
-                choose_tables(self._links.store, decision, chosen)
+            try:
+                if chosen is not None:
+                    choose_tables(self._links.store, decision, chosen)
+            except BaseException:
+                wait_for_all(copied.result, staged.wait)
+                raise
             return self._finish_store(step, begin, copied)
 
-        self._source.begin()
+        source.begin()
         # Before the copy, which can wait for the stage that encodes, and that for `chosen`.
         self._behind[CHECKPOINT].begin(step, finish)
-        try:
-            self._staged.share(
+        with settling(copied):
+            staged.share(
                 step, decision, rank, self._link.world, LazyParts(complete), replace_own=True,
                 chosen=chosen,
             )  # fmt: skip
-            copied.set_result(None)
-        except BaseException as error:
-            copied.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
 
     def _add_position(self, parts: dict[str, bytes], log_outcome: Future[Outcome]) -> None:
         """Add the log's position to the parts, once its version exists.
@@ -500,13 +502,10 @@ class RankedOutput:
         """Commit the store's version on rank 0, once all ranks have written their shares."""
         assert self._store is not None
         assert self._staged is not None
-        entry: Version | None = None
-        error: BaseException | None = None
-        for wait in (copied.result, self._staged.wait):
-            try:
-                entry = wait()
-            except Exception as raised:
-                error = raised
+        entry: Version | None
+        entry, error = wait_for_all(copied.result, self._staged.wait)
+        if error is None and entry is None:
+            error = FailedPrecondition("the version was cancelled")
         # Whether this version may still appear: it may have been tried before.
         facts = {"open": self._store.may_have_committed, "written": entry and entry.created_ns}
         failure, all_facts = meet(self._links.store, Failure.of(error), facts)
