@@ -18,6 +18,9 @@ software: str
 LOST_POOL_EXIT_STATUS: int
 """The exit status of a process that stop_on_lost_pool() ended (native/media/bus_error.h)."""
 
+def footprint_of(row_bytes: int, capacity: int) -> dict[str, int]:
+    """Return the most bytes that a full table takes: 'index' and 'rows' in the pool, 'memory'."""
+
 def stop_on_lost_pool() -> None:
     """From now on, exit with a message and LOST_POOL_EXIT_STATUS when a page of a pool is lost.
 
@@ -106,6 +109,8 @@ class VerifyReport:
     stale_tags: int
     high_counters: int
     unreachable_slots: int
+    complete: bool
+    """Whether everything was read."""
     problem_count: int
     problems: list[str]
     def as_dict(self) -> dict[str, Any]: ...
@@ -295,7 +300,12 @@ class Tables:
     def walk(self) -> None: ...
     def walked(self) -> bool: ...
     def reclaim(self) -> int: ...
-    def verify(self) -> VerifyReport: ...
+    def verify(self, goes_on: Callable[[], bool] | None = None) -> VerifyReport:
+        """Read everything and check it, also beside pulls and writes.
+
+        goes_on: called at most every 50 ms; False ends it, and so does an exception, which is
+        raised.
+        """
 
 class LiveReader:
     """Reader of a pool in this process, while a server on the same machine writes the pool.

@@ -4,6 +4,8 @@
 #include "bindings/bindings.h"
 #include "media/bus_error.h"
 #include "pool/layout.h"
+#include "pool/pool.h"
+#include "pool/slots.h"
 #include "wire/wire.h"
 
 namespace petps::bindings {
@@ -51,6 +53,19 @@ void bind_base(py::module_& module) {
         return result;
       },
       "Return the version of each format that this build writes, by name.");
+  module.def(
+      "footprint_of",
+      [](uint32_t row_bytes, uint64_t capacity) {
+        if (capacity == 0 || capacity > pool::kMaxCapacity) invalid("capacity: out of range");
+        const auto slots = pool::Slots::footprint_of(row_bytes, capacity);
+        py::dict result;
+        result["index"] = pool::index_bytes_for(capacity);
+        result["rows"] = slots.pool;
+        result["memory"] = slots.memory;
+        return result;
+      },
+      py::arg("row_bytes"), py::arg("capacity"),
+      "Return the most bytes that a table takes, by name: index and rows in the pool, and memory.");
   module.def("stop_on_lost_pool", media::stop_on_lost_pool,
              "Terminate this process, from now on, with a message and LOST_POOL_EXIT_STATUS when a "
              "page of "

@@ -120,6 +120,7 @@ void bind_table_records(py::module_& module) {
       .field("stale_tags", &Verify::stale_tags)
       .field("high_counters", &Verify::high_counters)
       .field("unreachable_slots", &Verify::unreachable_slots)
+      .field("complete", &Verify::complete)
       .field("problem_count", &Verify::problem_count)
       .field("problems", &Verify::problems);
 }

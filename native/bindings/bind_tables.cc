@@ -183,35 +183,60 @@ void bind_catalogue(TablesClass& tables) {
              py::arg("table"), py::arg("feed"));
 }
 
-// The shortest time between two calls of a growth's `progress`: each needs the GIL.
+// The shortest time between two calls of a caller's `progress`: each needs the GIL.
 constexpr auto kProgressPause = std::chrono::milliseconds(50);
+
+// A function of Python that says whether long work goes on. Its exception ends the work too.
+class GoesOn {
+ public:
+  explicit GoesOn(const std::optional<py::function>& function) : function_(function) {}
+
+  template <typename... Arguments>
+  bool operator()(Arguments... arguments) {
+    const auto now = std::chrono::steady_clock::now();
+    if (!function_ || now < next_) return true;
+    next_ = now + kProgressPause;
+    const py::gil_scoped_acquire gil;
+    try {
+      const py::object answer = (*function_)(arguments...);
+      return answer.is_none() || answer.cast<bool>();
+    } catch (...) {
+      raised_ = std::current_exception();
+      return false;
+    }
+  }
+
+  // Raise the exception again. Call it with the GIL.
+  void rethrow() const {
+    if (raised_ != nullptr) std::rethrow_exception(raised_);
+  }
+
+ private:
+  const std::optional<py::function>& function_;
+  std::chrono::steady_clock::time_point next_;
+  std::exception_ptr raised_;
+};
+
+table::VerifyReport verify(const SessionPointer& session,
+                           const std::optional<py::function>& goes_on) {
+  GoesOn asked(goes_on);
+  table::VerifyReport report =
+      released(session, [&](table::Tables& open) { return open.verify([&] { return asked(); }); });
+  asked.rethrow();
+  return report;
+}
 
 void grow(const SessionPointer& session, uint32_t id, uint64_t capacity, bool paced,
           const std::optional<py::function>& progress) {
-  std::exception_ptr raised;
-  table::GrowOptions options{capacity, paced, nullptr};
-  if (progress) {
-    options.progress = [&, next = std::chrono::steady_clock::time_point{}](uint64_t copied,
-                                                                           uint64_t all) mutable {
-      const auto now = std::chrono::steady_clock::now();
-      if (now < next) return true;
-      next = now + kProgressPause;
-      const py::gil_scoped_acquire gil;
-      try {
-        const py::object answer = (*progress)(copied, all);
-        return answer.is_none() || answer.cast<bool>();
-      } catch (...) {
-        raised = std::current_exception();
-        return false;
-      }
-    };
-  }
+  GoesOn asked(progress);
+  const table::GrowOptions options{
+      capacity, paced, [&](uint64_t copied, uint64_t all) { return asked(copied, all); }};
   const base::Status status = released(session, [&](table::Tables& open) -> base::Status {
     const table::TablePointer table = open.find(id);
     if (table == nullptr) return table_id_unknown(id);
     return table->grow(options);
   });
-  if (raised != nullptr) std::rethrow_exception(raised);
+  asked.rethrow();
   check(status);
 }
 
@@ -256,7 +281,7 @@ void bind_progress_and_upkeep(TablesClass& tables) {
   tables.def("walk", method([](table::Tables& open) { open.walk(); }));
   tables.def("walked", method([](table::Tables& open) { return open.walked(); }));
   tables.def("reclaim", method([](table::Tables& open) { return open.reclaim(); }));
-  tables.def("verify", method([](table::Tables& open) { return open.verify(); }));
+  tables.def("verify", verify, py::arg("goes_on") = py::none());
 }
 
 }  // namespace

@@ -83,6 +83,10 @@ Status check_alias_room(size_t aliases) {
 
 }  // namespace
 
+uint64_t index_bytes_for(uint64_t capacity) {
+  return bucket_count_for(capacity) * layout::kBucketBytes;
+}
+
 InstanceRecord* Pool::Catalogue::instance(uint32_t id) {
   return find_record(&instances, [&](const InstanceRecord& instance) { return instance.id == id; });
 }

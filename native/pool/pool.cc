@@ -562,8 +562,11 @@ Status Pool::store_extent_record(uint64_t position, uint32_t kind, uint32_t tabl
 }
 
 void Pool::verify_metadata(std::vector<std::string>* problems) const {
-  if (newest_copy(*media_).map == nullptr)
-    problems->push_back("no superblock copy passes its checksum");
+  {
+    const std::lock_guard lock(mutex_);  // a writer may change both copies during a read
+    if (newest_copy(*media_).map == nullptr)
+      problems->push_back("no superblock copy passes its checksum");
+  }
   const auto* words = reinterpret_cast<const uint64_t*>(base_ + map_->extents());
   uint64_t end = first_extent();
   uint64_t i = 0;

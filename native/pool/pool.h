@@ -74,6 +74,9 @@ struct TableSpec {
   std::vector<std::byte> default_row;
 };
 
+// The bytes of a table's index, at most kMaxCapacity rows.
+uint64_t index_bytes_for(uint64_t capacity);
+
 struct TableRecord {
   uint32_t id = 0;  // never reused
   TableSpec spec;

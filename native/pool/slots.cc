@@ -43,6 +43,15 @@ uint64_t words_for(uint64_t slots) { return (slots + 63) / 64; }
 uint64_t slots_for(uint64_t capacity) { return capacity + capacity / 8 + kSpareSlots; }
 }  // namespace
 
+Slots::Footprint Slots::footprint_of(uint32_t row_bytes, uint64_t capacity) {
+  const uint64_t slots = slots_for(capacity);
+  const uint64_t bits = words_for(slots) * 8;
+  Footprint most;
+  most.pool = slots * (row_bytes + sizeof(SlotHeader)) + bits;
+  most.memory = bits + most.pool / kRegionBytes * sizeof(uint16_t);
+  return most;
+}
+
 Slots::Slots(Pool& pool, uint32_t table, uint32_t row_bytes, uint64_t capacity)
     : pool_(&pool),
       table_(table),

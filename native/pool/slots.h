@@ -59,6 +59,13 @@ class Slots {
   bool is_free(SlotRef ref) const;
   uint64_t total() const { return total_.load(std::memory_order_relaxed); }
   uint64_t free_count() const { return free_.load(std::memory_order_relaxed); }
+  // The most bytes that the slots of a table take, when it is full and its rows change: in the
+  // pool, and in this process's memory.
+  struct Footprint {
+    uint64_t pool = 0;
+    uint64_t memory = 0;
+  };
+  static Footprint footprint_of(uint32_t row_bytes, uint64_t capacity);
   uint64_t max_slots() const { return max_slots_.load(std::memory_order_relaxed); }
   void set_capacity(uint64_t capacity);
   uint64_t allocator_bytes() const { return allocator_bytes_.load(std::memory_order_relaxed); }

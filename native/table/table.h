@@ -71,6 +71,7 @@ struct VerifyReport {
   uint64_t stale_tags = 0;         // allowed after a crash: healed by the walk and by writers
   uint64_t high_counters = 0;      // allowed after a crash
   uint64_t unreachable_slots = 0;  // allowed until the walk frees them
+  bool complete = true;            // false: it was ended before it had read all
   uint64_t problem_count = 0;
   std::vector<std::string> problems;  // the first kMaxProblems, each naming table, bucket or key
   bool clean() const { return problem_count == 0; }
@@ -265,7 +266,9 @@ class Tables {
   size_t reclaim();
 
   // Check everything. Safe online (rows are read under a pin), but slow.
-  VerifyReport verify() const;
+  // goes_on: called every few milliseconds; false ends it, and the report is incomplete. A growth
+  // and hot moves of a table wait for its check.
+  VerifyReport verify(const std::function<bool()>& goes_on = {}) const;
 
   struct Impl;
 

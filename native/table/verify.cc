@@ -1,5 +1,6 @@
 // Verify: checks every invariant that the medium can show, table by table.
 #include <algorithm>
+#include <chrono>
 
 #include "base/crc32c.h"
 #include "table/impl.h"
@@ -12,23 +13,39 @@ using index::Bucket;
 using index::Entry;
 using pool::SlotRef;
 
+// How long a pin is held, for which no slot of a replaced row is reused. A row may wait for a disk.
+constexpr auto kPinned = std::chrono::milliseconds(5);
+constexpr uint64_t kBucketsInStep = 16;
+constexpr uint64_t kCountersInStep = 1 << 16;
+
 class Verifier {
  public:
   Verifier(const Table::Impl& table, VerifyReport* report)
       : table_(table), index_(table.index()), report_(report) {}
 
-  void run() {
+  // Return false if `goes_on` ended it.
+  bool run(epoch::Reader& reader, const std::function<bool()>& goes_on) {
     const uint64_t ended = table_.ended.load();  // before `begun`, so a batch in between shows
     bool quiet = ended == table_.begun.load();
     passed_.assign(index_.bucket_count(), 0);
     if (table_.pool.read_only()) interrupted_ = index::interrupted_move(table_.pool).from;
-    for (uint64_t number = 0; number < index_.bucket_count(); ++number) {
-      table_.read_ahead(number);
-      check_bucket(number);
+    for (uint64_t number = 0; number < index_.bucket_count();) {
+      if (goes_on && !goes_on()) return false;
+      const epoch::Pin pin = reader.pin();
+      const auto until = std::chrono::steady_clock::now() + kPinned;
+      do {
+        const uint64_t end = std::min(index_.bucket_count(), number + kBucketsInStep);
+        for (; number < end; ++number) {
+          table_.read_ahead(number);
+          check_bucket(number);
+        }
+      } while (number < index_.bucket_count() && std::chrono::steady_clock::now() < until);
     }
     quiet = quiet && ended == table_.begun.load();
-    for (uint64_t number = 0; number < index_.bucket_count(); ++number)
-      check_counter(number, quiet);
+    for (uint64_t number = 0; quiet && number < index_.bucket_count(); ++number) {
+      if (number % kCountersInStep == 0 && goes_on && !goes_on()) return false;
+      check_counter(number);
+    }
     report_->buckets += index_.bucket_count();
     const uint64_t used =
         rows_ + (table_.record.default_row != 0 ? 1 : 0) + table_.slots.free_count();
@@ -45,6 +62,7 @@ class Verifier {
     if (const SlotRef ref = table_.record.default_row; ref != 0)
       check_row(ref, nullptr, "the default row");
     report_->rows += rows_;
+    return true;
   }
 
  private:
@@ -90,7 +108,9 @@ class Verifier {
       passed += 1;
     }
     const uint64_t word = index::load64(bucket.word);
-    if (index::load8(bucket.tags[i]) != path.tag) {
+    const bool is_tagged = index::load8(bucket.tags[i]) == path.tag;
+    if (index::load64(bucket.entries[i].key) != key) return;  // reused before the tag was read
+    if (!is_tagged) {
       if (index_.trusted(word)) {
         report(name + " has a wrong tag in the current generation");
       } else {
@@ -117,9 +137,9 @@ class Verifier {
     }
   }
 
-  void check_counter(uint64_t number, bool quiet) {
+  void check_counter(uint64_t number) {
     const uint8_t counter = index::load8(index_.bucket(number).overflow);
-    if (counter == index::kSaturated || !quiet) return;
+    if (counter == index::kSaturated) return;
     if (counter < passed_[number]) {
       report("bucket " + std::to_string(number) + " counts " + std::to_string(counter) +
              " displaced entries, " + std::to_string(passed_[number]) + " passed it");
@@ -138,7 +158,7 @@ class Verifier {
 
 }  // namespace
 
-VerifyReport Tables::verify() const {
+VerifyReport Tables::verify(const std::function<bool()>& goes_on) const {
   VerifyReport report;
   impl_->pool->verify_metadata(&report.problems);
   report.problem_count = report.problems.size();
@@ -146,12 +166,17 @@ VerifyReport Tables::verify() const {
   if (reader == nullptr) {
     report.problems.push_back("no reader place is free for verify; close some connections");
     report.problem_count += 1;
+    report.complete = false;
     return report;
   }
-  for (const TablePointer& table : tables()) {
+  std::vector<uint32_t> ids;  // not the tables, or a dropped one would keep its space
+  for (const TablePointer& table : tables()) ids.push_back(table->record().id);
+  for (const uint32_t id : ids) {
+    const TablePointer table = find(id);
+    if (table == nullptr) continue;
     const Table::ScanGuard guard(*table);
-    const epoch::Pin pin = reader->pin();
-    Verifier(table->impl(), &report).run();
+    report.complete = Verifier(table->impl(), &report).run(*reader, goes_on);
+    if (!report.complete) break;
   }
   impl_->epochs.release(reader);
   return report;

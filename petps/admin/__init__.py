@@ -7,6 +7,6 @@ Invariants:  Field numbers are never reused.
 Threads:     any.
 """
 
-from petps.admin.socket import MAX_SOCKET_BYTES, socket_of
+from petps.admin.socket import MAX_SOCKET_BYTES, USER_KEY, socket_of
 
-__all__ = ["MAX_SOCKET_BYTES", "socket_of"]
+__all__ = ["MAX_SOCKET_BYTES", "USER_KEY", "socket_of"]

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import os
+import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc
+import numpy as np
+import numpy.typing as npt
 
 import petps.admin.admin_pb2 as messages
 from petps.admin.admin_pb2_grpc import AdminStub
-from petps.admin.socket import socket_of
-from petps.errors import BY_CODE, FailedPrecondition, InUse, PetpsError, Unavailable
+from petps.admin.socket import USER_KEY, socket_of
+from petps.errors import (
+    BY_CODE,
+    FailedPrecondition,
+    InUse,
+    InvalidArgument,
+    PetpsError,
+    Unavailable,
+)
 from petps.v1.service import CODE_KEY
 
 __all__ = ["AdminClient"]
+
+MAX_DIM: Final = 4096  # native/pool/pool.h kMaxDim
+
+# (table, rows) -> a context; its value is a function to call with n after each n written rows.
+Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 def _owner(pool: str | Path) -> int:
@@ -26,13 +42,21 @@ def _owner(pool: str | Path) -> int:
 class AdminClient:
     """A connection to the server of ``pool``. Use it as a context manager.
 
-    Raises InUse if another process has the pool open that is no such server, and the errors of the
-    server.
+    Its methods are those of Pool, with the same arguments and errors. Folders are those of the
+    server's machine. Raises InUse if another process has the pool open that is no such server.
     """
 
     def __init__(self, pool: str | Path) -> None:
         self._pool, path = pool, socket_of(pool)
-        is_ours = path.is_socket() and path.stat().st_uid in (os.geteuid(), _owner(pool), 0)
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            found = None
+        is_ours = (
+            found is not None
+            and stat.S_ISSOCK(found.st_mode)
+            and found.st_uid in (os.geteuid(), _owner(pool), 0)
+        )
         if not is_ours:  # in a folder that all may write, somebody else's socket may be there
             raise InUse(
                 f"{pool} is in use by another process, and there is no socket {path} of its "
@@ -41,6 +65,62 @@ class AdminClient:
             )
         self._channel = grpc.insecure_channel(f"unix:{path}")
         self._stub = AdminStub(self._channel)
+        self._metadata = ((USER_KEY, f"uid {os.getuid()}"),)
+
+    def status(self) -> dict[str, Any]:
+        """Return what `petps status` shows."""
+        return self._ask("Status", messages.StatusRequest())
+
+    def models(self) -> list[str]:
+        """See Pool."""
+        return sorted({instance["model"] for instance in self.status()["instances"]})
+
+    def create_model(self, name: str, partitions: int) -> str:
+        """See Pool."""
+        request = messages.CreateModelRequest(model=name, partitions=partitions)
+        return str(self._ask("CreateModel", request)["instance"])
+
+    def create_instance(self, name: str) -> str:
+        """See Pool."""
+        return str(self._ask("CreateInstance", messages.InstanceRequest(name=name))["instance"])
+
+    def create_table(
+        self,
+        name: str,
+        *,
+        dim: int,
+        capacity: int,
+        dtype: str = "f32",
+        default: float | npt.ArrayLike = 0.0,
+        feed: str = "push",
+        model: str | None = None,
+    ) -> dict[str, Any]:
+        """See Pool. Returns the fields of its TableInfo."""
+        if not 1 <= dim <= MAX_DIM:  # else the message could not hold it
+            raise InvalidArgument(f"table '{name}': dim {dim} is outside 1..{MAX_DIM}")
+        row = np.asarray(default, np.float32)
+        request = messages.CreateTableRequest(
+            model=model or "", name=name, dim=dim, dtype=dtype, capacity=capacity, feed=feed,
+            default_value=row.ravel().tolist(), default_is_row=row.ndim > 0,
+        )  # fmt: skip
+        return self._ask("CreateTable", request)
+
+    def switch_alias(self, alias: str, instance: str) -> None:
+        """See Pool."""
+        self._ask("SwitchAlias", messages.SwitchAliasRequest(alias=alias, instance=instance))
+
+    def drop_instance(self, instance: str) -> None:
+        """See Pool."""
+        self._ask("DropInstance", messages.InstanceRequest(name=instance))
+
+    def set_ingest(self, *, paused: bool | None = None, rows_per_second: int | None = None) -> None:
+        """Pause, continue or limit (0: do not limit) the server's ingest; None: as it is.
+
+        Raises FailedPrecondition if the server follows no log.
+        """
+        self._ask(
+            "SetIngest", messages.SetIngestRequest(paused=paused, rows_per_second=rows_per_second)
+        )
 
     def grow(
         self,
@@ -51,20 +131,45 @@ class AdminClient:
         paced: bool = True,
         progress: Callable[[int, int], bool] | None = None,
     ) -> None:
-        """See Pool.grow."""
+        """See Pool."""
         request = messages.GrowRequest(
             model=model or "", table=table, capacity=capacity, unpaced=not paced
         )
-        with self._errors():
-            call = self._stub.Grow(request, wait_for_ready=False)
-            try:
-                for reply in call:
-                    if progress is None or reply.done:
-                        continue
-                    if progress(reply.buckets_copied, reply.buckets) is False:
-                        raise FailedPrecondition(f"table '{table}': growing was cancelled")
-            finally:
-                call.cancel()  # after Ctrl-C the table stays as it was
+        for reply in self._replies("Grow", request):
+            if progress is None or reply.done:
+                continue
+            if progress(reply.buckets_copied, reply.buckets) is False:
+                raise FailedPrecondition(f"table '{table}': growing was cancelled")
+
+    def export(
+        self, folder: str | Path, *, model: str | None = None, bar: Bar | None = None
+    ) -> dict[str, Any]:
+        """See Pool."""
+        request = messages.ExportRequest(
+            model=model or "",
+            folder=str(Path(folder).absolute()),
+        )
+        report: dict[str, Any] = {}
+        with ExitStack() as bars:
+            table, done = "", 0
+            for reply in self._replies("Export", request):
+                if reply.done:
+                    report = json.loads(reply.report)
+                elif bar is not None:
+                    if reply.table != table:
+                        bars.close()
+                        table, done = reply.table, 0
+                        advance = bars.enter_context(bar(table, reply.rows))
+                    advance(reply.rows_done - done)
+                    done = reply.rows_done
+        return report | {"folder": str(folder)}
+
+    def verify(self) -> dict[str, Any]:
+        """Return the fields of the report of Pool.verify()."""
+        for reply in self._replies("Verify", messages.VerifyRequest()):
+            if reply.done:
+                report: dict[str, Any] = json.loads(reply.report)
+        return report
 
     def close(self) -> None:
         """Close the connection."""
@@ -75,6 +180,23 @@ class AdminClient:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _ask(self, method: str, request: Any) -> dict[str, Any]:
+        with self._errors():
+            answer = getattr(self._stub, method)(request, metadata=self._metadata)
+        values: dict[str, Any] = json.loads(answer.text)
+        return values
+
+    def _replies(self, method: str, request: Any) -> Iterator[Any]:
+        """Yield the replies; the last one is ``done``."""
+        with self._errors():
+            call = getattr(self._stub, method)(
+                request, metadata=self._metadata, wait_for_ready=False
+            )
+            try:
+                yield from call
+            finally:
+                call.cancel()  # after Ctrl-C everything stays as it was
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -87,7 +209,12 @@ class AdminClient:
         code = dict(error.trailing_metadata() or ()).get(CODE_KEY)
         if code in BY_CODE:
             return BY_CODE[code](error.details())
+        if error.code() == grpc.StatusCode.UNAVAILABLE:
+            return Unavailable(
+                f"{self._pool} is in use by another process, and its server does not answer on "
+                f"{socket_of(self._pool)}: {error.details()}"
+            )
         return Unavailable(
-            f"{self._pool} is in use by another process, and its server does not answer on "
-            f"{socket_of(self._pool)}: {error.details()}"
+            f"the server of {self._pool} did not complete this: {error.details()}; see what it did "
+            "with `petps status` and in its log"
         )

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MAX_SOCKET_BYTES", "socket_of"]
+__all__ = ["MAX_SOCKET_BYTES", "USER_KEY", "socket_of"]
 
+USER_KEY: Final = "petps-user"  # in the metadata of a call: who makes it
 MAX_SOCKET_BYTES: Final = 107  # of the path of a socket: sun_path of unix(7), less its final zero
 
 

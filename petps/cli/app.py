@@ -54,7 +54,7 @@ Create a pool, load rows, serve them, and pull them over the network:
 
     petps pull petps://127.0.0.1:7070 items 1 2 3
 
-In all commands, TARGET is a pool's path (no other process may have the pool open) or a running
+In all commands, TARGET is a pool's path, also if a server on this machine has it open, or a running
 server, petps://HOST:PORT or petps://HOST:PORT/MODEL."""
 
 

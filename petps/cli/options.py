@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Annotated, Final
 
 import typer
 
-from petps.errors import InvalidArgument
+from petps.errors import FailedPrecondition, InvalidArgument
 
 __all__ = [
     "LOG_HELP",
@@ -19,6 +20,8 @@ __all__ = [
     "RowColumn",
     "TableName",
     "TargetName",
+    "Yes",
+    "confirm",
     "kafka_options",
     "parse_key",
     "parse_rows",
@@ -48,9 +51,25 @@ TargetName = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="A pool's path, or a server: petps://HOST:PORT or petps://HOST:PORT/MODEL.",
+        help="A pool's path, also if a server on this machine has it open; or a server: "
+        "petps://HOST:PORT or petps://HOST:PORT/MODEL.",
     ),
 ]
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+def confirm(what: str, is_confirmed: bool) -> None:
+    """Ask whether to do ``what``, unless it is confirmed. Raises Abort, FailedPrecondition."""
+    if is_confirmed:
+        return
+    if not _is_anybody_there():
+        raise FailedPrecondition(f"nobody can be asked whether to {what}: confirm it with --yes")
+    typer.confirm(f"{what[0].upper()}{what[1:]}?", abort=True, err=True)
+
+
+def _is_anybody_there() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def kafka_options(texts: Iterable[str] | None) -> dict[str, str]:

@@ -1,7 +1,13 @@
-"""TARGET of a command: a pool's path, or a running server (petps://HOST:PORT[/MODEL])."""
+"""TARGET of a command: a pool's path, or a running server (petps://HOST:PORT[/MODEL]).
+
+If a server has the pool of a path open, the command talks to that server, by the socket beside the
+pool (petps.admin).
+"""
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from petps.errors import InUse, InvalidArgument, NotFound
@@ -10,14 +16,20 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from petps.admin.client import AdminClient
+    from petps.pool.audited import AuditedPool
+
     Keys = npt.NDArray[np.uint64]
     Rows = npt.NDArray[np.float32]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["Target", "is_server", "open_target"]
+__all__ = ["Target", "is_server", "open_pool", "open_target"]
 
 # A request of a command may take long: it makes up to 65,536 rows durable on a disk.
 DEADLINE_MS: Final = 60_000
+# Where a server that listens on all addresses is found.
+ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+DEFAULT_MODEL: Final = "default"
 
 
 class Target(Protocol):
@@ -64,27 +76,37 @@ def is_server(target: str) -> bool:
 
 
 def open_target(target: str, *, model: str | None, read_only: bool) -> Target:
-    """Open a target. Raises InUse, with the remedy, if a server has the pool open."""
+    """Open a target. Raises InUse if another process than a server has the pool open."""
     if is_server(target):
         return _ServerTarget(target, model)
-    return _PoolTarget(target, model, read_only)
+    from petps.pool import Pool
+
+    pool = open_pool(target, read_only=read_only)
+    return _PoolTarget(pool, model) if isinstance(pool, Pool) else _ServedTarget(pool, model)
+
+
+def open_pool(path: str | Path, *, read_only: bool = False) -> AuditedPool | AdminClient:
+    """Open the pool, or connect to the server that has it open.
+
+    Raises NotFound with the remedy, and InUse if another process than a server has the pool open.
+    """
+    from petps import _native
+    from petps.pool.audited import AuditedPool
+
+    _native.stop_on_lost_pool()
+    try:
+        return AuditedPool.open(path, read_only=read_only)
+    except NotFound:
+        raise NotFound(f"there is no pool at {path}: create it with `petps create`") from None
+    except InUse:
+        from petps.admin.client import AdminClient
+
+        return AdminClient(path)
 
 
 class _PoolTarget:
-    def __init__(self, path: str, model: str | None, read_only: bool) -> None:
-        from petps import _native
-        from petps.pool import Pool
-
-        _native.stop_on_lost_pool()
-        try:
-            self._pool = Pool.open(path, read_only=read_only)
-        except NotFound:
-            raise NotFound(f"there is no pool at {path}: create it with `petps create`") from None
-        except InUse:
-            raise InUse(
-                f"{path} is in use by another process. If that is a server, name the server "
-                "instead: petps://HOST:PORT (by default petps://127.0.0.1:7070)"
-            ) from None
+    def __init__(self, pool: AuditedPool, model: str | None) -> None:
+        self._pool = pool
         self._model = model
 
     def dim(self, table: str) -> int:
@@ -123,16 +145,24 @@ class _PoolTarget:
 
 class _ServerTarget:
     def __init__(self, url: str, model: str | None) -> None:
+        self._url, self._model = url, model
+
+    @functools.cached_property
+    def _client(self) -> Any:  # connected by the first call that needs it
         import petps_client
 
-        if model is not None:
-            host, _, url_model = url.removeprefix("petps://").partition("/")
-            if url_model not in ("", model):
-                raise InvalidArgument(
-                    f"{url} names model '{url_model}', but --model is '{model}'; name one model"
-                )
-            url = f"petps://{host}/{model}"
-        self._client = petps_client.connect(url, name="petps command", hot_sample_every=0)
+        return petps_client.connect(self._address(), name="petps command", hot_sample_every=0)
+
+    def _address(self) -> str:
+        host, _, url_model = self._url.removeprefix("petps://").partition("/")
+        if self._model is None:
+            return self._url
+        if url_model not in ("", self._model):
+            raise InvalidArgument(
+                f"{self._url} names model '{url_model}', but --model is '{self._model}'; name one "
+                "model"
+            )
+        return f"petps://{host}/{self._model}"
 
     def dim(self, table: str) -> int:
         return int(self._client.describe(table).dim)
@@ -165,7 +195,36 @@ class _ServerTarget:
         self._client.drop_instance(instance, deadline_ms=DEADLINE_MS)
 
     def close(self) -> None:
-        self._client.close()
+        if "_client" in self.__dict__:
+            self._client.close()
+
+
+class _ServedTarget(_ServerTarget):
+    """The server that has a pool open. Rows cross its native port."""
+
+    def __init__(self, admin: AdminClient, model: str | None) -> None:
+        super().__init__("", model)
+        self._admin = admin
+
+    def _address(self) -> str:
+        status = self._admin.status()
+        host = ANY_ADDRESS.get(status["host"], status["host"])
+        models = {record["model"] for record in status["instances"]}
+        model = self._model or (models.pop() if len(models) == 1 else DEFAULT_MODEL)
+        return f"petps://{f'[{host}]' if ':' in host else host}:{status['port']}/{model}"
+
+    def status(self) -> dict[str, Any]:
+        return self._admin.status()
+
+    def switch_alias(self, alias: str, instance: str) -> None:
+        self._admin.switch_alias(alias, instance)
+
+    def drop_instance(self, instance: str) -> None:
+        self._admin.drop_instance(instance)
+
+    def close(self) -> None:
+        super().close()
+        self._admin.close()
 
 
 def _counts(report: Any) -> dict[str, int]:

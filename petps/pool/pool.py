@@ -72,9 +72,10 @@ class Pool(PoolReader):
     Threads: any thread may call any method; pulls and pushes run without the GIL.
     """
 
-    def __init__(self, native: _native.Tables) -> None:
+    def __init__(self, native: _native.Tables, *, is_borrowed: bool = False) -> None:
+        """is_borrowed: somebody else closes ``native``."""
         self._native: _native.Tables = native
-        self._finalizer = weakref.finalize(self, _close_quietly, native)
+        self._finalizer = None if is_borrowed else weakref.finalize(self, _close_quietly, native)
 
     @staticmethod
     def create(
@@ -109,7 +110,8 @@ class Pool(PoolReader):
     def close(self) -> None:
         """Close cleanly, after calls in progress. Raises FailedPrecondition while a server runs."""
         self._native.close()
-        self._finalizer.detach()
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
     def __repr__(self) -> str:
         if self.closed:
@@ -123,11 +125,25 @@ class Pool(PoolReader):
         return self._native.create_instance(name, f"{name}@0", partitions).name
 
     def create_instance(self, name: str) -> str:
-        """Create an instance ``model@...`` with empty copies of the tables of the current one."""
+        """Create an instance ``model@...`` with empty copies of the tables of the current one.
+
+        After an error, such as a full disk, there is no such instance.
+        """
         model = name.partition("@")[0]
         current = self._native.resolve(model)
         check_instance(model, name)
         instance = self._native.create_instance(model, name, current.partitions)
+        try:
+            self._copy_tables(current, instance)
+        except BaseException:
+            with contextlib.suppress(PetpsError):
+                self._native.drop_instance(instance.id)
+            raise
+        return instance.name
+
+    def _copy_tables(
+        self, current: _native.InstanceRecord, instance: _native.InstanceRecord
+    ) -> None:
         for table in self._native.tables():
             record = table.record
             if record.instance == current.id:
@@ -140,7 +156,6 @@ class Pool(PoolReader):
                     feed=cast(Literal["push", "delta"], record.feed),
                     default_row=table.default_row(),
                 )
-        return instance.name
 
     def switch_alias(self, alias: str, instance: str) -> None:
         """Make ``alias`` refer to ``instance``, for all tables at once. Durable on return.
@@ -223,6 +238,10 @@ class Pool(PoolReader):
         self._native.grow(
             self.table(table, model).record.id, capacity, paced=paced, progress=progress
         )
+
+    def models(self) -> list[str]:
+        """Return the names of all models."""
+        return sorted({instance.model for instance in self._native.instances()})
 
     def tables(self, model: str | None = None) -> list[TableInfo]:
         """Return all tables, or those of one model, instance or alias."""
@@ -369,9 +388,12 @@ class Pool(PoolReader):
 
     # ---- upkeep
 
-    def verify(self) -> _native.VerifyReport:
-        """Read everything and check it. Slow; may run beside pulls and pushes."""
-        return self._native.verify()
+    def verify(self, goes_on: Callable[[], bool] | None = None) -> _native.VerifyReport:
+        """Read everything and check it. Slow; may run beside pulls and pushes.
+
+        goes_on: Called at most every 50 ms; False ends it, and the report is incomplete.
+        """
+        return self._native.verify(goes_on)
 
     def export(
         self, folder: str | PathLike[str], *, model: str | None = None, bar: Bar | None = None

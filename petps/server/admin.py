@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import os
 import queue
 import stat
@@ -10,30 +12,47 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 import grpc
 
 import petps.admin.admin_pb2 as messages
 from petps import _native
-from petps.admin import MAX_SOCKET_BYTES, socket_of
+from petps.admin import MAX_SOCKET_BYTES, USER_KEY, socket_of
 from petps.admin.admin_pb2_grpc import add_AdminServicer_to_server
-from petps.errors import PetpsError
-from petps.pool.reader import DEFAULT_MODEL
+from petps.errors import IoError, PetpsError, Unavailable
+from petps.pool.audited import AuditedPool, audited
 from petps.server.grpc.codes import GRPC_CODES
 from petps.v1.service import CODE_KEY
 
-__all__ = ["AdminServer", "open_admin_door"]
+__all__ = ["AdminServer", "Served", "open_admin_door"]
 
 MAX_CALLS: Final = 8
 SOCKET_MODE: Final = 0o600
 # The socket is made in a folder of its own, so that nobody can connect before it has its mode.
 FOLDER: Final = ".petps-"
+# Rows between two messages about a running export.
+ROWS_REPORTED: Final = 100_000
+# How long calls that are complete may take to send that, once the server stops.
+GRACE_SECONDS: Final = 5.0
+
+Report = Callable[[Any], bool]  # sends a reply; returns whether the work goes on
+
+
+class Served(Protocol):
+    """What the admin door needs of a running server."""
+
+    def status(self) -> dict[str, Any]:
+        """Return what `petps status` shows."""
+
+    def set_ingest(self, *, paused: bool | None, rows_per_second: int | None) -> None:
+        """Pause, continue or limit ingest. None: as it is."""
 
 
 def open_admin_door(
-    pool: Path, tables: _native.Tables, log: Callable[[str], None]
+    pool: Path, tables: _native.Tables, served: Served, log: Callable[[str], None]
 ) -> list[AdminServer]:
     """Return the running door; none, with a line in the log, if the pool has no place for one."""
     path = socket_of(pool)
@@ -47,7 +66,7 @@ def open_admin_door(
         log(f"no admin door: the path {path} is too long for a socket")
         return []
     try:
-        return [AdminServer(path, tables, log)]
+        return [AdminServer(path, tables, served, log)]
     except (OSError, RuntimeError) as error:
         log(f"no admin door: {path}: {error}")
         return []
@@ -56,13 +75,14 @@ def open_admin_door(
 class AdminServer:
     """The server of ``path``, running until close(). Raises OSError and RuntimeError."""
 
-    def __init__(self, path: Path, tables: _native.Tables, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, path: Path, tables: _native.Tables, served: Served, log: Callable[[str], None]
+    ) -> None:
         self._path = path
         self._stopping = threading.Event()
-        self._server = grpc.server(
-            ThreadPoolExecutor(MAX_CALLS, "petps-admin"), maximum_concurrent_rpcs=MAX_CALLS
-        )
-        self._service = _Service(tables, log, self._stopping)
+        self._threads = ThreadPoolExecutor(MAX_CALLS, "petps-admin")
+        self._server = grpc.server(self._threads, maximum_concurrent_rpcs=MAX_CALLS)
+        self._service = _Service(tables, served, log, self._stopping)
         add_AdminServicer_to_server(self._service, self._server)
         with tempfile.TemporaryDirectory(prefix=FOLDER, dir=path.parent) as folder:
             private = Path(folder, path.name)
@@ -75,14 +95,17 @@ class AdminServer:
         self._server.start()
 
     def close(self) -> None:
-        """End all calls: what they had not completed is undone. Remove the socket."""
+        """End all calls: what they had not completed is undone. Remove the socket.
+
+        No call uses the pool any more on return.
+        """
         self._stopping.set()
         with contextlib.suppress(FileNotFoundError):
             if self._path.stat().st_ino == self._inode:  # not that of a later server
                 self._path.unlink()
-        for thread in self._service.working:  # they look at `stopping`
-            thread.join()
-        self._server.stop(None).wait()
+        self._server.stop(GRACE_SECONDS).wait()
+        self._threads.shutdown(wait=True)  # short calls complete, also if their caller has gone
+        self._service.join()
 
 
 def _check_replaceable(path: Path) -> None:
@@ -92,39 +115,193 @@ def _check_replaceable(path: Path) -> None:
             raise OSError("there is another file, which is no socket: move it away")
 
 
+class _Ended(Exception):
+    """The caller has gone, or the server stops."""
+
+    def __init__(self) -> None:
+        super().__init__("the caller has gone, or the server stops")
+
+
+def _answering(call: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
+    """Return a method that answers with the JSON that ``call`` returns, or refuses its error."""
+
+    @functools.wraps(call)
+    def answer(self: _Service, request: Any, context: Any) -> Any:
+        try:
+            self.check_running()
+            return messages.Json(text=json.dumps(call(self, request, context)))
+        except (PetpsError, OSError) as error:
+            _refuse(context, error)
+
+    return answer
+
+
 class _Service:
+    """The calls of admin.proto, which has their documentation."""
+
     def __init__(
-        self, tables: _native.Tables, log: Callable[[str], None], stopping: threading.Event
+        self,
+        tables: _native.Tables,
+        served: Served,
+        log: Callable[[str], None],
+        stopping: threading.Event,
     ) -> None:
-        self._tables, self._log, self._stopping = tables, log, stopping
-        self.working: list[threading.Thread] = []
+        self._tables, self._served, self._log, self._stopping = tables, served, log, stopping
+        self._working: set[threading.Thread] = set()
+        self._working_lock = threading.Lock()
+
+    def check_running(self) -> None:
+        """Raise Unavailable if the server stops."""
+        if self._stopping.is_set():
+            raise Unavailable("the server stops, so nothing was done")
+
+    def join(self) -> None:
+        """Wait for the threads of long work, which look at ``stopping``."""
+        with self._working_lock:
+            working = list(self._working)
+        for thread in working:
+            thread.join()
+
+    # ---- calls that take no time
+
+    @_answering
+    def Status(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+        """See admin.proto."""
+        return self._served.status()
+
+    @_answering
+    def CreateModel(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+        """See admin.proto."""
+        name = self._pool(context).create_model(request.model, request.partitions)
+        self._log(f"model '{request.model}' is created")
+        return {"instance": name}
+
+    @_answering
+    def CreateTable(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+        """See admin.proto."""
+        values = list(request.default_value)
+        info = self._pool(context).create_table(
+            request.name, dim=request.dim, capacity=request.capacity, dtype=request.dtype,
+            feed=request.feed, default=values if request.default_is_row else values[0],
+            model=request.model or None,
+        )  # fmt: skip
+        self._log(f"table '{info.name}' of {info.instance} is created")
+        return asdict(info)
+
+    @_answering
+    def CreateInstance(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+        """See admin.proto."""
+        name = self._pool(context).create_instance(request.name)
+        self._log(f"instance '{name}' is created")
+        return {"instance": name}
+
+    @_answering
+    def DropInstance(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+        """See admin.proto."""
+        self._pool(context).drop_instance(request.name)
+        self._log(f"instance '{request.name}' is dropped")
+        return {}
+
+    @_answering
+    def SwitchAlias(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+        """See admin.proto."""
+        self._pool(context).switch_alias(request.alias, request.instance)
+        self._log(f"alias '{request.alias}' names {request.instance} now")
+        return {}
+
+    @_answering
+    def SetIngest(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+        """See admin.proto."""
+        paused = request.paused if request.HasField("paused") else None
+        rate = request.rows_per_second if request.HasField("rows_per_second") else None
+        changes = [] if paused is None else ["pause" if paused else "continue"]
+        changes += [] if rate is None else [f"limit to {rate} rows/s" if rate else "do not limit"]
+        text = f"ingest: {' and '.join(changes)}"
+        with audited(self._tables.info().path, _user_of(context), text):
+            self._served.set_ingest(paused=paused, rows_per_second=rate)
+        self._log(text)
+        return {}
+
+    # ---- calls that take long
 
     def Grow(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
         """See admin.proto."""
+
+        def grow(report: Report) -> Any:
+            pool = self._pool(context)
+            table = pool.table(request.table, request.model or None)
+            before = table.record.capacity
+            pool.grow(
+                request.table, request.capacity, model=request.model or None,
+                paced=not request.unpaced,
+                progress=lambda copied, buckets: report(
+                    messages.GrowReply(buckets_copied=copied, buckets=buckets)
+                ),
+            )  # fmt: skip
+            self._log(f"table '{table.name}' has capacity {request.capacity}, before {before}")
+            return messages.GrowReply(done=True)
+
+        return self._work(context, "petps-grow", grow)
+
+    def Export(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        """See admin.proto."""
+
+        def export(report: Report) -> Any:
+            @contextlib.contextmanager
+            def bar(table: str, rows: int) -> Iterator[Callable[[int], None]]:
+                done = reported = 0
+
+                def advance(count: int) -> None:
+                    nonlocal done, reported
+                    done += count
+                    if self._stopping.is_set() or not context.is_active():
+                        raise _Ended
+                    if done - reported >= ROWS_REPORTED or done == rows:
+                        reported = done
+                        report(messages.WorkReply(table=table, rows=rows, rows_done=done))
+
+                yield advance
+
+            facts = self._pool(context).export(request.folder, model=request.model or None, bar=bar)
+            return messages.WorkReply(done=True, report=json.dumps(facts))
+
+        return self._work(context, "petps-export", export)
+
+    def Verify(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        """See admin.proto."""
+
+        def verify(report: Report) -> Any:
+            found = self._pool(context).verify(lambda: report(messages.WorkReply()))
+            if not found.complete:
+                raise _Ended
+            return messages.WorkReply(done=True, report=json.dumps(found.as_dict()))
+
+        return self._work(context, "petps-verify", verify)
+
+    def _work(self, context: Any, name: str, work: Callable[[Report], Any]) -> Iterator[Any]:
+        """Run work(report) in a thread; yield what it reports, then what it returns."""
         replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-        def report(copied: int, buckets: int) -> bool:
-            replies.put(messages.GrowReply(buckets_copied=copied, buckets=buckets))
+        def report(reply: Any) -> bool:
+            replies.put(reply)
             return context.is_active() and not self._stopping.is_set()
 
-        def grow() -> None:
+        def run() -> None:
             try:
-                table = self._find(request.model, request.table)
-                before = table.record.capacity
-                self._tables.grow(
-                    table.record.id, request.capacity, paced=not request.unpaced, progress=report
-                )
-                self._log(f"table '{table.name}' has capacity {request.capacity}, before {before}")
-                replies.put(messages.GrowReply(done=True))
+                self.check_running()
+                replies.put(work(report))
             except Exception as error:
                 replies.put(error)
 
-        thread = threading.Thread(target=grow, name="petps-grow", daemon=True)
-        thread.start()
-        self.working = [*filter(threading.Thread.is_alive, self.working), thread]
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        with self._working_lock:
+            self._working = {*filter(threading.Thread.is_alive, self._working), thread}
+            thread.start()
         while True:
             reply = replies.get()
-            if isinstance(reply, PetpsError):
+            if isinstance(reply, _Ended):
+                _refuse(context, Unavailable("the server stops, so this was not completed"))
+            if isinstance(reply, (PetpsError, OSError)):
                 _refuse(context, reply)
             if isinstance(reply, Exception):
                 raise reply
@@ -132,14 +309,18 @@ class _Service:
             if reply.done:
                 return
 
-    def _find(self, model: str, table: str) -> _native.Table:
-        models = {instance.model for instance in self._tables.instances()}
-        only_model = models.pop() if len(models) == 1 else DEFAULT_MODEL
-        instance = self._tables.resolve(model or only_model)
-        return self._tables.find(instance.name, table)
+    def _pool(self, context: Any) -> AuditedPool:
+        return AuditedPool(self._tables, _user_of(context), is_borrowed=True)
 
 
-def _refuse(context: Any, error: PetpsError) -> NoReturn:
+def _user_of(context: Any) -> str:
+    """Return who calls, as they say; the socket admits only the server's user and root."""
+    return str(dict(context.invocation_metadata()).get(USER_KEY, "unknown"))
+
+
+def _refuse(context: Any, error: PetpsError | OSError) -> NoReturn:
+    if not isinstance(error, PetpsError):  # of PetpsErrors, some are OSErrors too
+        error = IoError(f"{error.filename or 'the server'}: {error.strerror or error}")
     context.set_trailing_metadata(((CODE_KEY, error.code),))
     context.abort(GRPC_CODES[error.code], str(error))
     raise AssertionError("abort returned")  # it raises

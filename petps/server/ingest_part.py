@@ -32,10 +32,14 @@ DEAD_LETTER_OPTIONS: Final = {"message.timeout.ms": 10_000, "topic.retention.byt
 class IngestPart:
     """A running ingest, with the log that it reads and the destination of its dead letters."""
 
-    def __init__(self, ingest: Ingest, log: DeltaLog, dead_letters: Letters) -> None:
+    def __init__(
+        self, ingest: Ingest, log: DeltaLog, dead_letters: Letters, *, paused: bool = False
+    ) -> None:
         self.ingest = ingest
         self._log = log
         self._dead_letters = dead_letters
+        if paused:
+            ingest.pause()
         ingest.start()
 
     def status(self) -> dict[str, Any]:
@@ -54,9 +58,14 @@ class IngestPart:
 
 
 def start_ingest(
-    config: Config, tables: _native.Tables, location: str, partitions: Sequence[int] | None = None
+    config: Config,
+    tables: _native.Tables,
+    location: str,
+    partitions: Sequence[int] | None = None,
+    *,
+    paused: bool = False,
 ) -> IngestPart:
-    """Follow ``partitions`` of the log at ``location``; None follows all.
+    """Follow ``partitions`` of the log at ``location``; None follows all. paused: read nothing yet.
 
     A missing folder is created. A missing topic is not: its first publisher creates it. Until then,
     and while the brokers are unreachable, status shows the error and ingest retries.
@@ -99,7 +108,7 @@ def start_ingest(
             dense=DenseLocations(config.folder() / f"{config.pool.path.name}.dense.json"),
             rows_per_second=config.ingest.rows_per_second or None,
         )
-        return IngestPart(ingest, log, dead_letters)
+        return IngestPart(ingest, log, dead_letters, paused=paused)
     except BaseException:
         log.close()
         raise

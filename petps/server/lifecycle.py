@@ -15,10 +15,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from petps import _native
 from petps.config import Config, changes
-from petps.config.schema import LimitsConfig
-from petps.errors import InvalidArgument, NotFound, PetpsError
+from petps.errors import FailedPrecondition, InvalidArgument, NotFound, PetpsError
+from petps.server.native_server import open_tables, start_server
 from petps.server.status import normalise_status
 from petps.server.tables import ignored_tables
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Serving", "serve"]
 
-MAX_AUTOMATIC_WORKERS: Final = 8
 # (section, key) of the settings that SIGHUP reloads.
 RELOADED: Final = frozenset(
     {
@@ -76,6 +74,7 @@ class Serving:
         self._draining = False
         self._is_open = False  # whether every door is open
         self._ingest: Any = None
+        self._is_paused = False  # ingest, by set_ingest()
         # Held while the ingest is replaced, and while its state is written to the status.
         self._ingest_lock = threading.Lock()
         self._http: Any = None
@@ -95,9 +94,9 @@ class Serving:
         if config.ingest.log is not None:
             import petps.delta  # noqa: F401
         self.opened_at = time.monotonic()
-        self._tables = _open(config)
+        self._tables = open_tables(config)
         try:
-            self._server = _start(
+            self._server = start_server(
                 config, self._tables, None if self._map is None else self._map.owners
             )
             self.open_ms = 1e3 * (time.monotonic() - self.opened_at)
@@ -192,20 +191,38 @@ class Serving:
         """
         applied_settings: list[str] = []
         restart_settings: list[str] = []
-        for section, key, old, new in changes(self._config, config):
-            if (section, key) not in RELOADED:
-                restart_settings.append(f"{section}.{key}")
-                continue
-            applied_settings.append(f"{section}.{key} = {new!r} (was {old!r})")
-            part = getattr(self._config, section).model_copy(update={key: new})
-            self._config = self._config.model_copy(update={section: part})
-        if self._ingest is not None:
-            self._ingest.ingest.set_rate(self._config.ingest.rows_per_second or None)
+        with self._ingest_lock:
+            for section, key, old, new in changes(self._config, config):
+                if (section, key) not in RELOADED:
+                    restart_settings.append(f"{section}.{key}")
+                    continue
+                applied_settings.append(f"{section}.{key} = {new!r} (was {old!r})")
+                part = getattr(self._config, section).model_copy(update={key: new})
+                self._config = self._config.model_copy(update={section: part})
+            if self._ingest is not None:
+                self._ingest.ingest.set_rate(self._config.ingest.rows_per_second or None)
         self.follow_shard_map()
         nothing = "no setting that can change while serving has changed"
         self._log(f"reloaded: {'; '.join(applied_settings) or nothing}")
         if restart_settings:
             self._log(f"changed, but needs a restart: {', '.join(restart_settings)}")
+
+    def set_ingest(self, *, paused: bool | None = None, rows_per_second: int | None = None) -> None:
+        """Pause, continue or limit ingest (0: do not limit) until the server ends or reloads.
+
+        None: as it is. Raises FailedPrecondition if the server follows no log.
+        """
+        if self._config.ingest.log is None:
+            raise FailedPrecondition("this server follows no log, so there is no ingest")
+        with self._ingest_lock:
+            if rows_per_second is not None:
+                ingest = self._config.ingest.model_copy(update={"rows_per_second": rows_per_second})
+                self._config = self._config.model_copy(update={"ingest": ingest})
+            self._is_paused = self._is_paused if paused is None else paused
+            if self._ingest is None:
+                return
+            (self._ingest.ingest.pause if self._is_paused else self._ingest.ingest.resume)()
+            self._ingest.ingest.set_rate(self._config.ingest.rows_per_second or None)
 
     def close(self) -> None:
         """Drain and close. Raises an error if the pool could not be closed cleanly."""
@@ -257,7 +274,7 @@ class Serving:
         from petps.server.growth import Growth
 
         self._upkeep = [Growth(self._config, self._tables, self._log)]
-        self._upkeep += open_admin_door(self._config.pool.path, self._tables, self._log)
+        self._upkeep += open_admin_door(self._config.pool.path, self._tables, self, self._log)
         self._is_open = True
         if self._grpc is not None:
             self._grpc.update_health()
@@ -319,7 +336,10 @@ class Serving:
         if partitions != []:
             from petps.server.ingest_part import start_ingest
 
-            self._ingest = start_ingest(self._config, self._tables, location, partitions)
+            with self._ingest_lock:
+                self._ingest = start_ingest(
+                    self._config, self._tables, location, partitions, paused=self._is_paused
+                )
         self._ingested_partitions = partitions
         if self._is_open:  # otherwise _open_doors() reports, after the log is read
             self.report()
@@ -370,7 +390,8 @@ class Serving:
             if partition.state == "catching_up" and partition.instance != served_instance:
                 continue  # it loads an instance that no client is served from yet
             if reason := _lag_reason(partition, limit):
-                return reason
+                paused = "; an operator paused ingest: petps ingest resume POOL"
+                return reason + paused if self._is_paused else reason
         return None
 
     def _stop(self) -> None:
@@ -411,45 +432,6 @@ def _lag_reason(partition: PartitionHealth, limit: float) -> str | None:
             f"{limit:g}){detail}"
         )
     return None
-
-
-def _open(config: Config) -> _native.Tables:
-    try:
-        return _native.Tables.open(str(config.pool.path))
-    except NotFound:
-        raise NotFound(
-            f"there is no pool at {config.pool.path}: create it with `petps create`, "
-            "for instance `petps create --config FILE`"
-        ) from None
-
-
-def _limits(limits: LimitsConfig) -> dict[str, int]:
-    """Return the limits for the native server, with times in milliseconds."""
-    values: dict[str, Any] = dict(limits)  # model_dump() would build the section's serializer
-    values["idle_ms"] = round(1e3 * values.pop("idle_seconds"))
-    return values
-
-
-def _start(
-    config: Config, tables: _native.Tables, shard_map: _native.ShardMap | None
-) -> _native.Server:
-    server = config.server
-    return _native.Server.start(
-        tables,
-        host=server.host,
-        port=server.port,
-        workers=server.workers or min(os.cpu_count() or 1, MAX_AUTOMATIC_WORKERS),
-        gather=server.gather,
-        rdma=server.rdma,
-        real_time=server.real_time,
-        busy_poll_us=server.busy_poll_us,
-        hot_set_seconds=server.hot_set_seconds,
-        drain_ms=round(1e3 * server.drain_seconds),
-        limits=_limits(server.limits),
-        shard_map=shard_map,
-        address=server.address or "",
-        call_workers=server.grpc_workers if server.grpc else 0,
-    )
 
 
 class _Signals:

@@ -194,6 +194,9 @@ def _ingest_metrics(ingest: dict[str, Any]) -> Iterator[Metric]:
         yield CounterMetricFamily(
             "petps_ingest_errors", "Errors of the log, a base or a table.", value=ingest["errors"]
         )
+        yield GaugeMetricFamily(
+            "petps_ingest_paused", "1: an operator paused it.", value=int(ingest["paused"])
+        )
         followed_states = ("following", "passing")
         not_following = sum(partition["state"] not in followed_states for partition in partitions)
         yield GaugeMetricFamily(

@@ -174,11 +174,11 @@ def test_instances_are_loaded_switched_and_dropped_under_pulls_and_kills(
                 kill_during(server, chance, partial(client.switch_alias, "default", previous))
             # Either instance may be the current one. The other is one switch away, with all rows.
             if is_served(url, number):
-                petps("alias", url, "--back")
+                petps("alias", url, "--back", "--yes")
             assert is_served(url, number - 1)
             with connect(url) as client:
                 assert pull(client, ALL)[0] == number - 1
-            petps("alias", url, "--back")
+            petps("alias", url, "--back", "--yes")
             with connect(url) as client:
                 version = model.publish(number)
                 wait_until("a later delta", lambda: is_served(url, number, version))  # noqa: B023
@@ -189,7 +189,7 @@ def test_instances_are_loaded_switched_and_dropped_under_pulls_and_kills(
                 )
                 kill_during(server, chance, partial(client.drop_instance, previous))
             if previous in instances(url):
-                petps("drop", url, previous)
+                petps("drop", url, previous, "--yes")
             assert list(instances(url)) == [newest]
             sizes.append(pool.stat().st_size)
             puller.check()

@@ -15,10 +15,10 @@ __all__ = ["Commands"]
 
 # The commands by their heading in the help text.
 _HEADINGS: Final = {
-    "Pools": ("create", "table", "status", "verify", "config"),
+    "Pools": ("create", "plan", "table", "status", "verify", "config"),
     "Versions": ("instances", "alias", "drop", "checkpoint"),
     "Rows": ("load", "pull", "push", "export", "publish"),
-    "Running": ("serve", "import-hps", "demo"),
+    "Running": ("serve", "ingest", "import-hps", "demo"),
 }
 # The modules of commands that do not have a module of their own name.
 _MODULES: Final = {"instances": "versions", "alias": "versions", "drop": "versions"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -12,10 +13,12 @@ import typer
 
 from petps.cli.options import JsonReport, parse_rows
 from petps.cli.output import json_out, note
+from petps.cli.target import open_pool
 from petps.errors import AlreadyExists, InvalidArgument, PetpsError
 
 if TYPE_CHECKING:
-    from petps.pool import Pool, TableInfo
+    from petps.admin.client import AdminClient
+    from petps.pool import Pool
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def create(
     ] = False,
     json_: JsonReport = False,
 ) -> None:
-    """Create a pool with tables, or add tables to one.
+    """Create a pool with tables, or add tables to one, also while a server has it open.
 
     [bold]Examples[/bold]
 
@@ -139,25 +142,37 @@ def create(
         add=add,
         replace=replace,
     )
+    report["warnings"] = _warnings(report["tables"], pool)
     if json_:
         json_out(report)
         return
+    for text in report["warnings"]:
+        note(f"warning: {text}")
     for info in report["tables"]:
         note(f"table {info['name']}: dim {info['dim']} {info['dtype']}, {info['capacity']:,} rows")
     note(f"{pool}: ready. Next: `petps load {pool} TABLE FILE`, `petps serve {pool}`")
 
 
-def _add_instance(path: Path, name: str) -> dict[str, Any]:
-    from petps import _native
-    from petps.pool import Pool
+def _warnings(tables: list[dict[str, Any]], pool: Path) -> list[str]:
+    """Return what the disk or the memory cannot hold of what the new tables promise."""
+    from petps.cli.commands.plan import make_plan, warn
 
-    _native.stop_on_lost_pool()
-    with Pool.open(path) as pool:
+    new = [info for info in tables if info["added"]]
+    if pool.is_char_device() or not new:
+        return []
+    promised = sum(
+        make_plan(info["capacity"], info["dim"], info["dtype"], None).pool for info in new
+    )
+    return warn(promised, pool.absolute().parent)
+
+
+def _add_instance(path: Path, name: str) -> dict[str, Any]:
+    with open_pool(path) as pool:
         pool.create_instance(name)
         return {
             "pool": str(path),
             "instance": name,
-            "tables": [info.name for info in pool.tables(name)],
+            "tables": list(_tables_of(pool, name)),
         }
 
 
@@ -192,7 +207,7 @@ def _create_tables(
     is_new = not (add and path.exists())
     create = partial(Pool.create, durability=durability, replace=replace)
     try:
-        pool = create(path) if is_new else Pool.open(path)
+        pool = create(path) if is_new else open_pool(path)
     except AlreadyExists:
         condition, remedy = "exists", "choose another path"
         if path.is_char_device():
@@ -212,31 +227,51 @@ def _create_tables(
         "pool": str(path),
         "created": is_new,
         "model": model,
-        "tables": [{**asdict(info), "added": is_added} for info, is_added in tables],
+        "tables": [{**info, "added": is_added} for info, is_added in tables],
+    }
+
+
+def _tables_of(pool: Pool | AdminClient, model: str) -> dict[str, dict[str, Any]]:
+    """Return the tables of the instance that ``model`` names, by name, as fields of TableInfo."""
+    from petps.pool import Pool, TableInfo
+
+    if isinstance(pool, Pool):
+        return {info.name: asdict(info) for info in pool.tables(model)}
+    status = pool.status()
+    alias = status["aliases"].get(model)
+    instances = status["instances"]
+    named = [record["name"] for record in instances if alias in (None, record["id"])]
+    exact = [name for name in named if name == model]
+    of_model = [record["name"] for record in instances if record["model"] == model]
+    (instance,) = (named if alias is not None else exact or of_model)[-1:]
+    fields = [field.name for field in dataclasses.fields(TableInfo)]
+    return {
+        record["name"]: {name: record[name] for name in fields}
+        for record in status["tables"]
+        if record["instance"] == instance
     }
 
 
 def _add_tables(
-    pool: Pool, specs: list[_TableSpec], model: str, partitions: int
-) -> list[tuple[TableInfo, bool]]:
+    pool: Pool | AdminClient, specs: list[_TableSpec], model: str, partitions: int
+) -> list[tuple[dict[str, Any], bool]]:
     """Return every table of ``specs`` and whether it is new. An existing table must be equal."""
-    if model not in [instance.model for instance in pool.native.instances()]:
+    if model not in pool.models():
         pool.create_model(model, partitions)
-    existing_tables = {info.name: info for info in pool.tables(model)}
-    result = []
+    existing_tables = _tables_of(pool, model)
+    result: list[tuple[dict[str, Any], bool]] = []
     for spec in specs:
         existing_table = existing_tables.get(spec.name)
         if existing_table is None:
-            result.append((pool.create_table(**asdict(spec), model=model), True))
+            table = pool.create_table(**asdict(spec), model=model)
+            result.append((table if isinstance(table, dict) else asdict(table), True))
             continue
-        if (existing_table.dim, existing_table.dtype, existing_table.capacity) != (
-            spec.dim,
-            spec.dtype,
-            spec.capacity,
+        if any(
+            existing_table[name] != getattr(spec, name) for name in ("dim", "dtype", "capacity")
         ):
             raise AlreadyExists(
-                f"table '{spec.name}' exists already, with dim {existing_table.dim} "
-                f"{existing_table.dtype} and capacity {existing_table.capacity:,}; "
+                f"table '{spec.name}' exists already, with dim {existing_table['dim']} "
+                f"{existing_table['dtype']} and capacity {existing_table['capacity']:,}; "
                 "choose another name"
             )
         result.append((existing_table, False))

@@ -10,13 +10,23 @@ import typer
 
 from petps.cli.options import JsonReport, ModelOption
 from petps.cli.output import bytes_text, json_out, note, progress
+from petps.cli.target import open_pool
 
 
 def export(
     pool: Annotated[
-        Path, typer.Argument(metavar="POOL", help="The pool; no server may have it open.")
+        Path,
+        typer.Argument(
+            metavar="POOL", help="The pool. If a server has it open, the server exports it."
+        ),
     ],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder for the base.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER",
+            help="A new folder for the base, on the server's machine if it writes it.",
+        ),
+    ],
     model: ModelOption = None,
     json_: JsonReport = False,
 ) -> None:
@@ -31,12 +41,8 @@ def export(
 
         petps load other.pool items bases/monday
     """
-    from petps import _native
-    from petps.pool import Pool
-
-    _native.stop_on_lost_pool()
     start = time.perf_counter()
-    with Pool.open(pool, read_only=True) as pool_handle:
+    with open_pool(pool, read_only=True) as pool_handle:
         report = pool_handle.export(
             folder,
             model=model,

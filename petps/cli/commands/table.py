@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from petps.cli.options import JsonReport, ModelOption, TableName, parse_rows
 from petps.cli.output import json_out, note, progress
-from petps.cli.target import is_server
-from petps.errors import InUse, InvalidArgument, NotFound
-
-if TYPE_CHECKING:
-    from petps.admin.client import AdminClient
-    from petps.pool import Pool
+from petps.cli.target import is_server, open_pool
+from petps.errors import InvalidArgument
 
 app = typer.Typer(no_args_is_help=True, help="Change a table: give it more capacity.")
 
@@ -62,7 +58,7 @@ def grow(
         )
     rows = parse_rows(capacity, "--capacity")
     with (
-        closing(_open(pool)) as target,
+        closing(open_pool(pool)) as target,
         progress(f"growing {table}", None, quiet=json_) as advance,
     ):
         seen = 0
@@ -78,19 +74,3 @@ def grow(
         json_out({"table": table, "capacity": rows})
         return
     note(f"{table} has capacity for {rows:,} rows now")
-
-
-def _open(path: str) -> Pool | AdminClient:
-    """Return the pool, or its server if one has it open."""
-    from petps import _native
-    from petps.pool import Pool
-
-    _native.stop_on_lost_pool()
-    try:
-        return Pool.open(path)
-    except NotFound:
-        raise NotFound(f"there is no pool at {path}: create it with `petps create`") from None
-    except InUse:
-        from petps.admin.client import AdminClient
-
-        return AdminClient(path)

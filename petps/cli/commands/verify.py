@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from petps.cli.options import JsonReport
 from petps.cli.output import facts, json_out, note, waiting
-from petps.errors import DataLoss
+from petps.cli.target import open_pool
+from petps.errors import DataLoss, InUse, ResourceExhausted
 
 
 def verify(
     pool: Annotated[
-        Path, typer.Argument(metavar="POOL", help="The pool; no server may have it open.")
+        Path,
+        typer.Argument(
+            metavar="POOL", help="The pool. If a server has it open, the server checks it."
+        ),
     ],
     accept: Annotated[
         bool,
@@ -47,13 +51,8 @@ def verify(
     _native.stop_on_lost_pool()
     start = time.perf_counter()
     with waiting(f"verifying {pool}", quiet=json_):
-        tables = _native.Tables.open(str(pool), read_only=True, allow_lost_power=True)
-        try:
-            lost_power = tables.info().lost_power
-            report = tables.verify()
-        finally:
-            tables.close()
-    is_accepted = accept and report.clean and lost_power
+        report, lost_power = _check(pool, accept)
+    is_accepted = accept and report["clean"] and lost_power
     waiting_partitions = 0
     fed_by_pushes: list[str] = []
     if is_accepted:
@@ -74,7 +73,7 @@ def verify(
         json_out(
             {
                 "pool": str(pool),
-                **report.as_dict(),
+                **report,
                 "lost_power": lost_power,
                 "accepted": is_accepted,
                 "partitions_waiting_for_a_base": waiting_partitions,
@@ -85,27 +84,29 @@ def verify(
     else:
         facts(
             [
-                ("rows", report.rows),
-                ("buckets", report.buckets),
-                ("stale tags", f"{report.stale_tags:,} (healed when served)"),
-                ("high counters", f"{report.high_counters:,} (harmless)"),
+                ("rows", report["rows"]),
+                ("buckets", report["buckets"]),
+                ("stale tags", f"{report['stale_tags']:,} (healed when served)"),
+                ("high counters", f"{report['high_counters']:,} (harmless)"),
                 (
                     "slots without a row",
-                    f"{report.unreachable_slots:,} (free, or freed when served)",
+                    f"{report['unreachable_slots']:,} (free, or freed when served)",
                 ),
-                ("faults", report.problem_count),
+                ("faults", report["problem_count"]),
             ]
         )
-        for problem in report.problems:
+        for problem in report["problems"]:
             note(f"fault: {problem}")
-    if not report.clean:
+    if not report["complete"]:
+        raise ResourceExhausted(f"{pool} could not be checked: {'; '.join(report['problems'])}")
+    if not report["clean"]:
         raise DataLoss(
-            f"{pool} has {report.problem_count:,} faults: rebuild it from a base "
+            f"{pool} has {report['problem_count']:,} faults: rebuild it from a base "
             "(petps create, petps load) or from a copy"
         )
     if json_:
         return
-    note(f"{pool}: clean, {report.rows:,} rows checked in {seconds:.1f} s")
+    note(f"{pool}: clean, {report['rows']:,} rows checked in {seconds:.1f} s")
     if is_accepted:
         _note_accepted(waiting_partitions, fed_by_pushes)
     elif lost_power:
@@ -114,6 +115,27 @@ def verify(
             "older than the last acknowledged one; `petps verify --accept` takes it back into "
             "service"
         )
+
+
+def _check(pool: Path, accept: bool) -> tuple[dict[str, Any], bool]:
+    """Return the report as a dict, and whether the pool lost power."""
+    from petps import _native
+
+    try:
+        tables = _native.Tables.open(str(pool), read_only=True, allow_lost_power=True)
+    except InUse:
+        if accept:
+            raise InUse(
+                f"{pool} is in use by another process, so it need not be accepted: leave out "
+                "--accept"
+            ) from None
+        with open_pool(pool, read_only=True) as server:
+            report = server.verify()
+            return report if isinstance(report, dict) else report.as_dict(), False
+    try:
+        return tables.verify().as_dict(), tables.info().lost_power
+    finally:
+        tables.close()
 
 
 def _note_accepted(waiting_partitions: int, fed_by_pushes: list[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from petps.cli.options import JsonReport, TargetName
+from petps.cli.options import JsonReport, TargetName, Yes, confirm
 from petps.cli.output import json_out, note, table
 from petps.cli.target import open_target
 from petps.errors import FailedPrecondition, InvalidArgument
@@ -70,6 +70,7 @@ def alias(
     back: Annotated[
         bool, typer.Option("--back", help="Switch back to the instance before the last switch.")
     ] = False,
+    yes: Yes = False,
     json_: JsonReport = False,
 ) -> None:
     """Switch the name of a model to another instance, for all tables at once, or switch it back.
@@ -80,19 +81,23 @@ def alias(
 
     [bold]Examples[/bold]
 
-        petps alias petps://127.0.0.1:7070 ranking@7
+        petps alias my.pool ranking@7
 
-        petps alias petps://127.0.0.1:7070 --back
+        petps alias petps://127.0.0.1:7070 --back --yes
 
         petps alias my.pool ranking@7 --name canary
     """
     if (instance is None) != back:
         raise InvalidArgument("write either an instance, MODEL@NAME, or --back")
-    with closing(open_target(target, model=None, read_only=False)) as handle:
+    with closing(open_target(target, model=None, read_only=True)) as handle:
         status = handle.status()
-        name = name or (instance.partition("@")[0] if instance else _only_model(status))
-        new_instance = instance or _previous_instance(status, name)
-        old_instance = _current_instance(status, name)
+    name = name or (instance.partition("@")[0] if instance else _only_model(status))
+    new_instance = instance or _previous_instance(status, name)
+    old_instance = _current_instance(status, name)
+    confirm(f"let {name} name {new_instance} instead of {old_instance}", yes)
+    with closing(open_target(target, model=None, read_only=False)) as handle:
+        if _current_instance(handle.status(), name) != old_instance:
+            raise FailedPrecondition(f"{name} was switched meanwhile: see `petps instances`")
         handle.switch_alias(name, new_instance)
     if json_:
         json_out({"alias": name, "instance": new_instance, "before": old_instance})
@@ -132,6 +137,7 @@ def drop(
     instance: Annotated[
         str, typer.Argument(metavar="INSTANCE", help="The instance to remove: MODEL@NAME.")
     ],
+    yes: Yes = False,
     json_: JsonReport = False,
 ) -> None:
     """Remove an instance and its tables. Their space is reused once no pull reads them.
@@ -141,10 +147,11 @@ def drop(
 
     [bold]Examples[/bold]
 
-        petps drop petps://127.0.0.1:7070 ranking@6
+        petps drop my.pool ranking@6
     """
     if "@" not in instance:
         raise InvalidArgument(f"'{instance}' is a model; name an instance of it: {instance}@NAME")
+    confirm(f"remove {instance} and all its rows", yes)
     with closing(open_target(target, model=None, read_only=False)) as handle:
         handle.drop_instance(instance)
     if json_:

@@ -525,6 +525,9 @@ class Ingest:
         # The time of the apply itself counts as waiting; otherwise the rate is never reached.
         self._not_before = max(now - PACE_CREDIT_SECONDS, self._not_before) + rows / rate
         while now < self._not_before:
+            if self._rows_per_second != rate:  # a new limit begins anew
+                self._not_before = now
+                return
             if self._stop.wait(min(POLL_SECONDS, self._not_before - now)):
                 raise _Stopped
             now = time.monotonic()

@@ -1,4 +1,7 @@
-"""petps instances, alias, drop and create --instance, of a pool and of a running server."""
+"""petps instances, alias, drop and create --instance, of a pool and of a running server.
+
+A server is named by its address, or by the path of its pool.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tests.python.cli.conftest import Command
 from tests.python.cli.test_server_target import settings
 
 
-@pytest.fixture(params=["pool", "server"])
+@pytest.fixture(params=["pool", "server", "path of a server"])
 def target(request: pytest.FixtureRequest, run: Command, tmp_path: Path) -> Iterator[str]:
     """Yield a pool or server with two instances: rows of default@0 are 1, of default@1 are 2."""
     pool = tmp_path / "p"
@@ -31,8 +34,9 @@ def target(request: pytest.FixtureRequest, run: Command, tmp_path: Path) -> Iter
     if request.param == "pool":
         yield str(pool)
         return
-    with Serving(settings(pool)) as serving:
-        yield f"petps://127.0.0.1:{serving.port}"
+    with Serving(settings(pool), log=lambda line: None) as serving:
+        is_path = request.param == "path of a server"
+        yield str(pool) if is_path else f"petps://127.0.0.1:{serving.port}"
 
 
 def value(run: Command, target: str, model: str = "default") -> float:
@@ -52,28 +56,28 @@ def test_switch_there_and_back_and_drop(run: Command, target: str) -> None:
     }
     assert value(run, target) == 1
     assert value(run, target, "default@1") == 2
-    message = run.fails(6, "alias", target, "--back")
+    message = run.fails(6, "alias", target, "--yes", "--back")
     assert "has no previous instance" in message
-    message = run.fails(6, "drop", target, "default@0")
+    message = run.fails(6, "drop", target, "--yes", "default@0")
     assert "name 'default' refers to" in message
-    output = run("alias", target, "default@1")
+    output = run("alias", target, "--yes", "default@1")
     assert "default names default@1 now, before default@0" in output
     assert value(run, target) == 2
     assert value(run, target, "default@0") == 1
     assert states(run, target)["default@0"][0] == "frozen"
-    report = run.json("alias", target, "--back")
+    report = run.json("alias", target, "--yes", "--back")
     assert report == {"alias": "default", "instance": "default@0", "before": "default@1"}
     assert value(run, target) == 1
-    run("alias", target, "--back")
-    assert run.json("drop", target, "default@0") == {"dropped": "default@0"}
+    run("alias", target, "--yes", "--back")
+    assert run.json("drop", target, "--yes", "default@0") == {"dropped": "default@0"}
     assert states(run, target) == {"default@1": ("serving", 2, 100)}
     assert value(run, target) == 2
-    assert "default@0" in run.fails(3, "drop", target, "default@0")
-    assert "has been dropped" in run.fails(6, "alias", target, "--back")
+    assert "default@0" in run.fails(3, "drop", target, "--yes", "default@0")
+    assert "has been dropped" in run.fails(6, "alias", target, "--yes", "--back")
 
 
 def test_a_second_alias_names_another_instance(run: Command, target: str) -> None:
-    run("alias", target, "default@1", "--name", "canary")
+    run("alias", target, "--yes", "default@1", "--name", "canary")
     assert value(run, target, "canary") == 2
     assert value(run, target) == 1
     entries = run.json("instances", target)["instances"]
@@ -87,9 +91,9 @@ def test_a_second_alias_names_another_instance(run: Command, target: str) -> Non
 def test_bad_arguments_are_refused(run: Command, target: str) -> None:
     assert "--back" in run.fails(2, "alias", target)
     assert "--back" in run.fails(2, "alias", target, "default@1", "--back")
-    assert "default@9" in run.fails(3, "alias", target, "default@9")
+    assert "default@9" in run.fails(3, "alias", target, "--yes", "default@9")
     assert "default@NAME" in run.fails(2, "drop", target, "default")
-    assert "no/name" in run.fails(2, "alias", target, "default@1", "--name", "no/name")
+    assert "no/name" in run.fails(2, "alias", target, "--yes", "default@1", "--name", "no/name")
 
 
 def test_create_adds_an_instance_to_a_pool(run: Command, tmp_path: Path) -> None:

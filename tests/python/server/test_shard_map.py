@@ -284,7 +284,7 @@ def test_a_failed_restart_of_ingest_is_retried(
     serving = serve(start, path, ingest={"log": tmp_path / "log"})
     with monkeypatch.context() as patch:
 
-        def fail(*args: object) -> None:
+        def fail(*args: object, **options: object) -> None:
             raise FailedPrecondition("the broker is away")
 
         patch.setattr("petps.server.ingest_part.start_ingest", fail)

@@ -1,0 +1,91 @@
+"""petps ingest: pause, continue or limit the ingest of a running server."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from petps.cli.options import parse_rows
+from petps.cli.output import note
+from petps.cli.target import is_server, open_pool
+from petps.errors import FailedPrecondition, InvalidArgument
+
+if TYPE_CHECKING:
+    from petps.admin.client import AdminClient
+
+app = typer.Typer(no_args_is_help=True, help="Pause, continue or limit a server's ingest.")
+
+PoolOfServer = Annotated[
+    str, typer.Argument(metavar="POOL", help="The path of the server's pool, on its machine.")
+]
+
+
+@app.callback()
+def _group() -> None:
+    """Pause, continue or limit the ingest of a running server.
+
+    This holds until the server ends; a limit also until it reads its configuration again (SIGHUP).
+    """
+
+
+@app.command()
+def pause(pool: PoolOfServer) -> None:
+    """Stop reading the log. Pulls go on, and rows grow old; `petps status` shows it.
+
+    [bold]Examples[/bold]
+
+        petps ingest pause my.pool
+    """
+    with closing(_server(pool)) as server:
+        server.set_ingest(paused=True)
+    note(f"ingest is paused; continue it with `petps ingest resume {pool}`")
+
+
+@app.command()
+def resume(pool: PoolOfServer) -> None:
+    """Read the log again, from where it was paused.
+
+    [bold]Examples[/bold]
+
+        petps ingest resume my.pool
+    """
+    with closing(_server(pool)) as server:
+        server.set_ingest(paused=False)
+    note("ingest continues")
+
+
+@app.command()
+def limit(
+    pool: PoolOfServer,
+    rows: Annotated[
+        str, typer.Argument(metavar="ROWS", help="Rows a second, such as 50k; 'none': no limit.")
+    ],
+) -> None:
+    """Limit the rows that are applied a second, so that pulls stay fast.
+
+    [bold]Examples[/bold]
+
+        petps ingest limit my.pool 50k
+
+        petps ingest limit my.pool none
+    """
+    rate = 0 if rows == "none" else parse_rows(rows, "ROWS")
+    with closing(_server(pool)) as server:
+        server.set_ingest(rows_per_second=rate)
+    note(f"ingest is limited to {rate:,} rows/s" if rate else "ingest is not limited")
+
+
+def _server(path: str) -> AdminClient:
+    from petps.admin.client import AdminClient
+
+    if is_server(path):
+        raise InvalidArgument(
+            f"{path} is an address: name the pool by its path, on the machine of its server"
+        )
+    pool = open_pool(path, read_only=True)
+    if isinstance(pool, AdminClient):
+        return pool
+    pool.close()
+    raise FailedPrecondition(f"no server has {path} open, so there is no ingest")

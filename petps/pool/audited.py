@@ -1,0 +1,177 @@
+"""A pool whose changes leave a line each in its audit log, POOL.audit: when, who, what.
+
+The line is written before the change, which is refused if the line cannot be written. A change
+that fails leaves a second line, with the error. A pool that is no file has no audit log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy.typing as npt
+
+from petps import _native
+from petps.errors import IoError
+from petps.pool.pool import DEFAULT_PARTITIONS, Pool
+from petps.pool.reader import DEFAULT_MODEL, TableInfo
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+__all__ = ["AuditedPool", "audit_log_of", "audited", "this_user"]
+
+LOG_MODE: Final = 0o600
+# No link is followed, and a pipe is not waited for.
+OPEN_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+def audit_log_of(pool: str | PathLike[str]) -> Path | None:
+    """Return the audit log of a pool; None if the pool is no file."""
+    path = Path(os.path.realpath(pool))
+    return path.with_name(f"{path.name}.audit") if path.is_file() else None
+
+
+def this_user() -> str:
+    """Return who runs this process."""
+    return f"uid {os.getuid()}"
+
+
+@contextlib.contextmanager
+def audited(pool: str | PathLike[str], user: str, change: str) -> Iterator[None]:
+    """Write a line for what the block does, and another one if it fails.
+
+    Raises IoError if the line cannot be written; then the block does not run.
+    """
+    path = audit_log_of(pool)
+    if path is None:
+        yield
+        return
+    line = {"who": user, "what": change}
+    _write(path, line)
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(IoError):  # of the two errors, the first one counts
+            _write(path, line | {"failed": f"{type(error).__name__}: {error}"})
+        raise
+
+
+def _write(path: Path, values: dict[str, str]) -> None:
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    line = (json.dumps({"time": now} | values) + "\n").encode()
+    try:
+        is_new = not path.exists()
+        file = os.open(path, OPEN_FLAGS, LOG_MODE)
+        try:
+            _check_file(file, path)
+            length = os.fstat(file).st_size
+            if os.write(file, line) != len(line):
+                os.ftruncate(file, length)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file)
+        finally:
+            os.close(file)
+        if is_new:
+            _sync_folder(path.parent)
+    except OSError as error:
+        raise IoError(
+            f"the audit log {path} cannot be written, so nothing was changed: "
+            f"{error.strerror or error}"
+        ) from error
+
+
+def _check_file(file: int, path: Path) -> None:
+    """Raise OSError unless this is a file of its own. Give root's file to the pool's owner."""
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        raise OSError("it is no file of its own: move it away")
+    owner = path.with_suffix("").stat()  # of the pool, whose server writes the log too
+    if os.geteuid() == 0 and found.st_uid != owner.st_uid:
+        os.fchown(file, owner.st_uid, owner.st_gid)
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+class AuditedPool(Pool):
+    """A Pool whose administration leaves lines in the audit log. user: who changes it."""
+
+    def __init__(self, native: _native.Tables, user: str, *, is_borrowed: bool = False) -> None:
+        super().__init__(native, is_borrowed=is_borrowed)
+        self._user = user
+
+    @staticmethod
+    def open(path: str | PathLike[str], *, read_only: bool = False) -> AuditedPool:
+        """Open a pool for the user of this process. See Pool.open."""
+        native = _native.Tables.open(os.fspath(path), read_only=read_only)
+        return AuditedPool(native, this_user())
+
+    def _line(self, change: str) -> contextlib.AbstractContextManager[None]:
+        return audited(self._native.info().path, self._user, change)
+
+    def create_model(self, name: str = DEFAULT_MODEL, partitions: int = DEFAULT_PARTITIONS) -> str:
+        """See Pool."""
+        with self._line(f"create model {name} with {partitions} partitions"):
+            return super().create_model(name, partitions)
+
+    def create_instance(self, name: str) -> str:
+        """See Pool."""
+        with self._line(f"create instance {name}"):
+            return super().create_instance(name)
+
+    def create_table(
+        self,
+        name: str,
+        *,
+        dim: int,
+        capacity: int,
+        dtype: str = "f32",
+        default: float | npt.ArrayLike = 0.0,
+        feed: Literal["push", "delta"] = "push",
+        model: str | None = None,
+    ) -> TableInfo:
+        """See Pool."""
+        of_model = "" if model is None else f" of model {model}"
+        with self._line(f"create table {name}{of_model}: dim {dim} {dtype}, capacity {capacity}"):
+            return super().create_table(
+                name, dim=dim, capacity=capacity, dtype=dtype, default=default, feed=feed,
+                model=model,
+            )  # fmt: skip
+
+    def grow(
+        self,
+        table: str,
+        capacity: int,
+        *,
+        model: str | None = None,
+        paced: bool = True,
+        progress: Callable[[int, int], bool] = lambda copied, buckets: True,
+    ) -> None:
+        """See Pool."""
+        of_model = "" if model is None else f" of model {model}"
+        with self._line(f"grow table {table}{of_model} to capacity {capacity}"):
+            super().grow(table, capacity, model=model, paced=paced, progress=progress)
+
+    def switch_alias(self, alias: str, instance: str) -> None:
+        """See Pool."""
+        with self._line(f"switch alias {alias} to {instance}"):
+            super().switch_alias(alias, instance)
+
+    def drop_instance(self, instance: str) -> None:
+        """See Pool."""
+        with self._line(f"drop instance {instance}"):
+            super().drop_instance(instance)

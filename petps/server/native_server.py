@@ -1,0 +1,56 @@
+"""The pool and the native server of a configuration."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+from petps import _native
+from petps.config import Config
+from petps.config.schema import LimitsConfig
+from petps.errors import NotFound
+
+__all__ = ["open_tables", "start_server"]
+
+MAX_AUTOMATIC_WORKERS: Final = 8
+
+
+def open_tables(config: Config) -> _native.Tables:
+    """Open the pool. Raises its errors; NotFound says how to create one."""
+    try:
+        return _native.Tables.open(str(config.pool.path))
+    except NotFound:
+        raise NotFound(
+            f"there is no pool at {config.pool.path}: create it with `petps create`, "
+            "for instance `petps create --config FILE`"
+        ) from None
+
+
+def _limits(limits: LimitsConfig) -> dict[str, int]:
+    """Return the limits for the native server, with times in milliseconds."""
+    values: dict[str, Any] = dict(limits)  # model_dump() would build the section's serializer
+    values["idle_ms"] = round(1e3 * values.pop("idle_seconds"))
+    return values
+
+
+def start_server(
+    config: Config, tables: _native.Tables, shard_map: _native.ShardMap | None
+) -> _native.Server:
+    """Start to answer pulls and pushes. Raises the errors of the port."""
+    server = config.server
+    return _native.Server.start(
+        tables,
+        host=server.host,
+        port=server.port,
+        workers=server.workers or min(os.cpu_count() or 1, MAX_AUTOMATIC_WORKERS),
+        gather=server.gather,
+        rdma=server.rdma,
+        real_time=server.real_time,
+        busy_poll_us=server.busy_poll_us,
+        hot_set_seconds=server.hot_set_seconds,
+        drain_ms=round(1e3 * server.drain_seconds),
+        limits=_limits(server.limits),
+        shard_map=shard_map,
+        address=server.address or "",
+        call_workers=server.grpc_workers if server.grpc else 0,
+    )
