@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import stat
@@ -72,6 +73,7 @@ def _write(path: Path, values: dict[str, str]) -> None:
         is_new = not path.exists()
         file = os.open(path, OPEN_FLAGS, LOG_MODE)
         try:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: one line at a time
             _check_file(file, path)
             length = os.fstat(file).st_size
             if os.write(file, line) != len(line):
@@ -90,13 +92,21 @@ def _write(path: Path, values: dict[str, str]) -> None:
 
 
 def _check_file(file: int, path: Path) -> None:
-    """Raise OSError unless this is a file of its own. Give root's file to the pool's owner."""
+    """Raise OSError unless this is a file of its own, of the pool's owner.
+
+    Give root's file to the pool's owner.
+    """
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
         raise OSError("it is no file of its own: move it away")
     owner = path.with_suffix("").stat()  # of the pool, whose server writes the log too
-    if os.geteuid() == 0 and found.st_uid != owner.st_uid:
-        os.fchown(file, owner.st_uid, owner.st_gid)
+    if found.st_uid == owner.st_uid:
+        return
+    if os.geteuid() != 0:
+        if found.st_size == 0:  # just made: leave no log that the owner cannot write
+            path.unlink()
+        raise OSError("only the pool's owner and root may change the pool's tables")
+    os.fchown(file, owner.st_uid, owner.st_gid)
 
 
 def _sync_folder(path: Path) -> None:

@@ -246,6 +246,10 @@ class _Service:
     def Export(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
         """See admin.proto."""
 
+        def check_wanted() -> None:
+            if self._stopping.is_set() or not context.is_active():
+                raise _Ended
+
         def export(report: Report) -> Any:
             @contextlib.contextmanager
             def bar(table: str, rows: int) -> Iterator[Callable[[int], None]]:
@@ -254,12 +258,12 @@ class _Service:
                 def advance(count: int) -> None:
                     nonlocal done, reported
                     done += count
-                    if self._stopping.is_set() or not context.is_active():
-                        raise _Ended
+                    check_wanted()
                     if done - reported >= ROWS_REPORTED or done == rows:
                         reported = done
                         report(messages.WorkReply(table=table, rows=rows, rows_done=done))
 
+                check_wanted()  # the keys were listed since
                 yield advance
 
             facts = self._pool(context).export(request.folder, model=request.model or None, bar=bar)
@@ -272,7 +276,7 @@ class _Service:
 
         def verify(report: Report) -> Any:
             found = self._pool(context).verify(lambda: report(messages.WorkReply()))
-            if not found.complete:
+            if not found.complete and (self._stopping.is_set() or not context.is_active()):
                 raise _Ended
             return messages.WorkReply(done=True, report=json.dumps(found.as_dict()))
 

@@ -31,6 +31,7 @@ class _TableSpec:
     feed: Any
 
 
+MAX_PARTITIONS: Final = 1024  # native/pool/pool.h kMaxPartitions
 # What the configuration says of a table when it is created; the rest counts while it is served.
 _CREATED: Final = {"dim", "dtype", "capacity", "default", "feed"}
 
@@ -115,6 +116,8 @@ def create(
             specs.append(_TableSpec(name, **section.model_dump(include=_CREATED)))
     if pool is None:
         raise InvalidArgument("name the new pool: `petps create PATH ...`, or --config FILE")
+    if partitions is not None and not 1 <= partitions <= MAX_PARTITIONS:
+        raise InvalidArgument(f"--partitions must be 1 to {MAX_PARTITIONS}, got {partitions}")
     if replace and (add or not pool.is_char_device()):
         raise InvalidArgument(
             "--replace is only for a new pool on a device; delete a pool's file yourself"

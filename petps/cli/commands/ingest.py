@@ -40,7 +40,10 @@ def pause(pool: PoolOfServer) -> None:
     """
     with closing(_server(pool)) as server:
         server.set_ingest(paused=True)
-    note(f"ingest is paused; continue it with `petps ingest resume {pool}`")
+    note(
+        "ingest reads no more, once it has applied what it has read (`petps status`); continue it "
+        f"with `petps ingest resume {pool}`"
+    )
 
 
 @app.command()

@@ -94,7 +94,8 @@ def alias(
     name = name or (instance.partition("@")[0] if instance else _only_model(status))
     new_instance = instance or _previous_instance(status, name)
     old_instance = _current_instance(status, name)
-    confirm(f"let {name} name {new_instance} instead of {old_instance}", yes)
+    before = f" instead of {old_instance}" if old_instance else ""
+    confirm(f"let {name} name {new_instance}{before}", yes)
     with closing(open_target(target, model=None, read_only=False)) as handle:
         if _current_instance(handle.status(), name) != old_instance:
             raise FailedPrecondition(f"{name} was switched meanwhile: see `petps instances`")

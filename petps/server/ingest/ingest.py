@@ -124,6 +124,7 @@ class Ingest:
         self._stop = threading.Event()
         self._may_read = threading.Event()
         self._may_read.set()
+        self._has_paused = False  # of the thread; it follows pause() once its poll has ended
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -164,7 +165,7 @@ class Ingest:
         return True
 
     def pause(self) -> None:
-        """Stop reading, after handling the events read. Pulls continue. See resume()."""
+        """Stop reading, after handling the events read; the status then says so. See resume()."""
         self._may_read.clear()
 
     def resume(self) -> None:
@@ -271,7 +272,7 @@ class Ingest:
         applied = min((state.recorded.version for state in states), default=0)
         return IngestStatus(
             running=thread is not None and thread.is_alive(),
-            paused=not self._may_read.is_set(),
+            paused=self._has_paused,
             model=self._instance.model,
             log=self._log.name,
             error="; ".join(dict.fromkeys(self._errors.values())),
@@ -332,7 +333,9 @@ class Ingest:
             stack.callback(subscription.close)
             next_search = time.monotonic()
             while not self._stop.is_set():
-                if not self._may_read.wait(POLL_SECONDS):
+                self._has_paused = not self._may_read.is_set()
+                if self._has_paused:
+                    self._may_read.wait(POLL_SECONDS)
                     continue
                 self._check_live()
                 self._poll(subscription)

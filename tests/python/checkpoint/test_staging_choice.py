@@ -36,9 +36,13 @@ def test_a_share_waits_until_its_tables_are_chosen(
             with pytest.raises(InvalidArgument, match="a row is not finite"):
                 writer.wait()
             monkeypatch.setattr("petps.checkpoint.staging.CHOICE_SECONDS", 0.05)
-            writer.share(1, decision, 0, 1, {"dense": b"1"}, chosen=Future())
-            with pytest.raises(DeadlineExceeded, match=r"version 1: .* so a rank hangs"):
+
+            def share() -> None:
+                writer.share(1, decision, 0, 1, {"dense": b"1"}, chosen=Future())
                 writer.wait()
+
+            with pytest.raises(DeadlineExceeded, match=r"version 1: .* so a rank hangs"):
+                share()
             return
         chosen.set_result(tables)
         writer.wait()

@@ -396,6 +396,7 @@ def test_ingest_is_paused_limited_and_continued(run: Command, tmp_path: Path) ->
             first = publisher.version
             wait_until(lambda: version() == first)
             assert f"petps ingest resume {path}" in run("ingest", "pause", path)
+            # It is true once the ingest reads no more.
             wait_until(lambda: bool(serving.status()["ingest"]["paused"]))
             assert "paused" in run("status", path)
             publish(2)
