@@ -91,7 +91,7 @@ class Killer(threading.Thread):
 
 
 # Ray starts about eight processes for each try, which import PyTorch and Ray Train: 10 s of a
-# processor each.
+# processor each. `make test-train` gives each test 600 s.
 @pytest.mark.timeout(600)
 def test_a_training_goes_on_after_ranks_are_lost(tmp_path: Path) -> None:
     """It continues with the newest version, from pools with later rows and without a pool."""
