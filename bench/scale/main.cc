@@ -7,14 +7,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <memory>
 #include <new>
 #include <thread>
 
-#include "base/prefetch.h"
 #include "bench/common/arguments.h"
 #include "bench/common/loaded_table.h"
+#include "bench/common/puller.h"
 #include "bench/common/random.h"
 #include "bench/pull/tcp_processes.h"
 #include "bench/scale/windows.h"
@@ -28,42 +27,23 @@ namespace {
 constexpr uint32_t kWorkersMax = 8;  // what `petps serve` starts on a large machine
 
 // Pulls of one thread in this process.
-class Puller {
+class ThreadPulls {
  public:
-  Puller(LoadedTable& loaded, const std::vector<uint64_t>& keys, size_t request, size_t at)
-      : loaded_(loaded),
-        keys_(keys),
-        at_(at),
-        rows_(request),
-        out_(request * loaded.row_bytes()),
-        reader_(loaded.tables().epochs().lease()) {}
-  ~Puller() { loaded_.tables().epochs().release(reader_); }
-  Puller(const Puller&) = delete;
-  Puller& operator=(const Puller&) = delete;
+  ThreadPulls(LoadedTable& loaded, const std::vector<uint64_t>& keys, size_t request, size_t at)
+      : puller_(loaded, request), keys_(keys), request_(request), at_(at) {}
 
   uint64_t pull() {
-    const size_t bytes = loaded_.row_bytes();
-    const size_t request = rows_.size();
-    if (at_ + request > keys_.size()) at_ = 0;
-    const uint64_t* keys = keys_.data() + at_;
-    const epoch::Pin pin = reader_->pin();
-    loaded_.table().lookup({keys, request}, rows_.data(), [&](size_t searched, size_t ready) {
-      if (searched != table::kNoKey) base::prefetch(rows_[searched], bytes);
-      if (ready == table::kNoKey) return;
-      if (rows_[ready] == nullptr) fail("a loaded key is missing");
-      std::memcpy(out_.data() + ready * bytes, rows_[ready], bytes);
-    });
-    at_ += request;
-    return request;
+    if (at_ + request_ > keys_.size()) at_ = 0;
+    puller_.pull(keys_.data() + at_);
+    at_ += request_;
+    return request_;
   }
 
  private:
-  LoadedTable& loaded_;
+  Puller puller_;
   const std::vector<uint64_t>& keys_;
+  size_t request_;
   size_t at_;
-  std::vector<const std::byte*> rows_;
-  std::vector<std::byte> out_;
-  epoch::Reader* reader_;
 };
 
 // The keys that one thread writes, and its rows. Threads write at the same time, so that each
@@ -100,10 +80,10 @@ void measure_pulls(const TableShape& shape, const Windows& windows, uint64_t req
   std::vector<uint64_t> keys;
   for (const uint32_t row : row_stream(Access::kUniform, shape.rows, 4096 * request, 1))
     keys.push_back(LoadedTable::key(row));
-  std::vector<std::unique_ptr<Puller>> pullers;
+  std::vector<std::unique_ptr<ThreadPulls>> pullers;
   for (uint32_t thread = 0; thread < kThreadsMax; ++thread)
     pullers.push_back(
-        std::make_unique<Puller>(loaded, keys, request, thread * keys.size() / kThreadsMax));
+        std::make_unique<ThreadPulls>(loaded, keys, request, thread * keys.size() / kThreadsMax));
   const auto prepare = [&](uint32_t) -> Work {
     return [&](uint32_t thread) { return pullers[thread]->pull(); };
   };

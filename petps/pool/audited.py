@@ -12,21 +12,17 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-import numpy.typing as npt
+from typing import Any, Final
 
 from petps import _native
+from petps.delta.files import sync_folder
 from petps.errors import IoError
 from petps.pool.pool import DEFAULT_PARTITIONS, Pool
 from petps.pool.reader import DEFAULT_MODEL, TableInfo
-
-if TYPE_CHECKING:
-    from typing import Literal
 
 __all__ = ["AuditedPool", "audit_log_of", "audited", "this_user"]
 
@@ -83,7 +79,7 @@ def _write(path: Path, values: dict[str, str]) -> None:
         finally:
             os.close(file)
         if is_new:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
     except OSError as error:
         raise IoError(
             f"the audit log {path} cannot be written, so nothing was changed: "
@@ -109,12 +105,8 @@ def _check_file(file: int, path: Path) -> None:
     os.fchown(file, owner.st_uid, owner.st_gid)
 
 
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+def _text_of(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in options.items() if value is not None)
 
 
 class AuditedPool(Pool):
@@ -143,38 +135,16 @@ class AuditedPool(Pool):
         with self._line(f"create instance {name}"):
             return super().create_instance(name)
 
-    def create_table(
-        self,
-        name: str,
-        *,
-        dim: int,
-        capacity: int,
-        dtype: str = "f32",
-        default: float | npt.ArrayLike = 0.0,
-        feed: Literal["push", "delta"] = "push",
-        model: str | None = None,
-    ) -> TableInfo:
+    def create_table(self, name: str, **options: Any) -> TableInfo:
         """See Pool."""
-        of_model = "" if model is None else f" of model {model}"
-        with self._line(f"create table {name}{of_model}: dim {dim} {dtype}, capacity {capacity}"):
-            return super().create_table(
-                name, dim=dim, capacity=capacity, dtype=dtype, default=default, feed=feed,
-                model=model,
-            )  # fmt: skip
+        with self._line(f"create table {name}: {_text_of(options)}"):
+            return super().create_table(name, **options)
 
-    def grow(
-        self,
-        table: str,
-        capacity: int,
-        *,
-        model: str | None = None,
-        paced: bool = True,
-        progress: Callable[[int, int], bool] = lambda copied, buckets: True,
-    ) -> None:
+    def grow(self, table: str, capacity: int, *, model: str | None = None, **options: Any) -> None:
         """See Pool."""
         of_model = "" if model is None else f" of model {model}"
         with self._line(f"grow table {table}{of_model} to capacity {capacity}"):
-            super().grow(table, capacity, model=model, paced=paced, progress=progress)
+            super().grow(table, capacity, model=model, **options)
 
     def switch_alias(self, alias: str, instance: str) -> None:
         """See Pool."""

@@ -42,7 +42,7 @@ Report = Callable[[Any], bool]  # sends a reply; returns whether the work goes o
 
 
 class Served(Protocol):
-    """What the admin door needs of a running server."""
+    """Tells what the admin door needs of a running server."""
 
     def status(self) -> dict[str, Any]:
         """Return what `petps status` shows."""

@@ -37,6 +37,7 @@ DIM = 32
 CHANGED = 1_500  # keys that a version changes, a fifth of them deletions
 
 Keys = npt.NDArray[np.uint64]
+ALL_KEYS: Keys = np.arange(KEYS, dtype=np.uint64)
 
 
 def rows_of(keys: Keys, versions: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
@@ -78,6 +79,14 @@ class Trainer:
         except BaseException as error:
             self.error = error
 
+    def compare(self, client: petps_client.Client) -> None:
+        """Wait until the newest version is served, and compare all rows with the model."""
+        newest = self.publisher.version
+        wait_until(f"version {newest}", lambda: applied_version(client) >= newest)
+        rows, found = client.pull("items", ALL_KEYS, return_mask=True)
+        np.testing.assert_array_equal(found, self.version_of != 0)
+        np.testing.assert_array_equal(rows[found], rows_of(ALL_KEYS[found], self.version_of[found]))
+
 
 def check_whole(keys: Keys, rows: npt.NDArray[np.float32], found: npt.NDArray[np.bool_]) -> None:
     """Check that every row found is whole, and is one that the trainer wrote for its key."""
@@ -116,7 +125,6 @@ def test_thirty_kills_lose_nothing(serve: Callable[..., Server], tmp_path: Path,
     settings = ("--log", tmp_path / "log", "--no-http", "--no-grpc", "--port", stable_port())
     server = serve(pool, *settings, folder=tmp_path)
     lags = []
-    all_keys = np.arange(KEYS, dtype=np.uint64)
     with Puller(server.url, pull_random(np.random.default_rng(seed + 1))) as puller:
         for _ in range(KILLS):
             trainer.stop.clear()
@@ -131,15 +139,7 @@ def test_thirty_kills_lose_nothing(serve: Callable[..., Server], tmp_path: Path,
                 lags.append(publisher.version - applied_version(opened))
             server.restart()
             with servers.connect(server.url) as client:
-                wait_until(
-                    f"version {publisher.version}",
-                    lambda: applied_version(client) >= publisher.version,
-                )
-                rows, found = client.pull("items", all_keys, return_mask=True)
-            np.testing.assert_array_equal(found, trainer.version_of != 0)
-            np.testing.assert_array_equal(
-                rows[found], rows_of(all_keys[found], trainer.version_of[found])
-            )
+                trainer.compare(client)
             puller.check()
     assert puller.pulls > KILLS
     # The test aims at kills during an apply: some restart must have had versions to apply.

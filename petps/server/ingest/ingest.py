@@ -528,7 +528,7 @@ class Ingest:
         # The time of the apply itself counts as waiting; otherwise the rate is never reached.
         self._not_before = max(now - PACE_CREDIT_SECONDS, self._not_before) + rows / rate
         while now < self._not_before:
-            if self._rows_per_second != rate:  # a new limit begins anew
+            if self._rows_per_second != rate:  # a new limit counts from now on
                 self._not_before = now
                 return
             if self._stop.wait(min(POLL_SECONDS, self._not_before - now)):
