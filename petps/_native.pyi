@@ -48,6 +48,8 @@ class PoolInfo:
     was_clean: bool
     lost_power: bool
     size_bytes: int
+    allocated_bytes: int
+    free_bytes: int
     unit_bytes: int
     readers_refused: str
     """Why no other process may read the pool beside this one; empty if others may."""
@@ -285,6 +287,11 @@ class Tables:
 
         progress: receives the buckets copied and the buckets in all, at most every 50 ms; False
         gives up, and so does an exception, which is raised.
+        """
+    def shrink(self, progress: Callable[[int, int], bool] | None = None) -> int:
+        """Give the blocks of free space back to the disk; return its bytes.
+
+        progress: see grow(), with bytes.
         """
     def find(self, instance: str, table: str) -> Table:
         """Return a table of an instance. Raise NotFound, which lists the instance's tables."""

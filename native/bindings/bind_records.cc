@@ -66,6 +66,8 @@ void bind_pool_records(py::module_& module) {
       .field("was_clean", &PoolInfo::was_clean)
       .field("lost_power", &PoolInfo::lost_power)
       .field("size_bytes", &PoolInfo::size_bytes)
+      .field("allocated_bytes", &PoolInfo::allocated_bytes)
+      .field("free_bytes", &PoolInfo::free_bytes)
       .field("unit_bytes", &PoolInfo::unit_bytes)
       .field("readers_refused", &PoolInfo::readers_refused)
       .field("epoch_current", &PoolInfo::epoch_current)
@@ -166,6 +168,8 @@ PoolInfo pool_info(table::Tables& tables) {
   info.was_clean = pool.was_clean();
   info.lost_power = pool.lost_power();
   info.size_bytes = medium.size();
+  info.allocated_bytes = medium.allocated_bytes();
+  info.free_bytes = pool.free_bytes();
   info.unit_bytes = pool.unit_bytes();
   info.readers_refused = tables.readers_refused();
   info.epoch_current = tables.epochs().current();

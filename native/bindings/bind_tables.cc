@@ -240,7 +240,17 @@ void grow(const SessionPointer& session, uint32_t id, uint64_t capacity, bool pa
   check(status);
 }
 
+uint64_t shrink(const SessionPointer& session, const std::optional<py::function>& progress) {
+  GoesOn asked(progress);
+  base::Result<uint64_t> done = released(session, [&](table::Tables& open) {
+    return open.shrink([&](uint64_t bytes, uint64_t all) { return asked(bytes, all); });
+  });
+  asked.rethrow();
+  return unwrap(std::move(done));
+}
+
 void bind_tables_of_pool(TablesClass& tables) {
+  tables.def("shrink", shrink, py::arg("progress") = py::none());
   tables.def("grow", grow, py::arg("table"), py::arg("capacity"), py::kw_only(),
              py::arg("paced") = true, py::arg("progress") = py::none());
   tables.def(

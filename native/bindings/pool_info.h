@@ -20,6 +20,8 @@ struct PoolInfo {
   bool was_clean = false;
   bool lost_power = false;
   uint64_t size_bytes = 0;
+  uint64_t allocated_bytes = 0;
+  uint64_t free_bytes = 0;
   uint64_t unit_bytes = 0;
   std::string readers_refused;
   uint64_t epoch_current = 0;

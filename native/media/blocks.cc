@@ -88,14 +88,14 @@ void append(std::vector<Range>* ranges, uint64_t from, uint64_t to) {
 // Read the extents by FIEMAP (ext4, xfs, btrfs, ext2, and overlayfs above one of them). FIEMAP
 // distinguishes preallocated blocks from holes; SEEK_HOLE does not. Return false if this file
 // system has no FIEMAP.
-Result<bool> read_extents(int file, const std::string& path, uint64_t bytes, Blocks* blocks) {
+Result<bool> read_extents(int file, const std::string& path, Range within, Blocks* blocks) {
   std::vector<std::byte> reply(sizeof(struct fiemap) +
                                kExtentsPerCall * sizeof(struct fiemap_extent));
   auto& head = *reinterpret_cast<struct fiemap*>(reply.data());
-  for (uint64_t at = 0; at < bytes;) {
+  for (uint64_t at = within.from; at < within.to;) {
     std::fill(reply.begin(), reply.end(), std::byte{0});
     head.fm_start = at;
-    head.fm_length = bytes - at;
+    head.fm_length = within.to - at;
     head.fm_extent_count = kExtentsPerCall;
     const int error_number = errno_of([&] { return calls::ioctl(file, FS_IOC_FIEMAP, &head); });
     if (is_unsupported(error_number)) return false;
@@ -104,14 +104,15 @@ Result<bool> read_extents(int file, const std::string& path, uint64_t bytes, Blo
     const struct fiemap_extent* const extents = head.fm_extents;
     const uint64_t before = at;
     for (uint32_t i = 0; i < head.fm_mapped_extents; ++i) {
-      const uint64_t from = std::clamp(uint64_t{extents[i].fe_logical}, at, bytes);
-      const uint64_t to = std::min<uint64_t>(extents[i].fe_logical + extents[i].fe_length, bytes);
+      const uint64_t from = std::clamp(uint64_t{extents[i].fe_logical}, at, within.to);
+      const uint64_t to =
+          std::min<uint64_t>(extents[i].fe_logical + extents[i].fe_length, within.to);
       append(&blocks->holes, at, from);
       if ((extents[i].fe_flags & FIEMAP_EXTENT_SHARED) != 0) append(&blocks->shared, from, to);
       at = std::max(at, to);
     }
     if (head.fm_mapped_extents < kExtentsPerCall || at == before) {  // that was the last batch
-      append(&blocks->holes, at, bytes);
+      append(&blocks->holes, at, within.to);
       break;
     }
   }
@@ -120,31 +121,31 @@ Result<bool> read_extents(int file, const std::string& path, uint64_t bytes, Blo
 
 // Find holes by SEEK_HOLE (tmpfs, NFS 4.2, some FUSE). A file system without it reports the whole
 // file as data.
-Status seek_holes(int file, const std::string& path, uint64_t bytes, Blocks* blocks) {
+Status seek_holes(int file, const std::string& path, Range within, Blocks* blocks) {
   struct stat about = {};
   if (calls::fstat(file, &about) != 0) return errno_status(Code::kIoError, "stat " + path, errno);
-  if (static_cast<uint64_t>(about.st_blocks) * kStatBlockBytes >= bytes) return Status();
-  for (uint64_t at = 0; at < bytes;) {
+  if (about.st_blocks * static_cast<int64_t>(kStatBlockBytes) >= about.st_size) return Status();
+  for (uint64_t at = within.from; at < within.to;) {
     const off_t found = retry_interrupted([&] { return calls::lseek(file, at, SEEK_HOLE); });
     if (found < 0 && (is_unsupported(errno) || errno == ENXIO)) return Status();
     if (found < 0) return errno_status(Code::kIoError, "find the holes of " + path, errno);
     const auto hole = static_cast<uint64_t>(found);
-    if (hole >= bytes) return Status();
+    if (hole >= within.to) return Status();
     const off_t data = retry_interrupted([&] { return calls::lseek(file, hole, SEEK_DATA); });
     if (data < 0 && errno != ENXIO)  // ENXIO: a hole up to the end
       return errno_status(Code::kIoError, "find the data of " + path, errno);
-    const uint64_t end = data < 0 ? bytes : std::min(static_cast<uint64_t>(data), bytes);
+    const uint64_t end = data < 0 ? within.to : std::min(static_cast<uint64_t>(data), within.to);
     append(&blocks->holes, hole, end);
     at = end;
   }
   return Status();
 }
 
-Result<Blocks> read_blocks(int file, const std::string& path, uint64_t bytes) {
+Result<Blocks> read_blocks(int file, const std::string& path, Range within) {
   Blocks blocks;
-  const Result<bool> has_fiemap = read_extents(file, path, bytes, &blocks);
+  const Result<bool> has_fiemap = read_extents(file, path, within, &blocks);
   if (!has_fiemap.ok()) return has_fiemap.status();
-  if (!has_fiemap.value()) PETPS_RETURN_IF_ERROR(seek_holes(file, path, bytes, &blocks));
+  if (!has_fiemap.value()) PETPS_RETURN_IF_ERROR(seek_holes(file, path, within, &blocks));
   return blocks;
 }
 
@@ -179,11 +180,11 @@ int fill_piece(int file, uint64_t from, size_t bytes, std::vector<std::byte>* bu
 }
 
 // Fill holes on a file system without fallocate.
-Status fill_by_writing(int file, const std::string& path, uint64_t bytes) {
+Status fill_by_writing(int file, const std::string& path, Range within) {
   // A killed process may have left pages that have no block yet. They are data, not holes.
   if (const int error_number = file_calls().sync_data(file); error_number != 0)
     return errno_status(Code::kIoError, "fdatasync " + path, error_number);
-  const Result<Blocks> blocks = read_blocks(file, path, bytes);
+  const Result<Blocks> blocks = read_blocks(file, path, within);
   if (!blocks.ok()) return blocks.status();
   const uint64_t wanted = total_bytes(blocks.value().holes);
   std::vector<std::byte> buffer;
@@ -200,11 +201,11 @@ Status fill_by_writing(int file, const std::string& path, uint64_t bytes) {
   return error_number == 0 ? Status() : fill_error(file, path, wanted, error_number);
 }
 
-Status fill_holes(int file, const std::string& path, uint64_t bytes,
+Status fill_holes(int file, const std::string& path, Range within,
                   const std::vector<Range>& holes) {
   for (const Range& hole : holes) {
     const int error_number = fallocate_all(file, 0, hole.from, hole.to - hole.from);
-    if (error_number == EOPNOTSUPP) return fill_by_writing(file, path, bytes);
+    if (error_number == EOPNOTSUPP) return fill_by_writing(file, path, within);
     if (error_number != 0) return fill_error(file, path, total_bytes(holes), error_number);
   }
   return Status();
@@ -282,12 +283,32 @@ void cut_back(int file, uint64_t bytes) {
   retry_interrupted([&] { return calls::ftruncate(file, bytes); });
 }
 
-Status own_blocks(int file, const std::string& path, uint64_t bytes) {
+Status own_blocks(int file, const std::string& path, uint64_t from, uint64_t to) {
   PETPS_RETURN_IF_ERROR(check_written_in_place(file, path));
-  const Result<Blocks> blocks = read_blocks(file, path, bytes);
+  const Result<Blocks> blocks = read_blocks(file, path, {from, to});
   if (!blocks.ok()) return blocks.status();
   PETPS_RETURN_IF_ERROR(unshare(file, path, blocks.value().shared));
-  return fill_holes(file, path, bytes, blocks.value().holes);
+  return fill_holes(file, path, {from, to}, blocks.value().holes);
+}
+
+Status free_blocks(int file, const std::string& path, uint64_t from, uint64_t to) {
+  const int error_number =
+      fallocate_all(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, from, to - from);
+  if (error_number == 0) return Status();
+  if (is_unsupported(error_number)) {
+    return Status(Code::kUnimplemented,
+                  path +
+                      ": its file system cannot take back a part of a file: export the model "
+                      "(petps export) into a new pool, which has no free space");
+  }
+  return errno_status(Code::kIoError, "free " + std::to_string(to - from) + " bytes of " + path,
+                      error_number);
+}
+
+uint64_t allocated_bytes(int file) {
+  struct stat about = {};
+  if (calls::fstat(file, &about) != 0) return 0;
+  return static_cast<uint64_t>(about.st_blocks) * kStatBlockBytes;
 }
 
 Status forbid_copy_on_write(int file, const std::string& path) {

@@ -21,15 +21,22 @@ int allocate_at_end(int file, uint64_t from, uint64_t bytes);
 // Cut the file back to `bytes`.
 void cut_back(int file, uint64_t bytes);
 
-// Allocate blocks for each hole in [0, bytes), and give each block that is shared with another
-// file (a reflink, a snapshot) a copy of its own. Never change a byte or the length of the file,
-// whether the call succeeds or fails. Read no data if the file system reports where its blocks
-// are. Do nothing if it cannot (NFS before 4.2, some FUSE): see bus_error.h.
+// Allocate blocks for each hole in [from, to), and give each block there that is shared with
+// another file (a reflink, a snapshot) a copy of its own. Never change a byte or the length of the
+// file, whether the call succeeds or fails. Read no data if the file system reports where its
+// blocks are. Do nothing if it cannot (NFS before 4.2, some FUSE): see bus_error.h.
 //
-// ASSUMPTIONS: the caller has the pool's exclusive lock, and `bytes` is at most the file's length.
+// ASSUMPTIONS: the caller has the pool's exclusive lock, and `to` is at most the file's length.
 // ERRORS: kResourceExhausted if the disk is full; kFailedPrecondition if the file system copies a
 // block whenever it is written, or cannot unshare a shared block.
-base::Status own_blocks(int file, const std::string& path, uint64_t bytes);
+base::Status own_blocks(int file, const std::string& path, uint64_t from, uint64_t to);
+
+// Give the blocks of [from, to) back to the file system: a hole is left, which reads as zeros. The
+// length of the file stays. ERRORS: kUnimplemented if the file system cannot do that.
+base::Status free_blocks(int file, const std::string& path, uint64_t from, uint64_t to);
+
+// Return the bytes of disk that the file has; 0 if that is unknown.
+uint64_t allocated_bytes(int file);
 
 // Ask a copy-on-write file system to write this new, empty file in place.
 base::Status forbid_copy_on_write(int file, const std::string& path);

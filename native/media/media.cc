@@ -171,8 +171,8 @@ Result<std::unique_ptr<Media>> Media::open(const Options& options) {
   }
   if (!media->is_device() && !media->read_beside_)
     PETPS_RETURN_IF_ERROR(drop_lost_pages(media->file_, options.path, bytes.value()));
-  if (!media->is_device() && !media->read_only_)
-    PETPS_RETURN_IF_ERROR(own_blocks(media->file_, options.path, bytes.value()));
+  if (options.own_blocks && !media->read_only_)
+    PETPS_RETURN_IF_ERROR(media->own_blocks(0, bytes.value()));
   PETPS_RETURN_IF_ERROR(media->reserve(options, bytes.value()));
   PETPS_RETURN_IF_ERROR(
       media->map(0, media->read_beside_ && !media->is_device() ? media->reserved_ : bytes.value()));
@@ -353,6 +353,31 @@ void Media::zero(uint64_t from, uint64_t to) {
 
 void Media::forget_beyond(uint64_t bytes) {
   if (is_device()) size_.store(std::min(size(), bytes), std::memory_order_release);
+}
+
+Status Media::own_blocks(uint64_t from, uint64_t to) {
+  if (borrowed_ || file_ < 0 || is_device() || from >= to) return Status();
+  return media::own_blocks(file_, path_, from, to);
+}
+
+Status Media::free_blocks(uint64_t from, uint64_t to) {
+  if (read_only_) return Status(Code::kFailedPrecondition, path_ + " is open read-only");
+  if (is_device()) {
+    return Status(Code::kUnimplemented, path_ +
+                                            " is a device, which has its bytes always: there "
+                                            "is nothing to give back");
+  }
+  if (!borrowed_ && file_ >= 0) return media::free_blocks(file_, path_, from, to);
+  std::byte* const at = base_ + from;
+  const bool is_given = !borrowed_ && calls::madvise(at, to - from, MADV_DONTNEED) == 0;
+  if (!is_given) std::memset(at, 0, to - from);
+  report_store(at, to - from);
+  return Status();
+}
+
+uint64_t Media::allocated_bytes() const {
+  const uint64_t bytes = borrowed_ || file_ < 0 || is_device() ? 0 : media::allocated_bytes(file_);
+  return bytes == 0 ? size() : bytes;
 }
 
 void Media::expect_scan(uint64_t offset, uint64_t bytes) const {

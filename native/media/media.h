@@ -75,6 +75,8 @@ struct Options {
   uint64_t reserve_bytes = 0;  // address range to reserve; 0 = kDefaultReserveBytes
   bool hint_huge_pages = true;
   bool replace = false;  // create: discard what a device-DAX device holds
+  // open: whether every byte gets a block of its own. Else call own_blocks() before a store.
+  bool own_blocks = true;
 };
 
 inline constexpr uint64_t kLineBytes = 64;
@@ -153,6 +155,15 @@ class Media {
   // zeroes the space before it gives it out. Does nothing on other media, whose new space is zero
   // anyway. Call it before any other thread uses the medium.
   void forget_beyond(uint64_t bytes);
+
+  // Give a file's bytes [from, to) blocks of their own (DURABILITY.md), so that a store into them
+  // finds no full disk; and give the blocks of whole pages back. What was given back reads as
+  // zeros, and needs blocks before the next store. Neither waits for other calls. Errors of
+  // own_blocks: those of open(). Errors of free_blocks: kUnimplemented if the medium cannot do it.
+  base::Status own_blocks(uint64_t from, uint64_t to);
+  base::Status free_blocks(uint64_t from, uint64_t to);
+  // Return the bytes of disk or memory that the medium takes; size() if that is unknown.
+  uint64_t allocated_bytes() const;
 
   // Announce that [offset, offset + bytes) is about to be read in order, so that a file starts
   // reading ahead. Random reads of a file get no read-ahead, so scans (walk, verify, export) call

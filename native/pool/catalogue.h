@@ -19,6 +19,7 @@ struct ExtentPlace {
   uint32_t kind;
   uint64_t offset;
   uint64_t bytes;
+  bool shrinks = false;  // free, but its blocks are being given back
 };
 
 struct ProgressPlace {

@@ -20,6 +20,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -184,8 +185,10 @@ class Pool {
   // catalogue has changed since this pool read it (media::Access::kReadBeside).
   uint64_t newest_sequence() const;
   uint64_t sequence() const;
-  // While held, give no extents of dropped tables to other tables.
+  // While held, give no extents of dropped tables to other tables, or back to the disk.
   void hold_free_extents(bool held) { extents_held_.store(held, std::memory_order_release); }
+  // Never give blocks back to the disk from now on: a network card keeps the pool's pages.
+  void keep_blocks() { blocks_kept_.store(true, std::memory_order_release); }
   uint64_t unit_bytes() const { return unit_bytes_; }
 
   // Start writing: raise the generation if the last stop was unclean, and clear the clean flag.
@@ -254,9 +257,13 @@ class Pool {
 
   // The journal's 64 bytes, for index's hot moves.
   std::byte* journal() const;
-  // Return the bytes of extents that belong to no table: those of dropped tables, and those of
-  // tables whose creation a crash prevented.
+  // Return the bytes of extents that belong to no table: those of dropped tables, those of tables
+  // whose creation a crash prevented, and the indexes that tables had before they grew.
   uint64_t free_bytes() const;
+  // Give the blocks of these extents back to the disk: a hole is left, and the file keeps its
+  // length. An extent gets blocks again before it is used. progress: called with the bytes done
+  // and all; false ends it. Return the bytes done.
+  base::Result<uint64_t> shrink(const std::function<bool(uint64_t, uint64_t)>& progress);
   // Check the metadata as read from the medium: that a superblock copy is whole, the extent
   // records, and the progress. Append a message for each fault.
   void verify_metadata(std::vector<std::string>* problems) const;
@@ -269,6 +276,7 @@ class Pool {
   uint64_t first_extent() const;
   base::Status load_extents();
   base::Status load_slots();
+  base::Status own_used_blocks();
   void load_progress();
   base::Status check_progress(std::span<const Progress> all) const;
   base::Status claim_progress(std::span<const Progress> all, media::Flusher& flusher);
@@ -317,6 +325,7 @@ class Pool {
   bool lost_power_ = false;
   bool read_only_ = false;
   std::atomic<bool> extents_held_{false};
+  std::atomic<bool> blocks_kept_{false};
   uint64_t end_ = 0;  // where the next extent begins
   // What readers see of the catalogue: a consistent, durable snapshot that never changes.
   struct Snapshot {

@@ -55,6 +55,7 @@ Status Shared::open_rdma() {
   auto created = transport::make_rdma(*options.rdma, with);
   if (!created.ok()) return created.status();
   rdma = std::move(created.value());
+  tables.pool().keep_blocks();
   return {};
 }
 

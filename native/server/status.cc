@@ -72,6 +72,8 @@ void write_pool(table::Tables& tables, JsonWriter& json) {
   json.member("read_only", pool.read_only());
   json.member("failed", medium.failed());
   json.member("bytes", medium.size());
+  json.member("allocated_bytes", medium.allocated_bytes());
+  json.member("free_bytes", pool.free_bytes());
   if (const auto pages = medium.sample_pages()) {
     json.begin_object("sampled_pages");
     json.member("mapped_bytes", pages->mapped);

@@ -26,6 +26,10 @@ Status dropped_error(const std::string& table) {
   return Status(Code::kNotFound, "table '" + table + "' has been dropped");
 }
 
+uint64_t array_bytes(const index::Index& index) {
+  return index.bucket_count() * sizeof(index::Bucket);
+}
+
 bool goes_on(const GrowOptions& options, uint64_t copied, uint64_t all) {
   return options.progress == nullptr || options.progress(copied, all);
 }
@@ -97,6 +101,7 @@ Status Table::Impl::copy_and_swap(const GrowOptions& options) {
     copy = &add_array(reserved.value());
   }
   copy->set_walked(0, 0);
+  second_index_bytes.store(array_bytes(*copy), std::memory_order_relaxed);
   range_locks.take_all();
   mirrored = copy;
   range_locks.give(kAllRanges);
@@ -106,6 +111,7 @@ Status Table::Impl::copy_and_swap(const GrowOptions& options) {
   range_locks.take_all();
   mirrored = nullptr;
   range_locks.give(kAllRanges);
+  second_index_bytes.store(0, std::memory_order_relaxed);
   {
     const std::lock_guard moves(owner.moves_mutex);
     arrays.pop_back();
@@ -177,6 +183,7 @@ Status Table::Impl::swap_locked(const pool::BucketArray& array, index::Index* co
   outgrown.array = {index().bucket_offset(), index().bucket_count(), capacity.load()};
   outgrown.retired.store(true);
   mirrored = &index();
+  second_index_bytes.store(array_bytes(index()), std::memory_order_relaxed);
   current.store(copy, std::memory_order_release);
   capacity.store(array.capacity, std::memory_order_relaxed);
   *is_swapped = true;
@@ -191,6 +198,7 @@ void Table::Impl::finish_growing() {
   mirrored = nullptr;
   range_locks.give(kAllRanges);
   pool.free_buckets(outgrown.array);
+  second_index_bytes.store(0, std::memory_order_relaxed);
   outgrown.retired.store(false);
   outgrown.unread.store(false);
   grows = false;

@@ -98,7 +98,9 @@ struct Table::Impl final : epoch::Reclaimer {
   // While the table grows: the array that writers keep equal to index(). Changes under all ranges.
   index::Index* mirrored = nullptr;
   std::atomic<bool> lacks_keys{false};  // a mirrored key found no room
-  bool grows = false;                   // no move and no recount begins; under owner.moves_mutex
+  // Bytes of the other array, the copy or the one before the swap, while there is one.
+  std::atomic<uint64_t> second_index_bytes{0};
+  bool grows = false;  // no move and no recount begins; under owner.moves_mutex
   // The array before the swap, until no pin is left that may read it.
   struct Outgrown final : epoch::Reclaimer {
     void reclaim(std::span<const uint64_t>) override { unread.store(true); }

@@ -127,7 +127,8 @@ TableStatus Table::status() const {
   status.slots = table.slots.total();
   status.free_slots = table.slots.free_count();
   status.retired_slots = table.retired.load(std::memory_order_relaxed);
-  status.index_bytes = table.index().bucket_count() * sizeof(index::Bucket);
+  status.index_bytes = table.index().bucket_count() * sizeof(index::Bucket) +
+                       table.second_index_bytes.load(std::memory_order_relaxed);
   status.header_bytes = status.rows * sizeof(pool::SlotHeader);
   status.row_bytes_total = status.rows * table.record.spec.row_bytes;
   status.allocator_bytes = table.slots.allocator_bytes();

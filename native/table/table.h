@@ -56,7 +56,7 @@ struct TableStatus {
   uint64_t slots = 0;  // allocated from the pool, used or free
   uint64_t free_slots = 0;
   uint64_t retired_slots = 0;
-  uint64_t index_bytes = 0;
+  uint64_t index_bytes = 0;  // of both indexes while it grows
   uint64_t header_bytes = 0;
   uint64_t row_bytes_total = 0;  // rows * row_bytes
   uint64_t allocator_bytes = 0;  // DRAM and pool bitmaps
@@ -236,6 +236,9 @@ class Tables {
   // The space goes to other tables once the last pin on it is dropped. Errors: see
   // Pool::drop_instance.
   base::Status drop_instance(uint32_t instance);
+  // Give the blocks of free space back to the disk; see Pool::shrink. First wait, a few seconds at
+  // most, until what was dropped or outgrown is free.
+  base::Result<uint64_t> shrink(const std::function<bool(uint64_t, uint64_t)>& progress);
   // Return a number that grows when tables are dropped. A Table* that was found earlier, under
   // another Pin, is valid only while this number is the same.
   uint64_t change_count() const;

@@ -234,6 +234,13 @@ Status Tables::drop_instance(uint32_t instance) {
   return Status();
 }
 
+Result<uint64_t> Tables::shrink(const std::function<bool(uint64_t, uint64_t)>& progress) {
+  if (!walked()) walk();
+  static_cast<void>(impl_->await_reclaim());  // what is still read stays as it is
+  for (const TablePointer& table : tables()) table->impl().finish_growing();
+  return impl_->pool->shrink(progress);
+}
+
 // Free tables that no pin reads any more. A table whose own retired slots are queued behind it
 // and not yet released is retired again.
 void Tables::Impl::reclaim(std::span<const uint64_t> items) {

@@ -141,6 +141,13 @@ class AdminClient:
             if progress(reply.buckets_copied, reply.buckets) is False:
                 raise FailedPrecondition(f"table '{table}': growing was cancelled")
 
+    def shrink(self, progress: Callable[[int, int], bool] = lambda done, free: True) -> int:
+        """See Pool."""
+        for reply in self._replies("Shrink", messages.ShrinkRequest()):
+            if not reply.done and progress(reply.bytes_done, reply.bytes) is False:
+                break
+        return int(reply.bytes_done)
+
     def export(
         self, folder: str | Path, *, model: str | None = None, bar: Bar | None = None
     ) -> dict[str, Any]:

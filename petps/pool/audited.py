@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from os import PathLike
 from pathlib import Path
@@ -145,6 +145,11 @@ class AuditedPool(Pool):
         of_model = "" if model is None else f" of model {model}"
         with self._line(f"grow table {table}{of_model} to capacity {capacity}"):
             super().grow(table, capacity, model=model, **options)
+
+    def shrink(self, progress: Callable[[int, int], bool] = lambda done, free: True) -> int:
+        """See Pool."""
+        with self._line("shrink"):
+            return super().shrink(progress)
 
     def switch_alias(self, alias: str, instance: str) -> None:
         """See Pool."""

@@ -239,6 +239,26 @@ class Pool(PoolReader):
             self.table(table, model).record.id, capacity, paced=paced, progress=progress
         )
 
+    def shrink(self, progress: Callable[[int, int], bool] = lambda done, free: True) -> int:
+        """Give the disk blocks of the pool's free space back to the file system.
+
+        Free are the extents of dropped tables and the indexes that tables had before they grew. The
+        pool's file keeps its length, with holes; pulls and writes go on. A hole gets blocks again
+        before it is used, so a full disk is an error then and not a lost page.
+
+        Args:
+            progress: Receives the bytes done and all free bytes; False ends it.
+
+        Returns:
+            The bytes of free space that have no blocks now.
+
+        Raises:
+            Unimplemented: The file system or the medium cannot do that (ext2, device-DAX).
+            FailedPrecondition: A network card keeps the pool's pages (rdma), the pool is open
+                read-only, or a process may still read what was free before the last restart.
+        """
+        return self._native.shrink(progress)
+
     def models(self) -> list[str]:
         """Return the names of all models."""
         return sorted({instance.model for instance in self._native.instances()})

@@ -243,6 +243,18 @@ class _Service:
 
         return self._work(context, "petps-grow", grow)
 
+    def Shrink(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        """See admin.proto."""
+
+        def shrink(report: Report) -> Any:
+            done = self._pool(context).shrink(
+                lambda done, free: report(messages.ShrinkReply(bytes_done=done, bytes=free))
+            )
+            self._log(f"the pool has shrunk: {done} bytes of free space have no blocks")
+            return messages.ShrinkReply(bytes_done=done, done=True)
+
+        return self._work(context, "petps-shrink", shrink)
+
     def Export(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
         """See admin.proto."""
 

@@ -146,6 +146,14 @@ def _pool_metrics(status: dict[str, Any]) -> Iterator[Metric]:
     pool = status["pool"]
     yield GaugeMetricFamily("petps_pool_size_bytes", "Bytes of the pool.", value=pool["bytes"])
     yield GaugeMetricFamily(
+        "petps_pool_allocated_bytes",
+        "Bytes of disk that the pool takes; fewer than its size after petps shrink.",
+        value=pool["allocated_bytes"],
+    )
+    yield GaugeMetricFamily(
+        "petps_pool_free_bytes", "Bytes of the pool that no table has.", value=pool["free_bytes"]
+    )
+    yield GaugeMetricFamily(
         "petps_pool_failed", "1: a write-back failed; the pool is read-only.", float(pool["failed"])
     )
     yield GaugeMetricFamily(

@@ -274,9 +274,16 @@ class Driver::Growth {
   std::thread thread_;
 };
 
-void Driver::grow(const std::string& name, uint64_t capacity,
-                  const std::function<void()>& between) {
+void Driver::shrink() {
+  step(
+      "shrink", [&] { return tables->pool().shrink(nullptr).status(); }, [](World*) {});
+}
+
+void Driver::grow(const std::string& name, uint64_t capacity, const std::function<void()>& between,
+                  const std::function<void()>& behind) {
   if (!problem.empty()) return;
+  epoch::Reader* const reader = behind ? tables->epochs().lease() : nullptr;
+  if (reader != nullptr) pin_ = reader->pin();
   const uint64_t parts = table::kBucketsCopied;
   const uint64_t buckets = table(name).impl().index().bucket_count();
   const uint64_t copies = (buckets + parts - 1) / parts;
@@ -287,7 +294,8 @@ void Driver::grow(const std::string& name, uint64_t capacity,
         "grow, part " + std::to_string(part),
         [&] {
           const Status status = growth_->advance();
-          PETPS_CHECK(!status.ok() || growth_->ended() == is_last, "the parts of a growth");
+          const bool ends = is_last && !behind;
+          PETPS_CHECK(!status.ok() || growth_->ended() == ends, "the parts of a growth");
           return status;
         },
         [&](World* w) {
@@ -300,6 +308,10 @@ void Driver::grow(const std::string& name, uint64_t capacity,
     if (problem.empty() && !is_last && !growth_->ended()) between();
     if (!problem.empty()) break;
   }
+  if (behind && problem.empty() && !growth_->ended()) behind();
+  pin_.drop();
+  if (reader != nullptr && tables != nullptr) tables->epochs().release(reader);
+  while (problem.empty() && !growth_->ended()) static_cast<void>(growth_->advance());
   growth_.reset();
 }
 

@@ -111,8 +111,12 @@ class Driver {
   void migrate(const std::string& table, const std::vector<uint64_t>& hot);
   void rehome(const std::string& table);
   void recount(const std::string& table);
-  // Grow a table. Each part of it is a step; between() performs steps between them.
-  void grow(const std::string& table, uint64_t capacity, const std::function<void()>& between);
+  // Grow a table. Each part of it is a step; between() performs steps between them. With
+  // `behind`, a pin is held from before the growth; behind() performs steps after the swap, while
+  // the pin keeps the array of before.
+  void grow(const std::string& table, uint64_t capacity, const std::function<void()>& between,
+            const std::function<void()>& behind = nullptr);
+  void shrink();
   // Perform any other step: `act` does it, `expect` changes the world accordingly.
   void step(const std::string& name, const std::function<base::Status()>& act,
             const std::function<void(World*)>& expect);
@@ -120,6 +124,7 @@ class Driver {
   // Forget the live pool, as a killed process does; open() comes next.
   void drop() {
     growth_.reset();  // its thread is in a table
+    pin_.drop();
     tables.reset();
   }
   // Perform one step and kill the process just before that step's drain number `drain`. The next
@@ -154,6 +159,7 @@ class Driver {
  private:
   class Growth;
   std::shared_ptr<Growth> growth_;  // in progress
+  epoch::Pin pin_;                  // of a growth, which keeps the array of before
   CrashMedium* medium_;
   uint64_t value_ = 0;
 

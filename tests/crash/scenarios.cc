@@ -13,6 +13,17 @@ void start(Driver& d, const std::shared_ptr<const Shape>& shape, size_t rows) {
   if (rows > 0) d.apply("t", d.random_changes("t", rows, 0, 0));
 }
 
+void two_instances(Driver& d) {
+  start(d, shape_of(table_spec("t", 40, kOddRow), 40, 40), 30);
+  d.create_instance("model@2");
+  d.create_table(of_instance("model@2", table_spec("u", 40, kOddRow), 40, 41));
+  d.apply("u", d.random_changes("u", 30, 0, 0));
+  for (uint32_t instance = 1; instance <= 2; ++instance) {
+    for (uint32_t partition = 0; partition < 3; ++partition)
+      d.record_progress({instance, partition, instance, 1, 1, 1, {}, 0});
+  }
+}
+
 std::shared_ptr<const Shape> of_instance(const std::string& instance, const pool::TableSpec& spec,
                                          size_t keys, uint64_t seed) {
   auto shape = std::make_shared<Shape>(*shape_of(spec, keys, seed));
@@ -27,9 +38,6 @@ using base::Status;
 using media::Site;
 
 constexpr uint32_t kLongRow = 512;  // streamed past the cache
-// A capacity beyond the slots in the first extents of kOddRow rows. After a kill a table counts
-// all its slots as rows, so with a smaller capacity it takes new keys only after the walk.
-constexpr uint64_t kMoreThanSlots = 1500;
 
 // Rewrite rows until the allocator has completed a round and returns slots that held rows before.
 void rewrite_all_slots(Driver& d, const std::string& table) {
@@ -195,19 +203,6 @@ void catalogue(Driver& d, const Begin& begin) {
   d.set_durability(media::Durability::kProcess);
   d.set_feed("t", pool::Feed::kPush);
   d.apply("t", d.random_changes("t", 4, 2, 2));
-}
-
-// Make two instances with tables of one shape. Once the first is dropped, its space goes to new
-// tables of the second.
-void two_instances(Driver& d) {
-  start(d, shape_of(table_spec("t", 40, kOddRow), 40, 40), 30);
-  d.create_instance("model@2");
-  d.create_table(of_instance("model@2", table_spec("u", 40, kOddRow), 40, 41));
-  d.apply("u", d.random_changes("u", 30, 0, 0));
-  for (uint32_t instance = 1; instance <= 2; ++instance) {
-    for (uint32_t partition = 0; partition < 3; ++partition)
-      d.record_progress({instance, partition, instance, 1, 1, 1, {}, 0});
-  }
 }
 
 void alias_switch(Driver& d, const Begin& begin) {
@@ -508,67 +503,43 @@ void everything(Driver& d, const Begin& begin) {
 
 }  // namespace
 
-// Writes reach both arrays, in buckets that are copied and in those that are not. Afterwards the
-// array of before has the buckets of the next growth.
-void growing(Driver& d, const Begin& begin) {
-  start(d, shape_of(table_spec("t", kMoreThanSlots, kOddRow), 90, 60), 50);
-  begin();
-  d.grow("t", 2 * kMoreThanSlots, [&] { d.apply("t", d.random_changes("t", 4, 6, 4)); });
-  d.apply("t", d.random_changes("t", 4, 6, 4));
-  d.grow("t", 2 * kMoreThanSlots + 40, [&] { d.apply("t", d.random_changes("t", 2, 4, 3)); });
-  d.apply("t", d.random_changes("t", 2, 4, 3));
-}
-
-// A crowded table: the keys of one home pass many buckets, in either array.
-void growing_full(Driver& d, const Begin& begin) {
-  start(d, crowded_shape(table_spec("t", 56, kOddRow), 40, 100, 61), 56);
-  begin();
-  d.grow("t", 100, [&] { d.apply("t", d.random_changes("t", 0, 8, 6)); });
-  d.apply("t", d.random_changes("t", 40, 4, 4));
-  d.open();
-  d.apply("t", d.random_changes("t", 4, 4, 4));
-  d.walk();
-  d.grow("t", 130, [&] { d.apply("t", d.random_changes("t", 0, 8, 6)); });
-  d.apply("t", d.random_changes("t", 20, 4, 4));
-  d.close();
-  d.open();
-}
-
 const std::vector<Scenario>& scenarios() {
-  static const std::vector<Scenario> all = {
-      {"insert", [](Driver& d, const Begin& b) { insert(d, b, kOddRow); }},
-      {"insert_long_rows", [](Driver& d, const Begin& b) { insert(d, b, kLongRow); }},
-      {"update", [](Driver& d, const Begin& b) { update(d, b, kOddRow); }},
-      {"update_long_rows", [](Driver& d, const Begin& b) { update(d, b, kLongRow); }},
-      {"erase", erase},
-      {"mixed_batch", mixed},
-      {"duplicates_in_batch", duplicates},
-      {"two_buckets", two_buckets},
-      {"displacement", displacement},
-      {"hot_moves", hot_moves},
-      {"rehoming", rehoming},
-      {"table_creation", table_creation},
-      {"extent_growth", extent_growth},
-      {"catalogue", catalogue},
-      {"alias_switch", alias_switch},
-      {"dropping", dropping},
-      {"dropping_and_reopening", dropping_and_reopening},
-      {"progress", progress},
-      {"progress_together", progress_together},
-      {"clean_close", clean_close},
-      {"reopening", reopening},
-      {"interrupted_move", interrupted_move},
-      {"killed_erase", killed_erase},
-      {"killed_update", killed_update},
-      {"killed_move", killed_move},
-      {"killed_departure", killed_departure},
-      {"killed_metadata", killed_metadata},
-      {"recounting", recounting},
-      {"growing", growing},
-      {"growing_full", growing_full},
-      {"single_forms", single_forms},
-      {"everything", everything},
-  };
+  static const std::vector<Scenario> all = [] {
+    std::vector<Scenario> every = {
+        {"insert", [](Driver& d, const Begin& b) { insert(d, b, kOddRow); }},
+        {"insert_long_rows", [](Driver& d, const Begin& b) { insert(d, b, kLongRow); }},
+        {"update", [](Driver& d, const Begin& b) { update(d, b, kOddRow); }},
+        {"update_long_rows", [](Driver& d, const Begin& b) { update(d, b, kLongRow); }},
+        {"erase", erase},
+        {"mixed_batch", mixed},
+        {"duplicates_in_batch", duplicates},
+        {"two_buckets", two_buckets},
+        {"displacement", displacement},
+        {"hot_moves", hot_moves},
+        {"rehoming", rehoming},
+        {"table_creation", table_creation},
+        {"extent_growth", extent_growth},
+        {"catalogue", catalogue},
+        {"alias_switch", alias_switch},
+        {"dropping", dropping},
+        {"dropping_and_reopening", dropping_and_reopening},
+        {"progress", progress},
+        {"progress_together", progress_together},
+        {"clean_close", clean_close},
+        {"reopening", reopening},
+        {"interrupted_move", interrupted_move},
+        {"killed_erase", killed_erase},
+        {"killed_update", killed_update},
+        {"killed_move", killed_move},
+        {"killed_departure", killed_departure},
+        {"killed_metadata", killed_metadata},
+        {"recounting", recounting},
+        {"single_forms", single_forms},
+        {"everything", everything},
+    };
+    every.insert(every.end(), growth_scenarios().begin(), growth_scenarios().end());
+    return every;
+  }();
   return all;
 }
 

@@ -83,7 +83,7 @@ def _show_pool(report: dict[str, Any]) -> None:
     pairs: list[tuple[str, object]] = [
         ("pool", pool["path"] or "in memory"),
         ("medium", f"{pool['medium']}, durability {durability}"),
-        ("size", bytes_text(pool["bytes"])),
+        ("size", _size_text(pool)),
         *_pages(pool),
         ("state", state),
         ("last stop", "clean" if pool["was_clean"] else "a crash; recovered"),
@@ -114,6 +114,16 @@ def _show_pool(report: dict[str, Any]) -> None:
         text += f"version {instance['applied_version']}{alias}"
         pairs.append((f"instance {instance['name']}", text))
     facts(pairs)
+
+
+def _size_text(pool: dict[str, Any]) -> str:
+    size, allocated = pool["bytes"], pool.get("allocated_bytes")  # servers before 0.2: None
+    text = str(bytes_text(size))
+    if allocated is not None and allocated < size:
+        text += f", {bytes_text(allocated)} of them on the disk"
+    if pool.get("free_bytes"):
+        text += f"; {bytes_text(pool['free_bytes'])} are free space"
+    return text
 
 
 def _pages(pool: dict[str, Any]) -> list[tuple[str, object]]:

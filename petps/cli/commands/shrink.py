@@ -1,0 +1,59 @@
+"""petps shrink: give the disk blocks of a pool's free space back, also while it is served."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from petps.cli.options import JsonReport
+from petps.cli.output import bytes_text, json_out, note, progress
+from petps.cli.target import is_server, open_pool
+from petps.errors import InvalidArgument
+
+
+def shrink(
+    pool: Annotated[
+        str,
+        typer.Argument(
+            metavar="POOL", help="The pool's path, on the machine of its server if one runs."
+        ),
+    ],
+    json_: JsonReport = False,
+) -> None:
+    """Give the disk blocks of a pool's free space back to the file system.
+
+    A pool keeps the space of dropped tables, and of indexes that tables have outgrown, for later
+    use. This gives it back: the file keeps its length, with holes, and takes less of the disk. The
+    space of deleted rows stays with their table. Pulls and writes go on. If the disk is full when
+    the pool needs the space again, that write fails with an error, and nothing is lost.
+
+    [bold]Examples[/bold]
+
+        petps drop my.pool ranking@7 && petps shrink my.pool
+    """
+    if is_server(pool):
+        raise InvalidArgument(
+            f"{pool} is an address: name the pool by its path, on the machine of its server"
+        )
+    with (
+        closing(open_pool(pool)) as target,
+        progress("giving space back", None, quiet=json_) as advance,
+    ):
+        seen = 0
+
+        def show(done: int, free: int) -> bool:
+            nonlocal seen
+            advance(done - seen, free)
+            seen = done
+            return True
+
+        free = target.shrink(show)
+        allocated = target.status()["pool"]["allocated_bytes"]
+    if json_:
+        json_out({"free_bytes": free, "allocated_bytes": allocated})
+        return
+    note(
+        f"{bytes_text(free)} of free space take no disk now; the pool takes {bytes_text(allocated)}"
+    )

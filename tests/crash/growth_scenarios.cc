@@ -1,0 +1,83 @@
+// Tables that grow, and pools that shrink.
+#include "scenarios.h"
+
+namespace petps::crash {
+namespace {
+
+using Begin = std::function<void()>;
+
+// Writes reach both arrays, in buckets that are copied and in those that are not. Afterwards the
+// array of before has the buckets of the next growth.
+void growing(Driver& d, const Begin& begin) {
+  start(d, shape_of(table_spec("t", kMoreThanSlots, kOddRow), 90, 60), 50);
+  begin();
+  d.grow("t", 2 * kMoreThanSlots, [&] { d.apply("t", d.random_changes("t", 4, 6, 4)); });
+  d.apply("t", d.random_changes("t", 4, 6, 4));
+  d.grow("t", 2 * kMoreThanSlots + 40, [&] { d.apply("t", d.random_changes("t", 2, 4, 3)); });
+  d.apply("t", d.random_changes("t", 2, 4, 3));
+}
+
+// A crowded table: the keys of one home pass many buckets, in either array.
+void growing_full(Driver& d, const Begin& begin) {
+  start(d, crowded_shape(table_spec("t", 56, kOddRow), 40, 100, 61), 56);
+  begin();
+  d.grow("t", 100, [&] { d.apply("t", d.random_changes("t", 0, 8, 6)); });
+  d.apply("t", d.random_changes("t", 40, 4, 4));
+  d.open();
+  d.apply("t", d.random_changes("t", 4, 4, 4));
+  d.walk();
+  d.grow("t", 130, [&] { d.apply("t", d.random_changes("t", 0, 8, 6)); });
+  d.apply("t", d.random_changes("t", 20, 4, 4));
+  d.close();
+  d.open();
+}
+
+// A reader keeps the array of before, so writes reach both arrays after the swap too, but not the
+// keys that are new since.
+void growing_pinned(Driver& d, const Begin& begin) {
+  start(d, crowded_shape(table_spec("t", 56, kOddRow), 40, 100, 62), 56);
+  begin();
+  d.grow(
+      "t", 120, [&] { d.apply("t", d.random_changes("t", 0, 6, 4)); },
+      [&] {
+        d.apply("t", d.random_changes("t", 30, 6, 4));
+        d.apply("t", d.random_changes("t", 10, 8, 8));
+      });
+  d.apply("t", d.random_changes("t", 4, 4, 4));
+  d.open();
+  d.apply("t", d.random_changes("t", 4, 4, 4));
+}
+
+// The space of an index of before, and of a dropped table, has no blocks until it is used again.
+void shrinking(Driver& d, const Begin& begin) {
+  two_instances(d);
+  d.set_alias("model", "model@2");
+  d.grow("u", 400, [] {});
+  begin();
+  d.drop_instance("model@1");
+  if (d.tables != nullptr) d.tables->reclaim();
+  d.shrink();
+  d.apply("u", d.random_changes("u", 3, 3, 3));
+  d.create_table(
+      of_instance("model@2", table_spec("v", 40, kOddRow, /*with_default=*/true), 40, 45));
+  d.apply("v", d.random_changes("v", 20, 0, 0));
+  d.open();
+  d.shrink();
+  d.grow("u", 500, [&] { d.apply("u", d.random_changes("u", 2, 3, 3)); });
+  d.close();
+  d.open();
+}
+
+}  // namespace
+
+const std::vector<Scenario>& growth_scenarios() {
+  static const std::vector<Scenario> all = {
+      {"growing", growing},
+      {"growing_full", growing_full},
+      {"growing_pinned", growing_pinned},
+      {"shrinking", shrinking},
+  };
+  return all;
+}
+
+}  // namespace petps::crash
