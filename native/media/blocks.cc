@@ -291,9 +291,22 @@ Status own_blocks(int file, const std::string& path, uint64_t from, uint64_t to)
   return fill_holes(file, path, {from, to}, blocks.value().holes);
 }
 
+Status claim_blocks(int file, const std::string& path, uint64_t from, uint64_t to) {
+  Blocks blocks;
+  const Result<bool> has_fiemap = read_extents(file, path, {from, to}, &blocks);
+  if (!has_fiemap.ok()) return has_fiemap.status();
+  PETPS_RETURN_IF_ERROR(unshare(file, path, blocks.shared));
+  // Also where nothing reports holes (hugetlbfs). What has blocks stays as it is.
+  const int error_number = allocate_at_end(file, from, to - from);
+  return error_number == 0 ? Status() : fill_error(file, path, to - from, error_number);
+}
+
 Status free_blocks(int file, const std::string& path, uint64_t from, uint64_t to) {
-  const int error_number =
-      fallocate_all(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, from, to - from);
+  // Can it fill holes? The first page of the file has a block, so this does nothing.
+  int error_number = fallocate_all(file, 0, 0, 1);
+  if (error_number == 0) {
+    error_number = fallocate_all(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, from, to - from);
+  }
   if (error_number == 0) return Status();
   if (is_unsupported(error_number)) {
     return Status(Code::kUnimplemented,

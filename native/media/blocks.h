@@ -31,8 +31,13 @@ void cut_back(int file, uint64_t bytes);
 // block whenever it is written, or cannot unshare a shared block.
 base::Status own_blocks(int file, const std::string& path, uint64_t from, uint64_t to);
 
+// Do the same with bytes that mean nothing, which may become zeros. It syncs nothing, because other
+// threads may sync the file now: a sync takes the error of a failed write-back from theirs.
+base::Status claim_blocks(int file, const std::string& path, uint64_t from, uint64_t to);
+
 // Give the blocks of [from, to) back to the file system: a hole is left, which reads as zeros. The
-// length of the file stays. ERRORS: kUnimplemented if the file system cannot do that.
+// length of the file stays. ERRORS: kUnimplemented if the file system cannot do that, or could not
+// fill the hole again.
 base::Status free_blocks(int file, const std::string& path, uint64_t from, uint64_t to);
 
 // Return the bytes of disk that the file has; 0 if that is unknown.

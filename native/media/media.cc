@@ -360,6 +360,11 @@ Status Media::own_blocks(uint64_t from, uint64_t to) {
   return media::own_blocks(file_, path_, from, to);
 }
 
+Status Media::claim_blocks(uint64_t from, uint64_t to) {
+  if (borrowed_ || file_ < 0 || is_device()) return Status();
+  return media::claim_blocks(file_, path_, from, to);
+}
+
 Status Media::free_blocks(uint64_t from, uint64_t to) {
   if (read_only_) return Status(Code::kFailedPrecondition, path_ + " is open read-only");
   if (is_device()) {

@@ -156,11 +156,14 @@ class Media {
   // anyway. Call it before any other thread uses the medium.
   void forget_beyond(uint64_t bytes);
 
-  // Give a file's bytes [from, to) blocks of their own (DURABILITY.md), so that a store into them
-  // finds no full disk; and give the blocks of whole pages back. What was given back reads as
-  // zeros, and needs blocks before the next store. Neither waits for other calls. Errors of
-  // own_blocks: those of open(). Errors of free_blocks: kUnimplemented if the medium cannot do it.
+  // Give a file's bytes [from, to) blocks of their own, and change none (DURABILITY.md), so that a
+  // store into them finds no full disk. Only while no other thread uses the medium. Errors: those
+  // of open().
   base::Status own_blocks(uint64_t from, uint64_t to);
+  // Do the same at any time, with bytes that mean nothing, which may become zeros.
+  base::Status claim_blocks(uint64_t from, uint64_t to);
+  // Give the blocks of whole pages back. They read as zeros, and need claim_blocks() before the
+  // next store. Errors: kUnimplemented if the medium cannot do it.
   base::Status free_blocks(uint64_t from, uint64_t to);
   // Return the bytes of disk or memory that the medium takes; size() if that is unknown.
   uint64_t allocated_bytes() const;

@@ -20,6 +20,7 @@ struct ExtentPlace {
   uint64_t offset;
   uint64_t bytes;
   bool shrinks = false;  // free, but its blocks are being given back
+  bool is_hole = false;  // free, and it may lack blocks (false is also what an open assumes)
 };
 
 struct ProgressPlace {

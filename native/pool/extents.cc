@@ -1,5 +1,7 @@
 // Extents: claimed from free ones or appended, freed, and given back to the disk.
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "pool/catalogue.h"
 
@@ -34,33 +36,51 @@ uint64_t Pool::free_bytes() const {
   return bytes;
 }
 
-Result<uint64_t> Pool::shrink(const std::function<bool(uint64_t, uint64_t)>& progress) {
+void Pool::keep_blocks() {
+  std::unique_lock state(state_mutex_);
+  blocks_kept_ = true;
+  const auto shrinks = [](const ExtentPlace& place) { return place.shrinks; };
+  while (std::any_of(catalogue_->extents.begin(), catalogue_->extents.end(), shrinks)) {
+    state.unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    state.lock();
+  }
+}
+
+// Return why no free extent may be given back now. The caller holds state_mutex_.
+Status Pool::check_shrinkable() const {
+  // Also between two extents: what a failed change of the catalogue set free may be in use for the
+  // next open.
   PETPS_RETURN_IF_ERROR(check_writable());
-  if (blocks_kept_.load(std::memory_order_acquire)) {
+  if (blocks_kept_) {
     return Status(Code::kFailedPrecondition,
                   "pool '" + media_->path() +
-                      "' cannot shrink while a network card keeps its pages: stop the server, or "
-                      "set server.rdma = \"off\"");
+                      "' cannot shrink, because a network card keeps its pages: stop the server, "
+                      "or set server.rdma = \"off\", and open the pool again");
   }
-  if (extents_held_.load(std::memory_order_acquire)) {
-    return Status(Code::kFailedPrecondition,
-                  "pool '" + media_->path() +
-                      "' cannot shrink while a process that read it before the last restart may "
-                      "still read free space: try again when that has ended");
-  }
+  if (!extents_held_.load(std::memory_order_acquire)) return Status();
+  return Status(Code::kFailedPrecondition,
+                "pool '" + media_->path() +
+                    "' cannot shrink while a process that read it before the last restart may "
+                    "still read free space: try again when that has ended");
+}
+
+Result<uint64_t> Pool::shrink(const std::function<bool(uint64_t, uint64_t)>& progress) {
   const uint64_t all = free_bytes();
   std::vector<ExtentPlace>& extents = catalogue_->extents;
   uint64_t done = 0;
-  Status status;
-  for (size_t i = 0; status.ok(); ++i) {
+  for (size_t i = 0;; ++i) {
     ExtentPlace place;
     {
       const std::lock_guard state(state_mutex_);
+      PETPS_RETURN_IF_ERROR(check_shrinkable());
       while (i < extents.size() && (extents[i].table != 0 || extents[i].shrinks)) ++i;
       if (i == extents.size()) return done;
       extents[i].shrinks = true;
+      extents[i].is_hole = true;
       place = extents[i];
     }
+    Status status;
     bool goes_on = true;
     for (uint64_t at = 0; at < place.bytes && status.ok() && goes_on; at += kShrunkBytes) {
       const uint64_t bytes = std::min(kShrunkBytes, place.bytes - at);
@@ -70,9 +90,9 @@ Result<uint64_t> Pool::shrink(const std::function<bool(uint64_t, uint64_t)>& pro
     }
     const std::lock_guard state(state_mutex_);
     extents[i].shrinks = false;
-    if (!goes_on && status.ok()) return done;
+    PETPS_RETURN_IF_ERROR(status);
+    if (!goes_on) return done;
   }
-  return status;
 }
 
 void Pool::free_table(uint32_t table) {
@@ -85,8 +105,8 @@ void Pool::free_table(uint32_t table) {
 }
 
 // Claim the smallest free extent of `wanted` to `most` bytes; if there is none, the largest of
-// `least` to `wanted`. The first of equals. Return its record number, or the number of extents if
-// none fits.
+// `least` to `wanted`; the first of equals. Those that may lack blocks come last. Return its record
+// number, or the number of extents if none fits.
 size_t Pool::claim_free_extent(uint32_t table, const Length& length) {
   const std::lock_guard state(state_mutex_);
   std::vector<ExtentPlace>& extents = catalogue_->extents;
@@ -96,12 +116,13 @@ size_t Pool::claim_free_extent(uint32_t table, const Length& length) {
     if (place.table != 0 || place.shrinks || extents_held_.load(std::memory_order_acquire))
       continue;
     if (place.bytes < length.least || place.bytes > length.most) continue;
-    const auto is_better = [&](uint64_t than) {
+    const auto is_better = [&](const ExtentPlace& than) {
+      if (place.is_hole != than.is_hole) return than.is_hole;
       const bool is_enough = place.bytes >= length.wanted;
-      if (is_enough != (than >= length.wanted)) return is_enough;
-      return is_enough ? place.bytes < than : place.bytes > than;
+      if (is_enough != (than.bytes >= length.wanted)) return is_enough;
+      return is_enough ? place.bytes < than.bytes : place.bytes > than.bytes;
     };
-    if (chosen == extents.size() || is_better(extents[chosen].bytes)) chosen = i;
+    if (chosen == extents.size() || is_better(extents[chosen])) chosen = i;
   }
   if (chosen < extents.size()) extents[chosen].table = table;
   return chosen;
@@ -111,33 +132,41 @@ size_t Pool::claim_free_extent(uint32_t table, const Length& length) {
 // completed. Neither is in the superblock.
 Result<Pool::Extent> Pool::add_extent(uint32_t kind, uint32_t table, const Length& length) {
   std::unique_lock lock(extents_mutex_);
-  PETPS_RETURN_IF_ERROR(check_writable());
-  const size_t chosen = claim_free_extent(table, length);
-  if (chosen == catalogue_->extents.size())
-    return append_extent(kind, table, length.wanted / unit_bytes_);
-  const Extent extent{catalogue_->extents[chosen].offset, catalogue_->extents[chosen].bytes, true};
-  lock.unlock();
-  // The extent belongs to this table alone now; the superblock names the table only after the
-  // drain below.
-  Flusher flusher(*media_);
-  const uint64_t end = extent.offset + extent.bytes;
-  const bool has_buckets = kind == static_cast<uint32_t>(layout::ExtentKind::kBuckets);
-  Status status = media_->own_blocks(extent.offset, end);
-  if (status.ok() && has_buckets) zero(extent.offset, end, Site::kReusedExtent, flusher);
-  // Drain here, so that the long write-back happens without the lock.
-  if (status.ok()) status = flusher.drain(Site::kExtentRecordDrain);
-  if (status.ok() && has_buckets)
-    status = media_->sync_range(base_ + extent.offset, extent.bytes, Site::kReusedSync);
-  lock.lock();
-  if (status.ok())
-    status = store_extent_record(chosen, kind, table, extent.bytes / unit_bytes_, flusher);
-  const std::lock_guard state(state_mutex_);
-  if (!status.ok()) {
-    catalogue_->extents[chosen].table = 0;
-    return status;
+  for (;;) {
+    PETPS_RETURN_IF_ERROR(check_writable());
+    const size_t chosen = claim_free_extent(table, length);
+    if (chosen == catalogue_->extents.size())
+      return append_extent(kind, table, length.wanted / unit_bytes_);
+    const ExtentPlace place = catalogue_->extents[chosen];
+    // The extent belongs to this table alone now, so the lock is not needed for the long work.
+    lock.unlock();
+    Flusher flusher(*media_);
+    Status status = prepare_extent(kind, place.offset, place.offset + place.bytes, flusher);
+    lock.lock();
+    if (status.ok())
+      status = store_extent_record(chosen, kind, table, place.bytes / unit_bytes_, flusher);
+    const std::lock_guard state(state_mutex_);
+    ExtentPlace& claimed = catalogue_->extents[chosen];
+    if (status.ok()) {
+      claimed.kind = kind;
+      claimed.is_hole = false;
+      return Extent{place.offset, place.bytes, true};
+    }
+    claimed.table = 0;
+    // The disk is full, but another free extent may have blocks.
+    if (status.code() != Code::kResourceExhausted || place.is_hole) return status;
+    claimed.is_hole = true;
   }
-  catalogue_->extents[chosen].kind = kind;
-  return extent;
+}
+
+// Give a claimed extent blocks, and zeros if it will hold buckets: the superblock names a table
+// only after that is durable.
+Status Pool::prepare_extent(uint32_t kind, uint64_t from, uint64_t to, Flusher& flusher) {
+  const bool has_buckets = kind == static_cast<uint32_t>(layout::ExtentKind::kBuckets);
+  PETPS_RETURN_IF_ERROR(media_->claim_blocks(from, to));
+  if (has_buckets) zero(from, to, Site::kReusedExtent, flusher);
+  PETPS_RETURN_IF_ERROR(flusher.drain(Site::kExtentRecordDrain));
+  return has_buckets ? media_->sync_range(base_ + from, to - from, Site::kReusedSync) : Status();
 }
 
 void Pool::zero(uint64_t from, uint64_t to, Site site, Flusher& flusher) {

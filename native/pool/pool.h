@@ -188,7 +188,7 @@ class Pool {
   // While held, give no extents of dropped tables to other tables, or back to the disk.
   void hold_free_extents(bool held) { extents_held_.store(held, std::memory_order_release); }
   // Never give blocks back to the disk from now on: a network card keeps the pool's pages.
-  void keep_blocks() { blocks_kept_.store(true, std::memory_order_release); }
+  void keep_blocks();
   uint64_t unit_bytes() const { return unit_bytes_; }
 
   // Start writing: raise the generation if the last stop was unclean, and clear the clean flag.
@@ -277,6 +277,8 @@ class Pool {
   base::Status load_extents();
   base::Status load_slots();
   base::Status own_used_blocks();
+  base::Status check_shrinkable() const;
+  base::Status prepare_extent(uint32_t kind, uint64_t from, uint64_t to, media::Flusher& flusher);
   void load_progress();
   base::Status check_progress(std::span<const Progress> all) const;
   base::Status claim_progress(std::span<const Progress> all, media::Flusher& flusher);
@@ -325,8 +327,8 @@ class Pool {
   bool lost_power_ = false;
   bool read_only_ = false;
   std::atomic<bool> extents_held_{false};
-  std::atomic<bool> blocks_kept_{false};
-  uint64_t end_ = 0;  // where the next extent begins
+  bool blocks_kept_ = false;  // under state_mutex_
+  uint64_t end_ = 0;          // where the next extent begins
   // What readers see of the catalogue: a consistent, durable snapshot that never changes.
   struct Snapshot {
     std::vector<TableRecord> tables;

@@ -52,10 +52,10 @@ Status Shared::open_rdma() {
   with.budget = memory;
   with.rules = Server::frame_rules(options.limits);
   with.memory = [&medium] { return transport::RowMemory{medium.base(), medium.size()}; };
+  tables.pool().keep_blocks();
   auto created = transport::make_rdma(*options.rdma, with);
   if (!created.ok()) return created.status();
   rdma = std::move(created.value());
-  tables.pool().keep_blocks();
   return {};
 }
 

@@ -250,6 +250,8 @@ class _Service:
             done = self._pool(context).shrink(
                 lambda done, free: report(messages.ShrinkReply(bytes_done=done, bytes=free))
             )
+            if self._stopping.is_set() or not context.is_active():
+                raise _Ended
             self._log(f"the pool has shrunk: {done} bytes of free space have no blocks")
             return messages.ShrinkReply(bytes_done=done, done=True)
 

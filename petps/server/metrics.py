@@ -147,7 +147,7 @@ def _pool_metrics(status: dict[str, Any]) -> Iterator[Metric]:
     yield GaugeMetricFamily("petps_pool_size_bytes", "Bytes of the pool.", value=pool["bytes"])
     yield GaugeMetricFamily(
         "petps_pool_allocated_bytes",
-        "Bytes of disk that the pool takes; fewer than its size after petps shrink.",
+        "Bytes of disk that a pool in a file takes; fewer than its size after petps shrink.",
         value=pool["allocated_bytes"],
     )
     yield GaugeMetricFamily(

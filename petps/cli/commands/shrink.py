@@ -49,11 +49,11 @@ def shrink(
             seen = done
             return True
 
-        free = target.shrink(show)
+        shrunk = target.shrink(show)
         allocated = target.status()["pool"]["allocated_bytes"]
     if json_:
-        json_out({"free_bytes": free, "allocated_bytes": allocated})
+        json_out({"shrunk_bytes": shrunk, "allocated_bytes": allocated})
         return
     note(
-        f"{bytes_text(free)} of free space take no disk now; the pool takes {bytes_text(allocated)}"
+        f"{bytes_text(shrunk)} of free space take no disk; the pool takes {bytes_text(allocated)}"
     )

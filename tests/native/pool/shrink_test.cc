@@ -207,6 +207,38 @@ TEST_F(Shrink, RefusesWhatItCannotDo) {
       << "what failed is free again";
 }
 
+// The disk may name what a failed change of the catalogue set free.
+TEST_F(Shrink, APoolThatFailsWhileItShrinksGivesNothingMoreBack) {
+  const TemporaryFolder folder;
+  Shrinking s(folder.path("pool"));
+  const BucketArray second = s.pool->reserve_buckets(1, kCapacity).value();
+  *s.pool->at(second.offset) = std::byte{7};
+  s.free_it();
+  const auto result = s.pool->shrink([&](uint64_t, uint64_t) {
+    media::file_calls().sync_data = [](int) { return EIO; };
+    EXPECT_FALSE(s.pool->medium().sync_all(media::Site::kCloseSync).ok());
+    media::file_calls() = media::system_file_calls();
+    s.pool->free_buckets(second);
+    return true;
+  });
+  EXPECT_EQ(result.status().code(), Code::kFailedPrecondition) << result.status().to_string();
+  EXPECT_EQ(*s.pool->at(s.array.offset), std::byte{0});
+  EXPECT_EQ(*s.pool->at(second.offset), std::byte{7});
+}
+
+TEST_F(Shrink, OnAFullDiskAnExtentWithBlocksIsTakenBeforeAHole) {
+  const SmallDisk disk("tmpfs", uint64_t{48} << 20);
+  if (!disk.missing().empty()) GTEST_SKIP() << disk.missing();
+  Shrinking s(disk.path("pool"));
+  const BucketArray second = s.pool->reserve_buckets(1, kCapacity).value();
+  s.free_it();
+  ASSERT_TRUE(s.shrink().ok());
+  disk.fill();
+  s.reopen();  // `second` is free, and has blocks: the superblock never named it
+  EXPECT_EQ(s.pool->reserve_buckets(1, kCapacity).value().offset, second.offset);
+  EXPECT_EQ(s.pool->reserve_buckets(1, kCapacity).status().code(), Code::kResourceExhausted);
+}
+
 TEST_F(Shrink, AReadOnlyPoolIsLeftAlone) {
   const TemporaryFolder folder;
   Shrinking s(folder.path("pool"));

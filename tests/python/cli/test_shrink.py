@@ -25,7 +25,7 @@ def test_the_space_of_an_outgrown_index_takes_no_disk(
     run("create", pool, "--add", "--table", "big:4:f32:500k")
     with Serving(settings(pool), log=ignore) if is_served else nullcontext():
         assert run.json("shrink", pool) == {
-            "free_bytes": 0,
+            "shrunk_bytes": 0,
             "allocated_bytes": pool.stat().st_blocks * 512,
         }
         before = run.json("status", pool)["pool"]
@@ -35,7 +35,7 @@ def test_the_space_of_an_outgrown_index_takes_no_disk(
         free = grown["free_bytes"]
         assert free >= 500_000 / 0.8 / 14 * 256
         report = run.json("shrink", pool)
-        assert report["free_bytes"] == free
+        assert report["shrunk_bytes"] == free
         assert report["allocated_bytes"] == pool.stat().st_blocks * 512
         assert report["allocated_bytes"] <= grown["allocated_bytes"] - free + MAP_BYTES
         assert pool.stat().st_size == grown["bytes"]
