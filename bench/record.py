@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from bench.targets import Result, worst
 
-__all__ = ["ROOT", "Record", "configuration", "read_results"]
+__all__ = ["ROOT", "Record", "configuration", "read_results", "write_run"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 # A run is resumed only where these are the same: figures of two builds or machines do not mix.
@@ -99,17 +99,17 @@ class Record:
         self._write()
 
     def _write(self) -> None:
-        # config.json last: a part that it names is complete in the others.
-        contents = (
-            ("all", self.results),
-            ("results", worst(self.results)),
-            ("config", self.config),
-        )
-        for name, content in contents:
-            path = self._folder / f"{name}.json"
-            temporary = path.with_suffix(".part")
-            temporary.write_text(json.dumps(content, indent=1) + "\n")
-            temporary.replace(path)
+        write_run(self._folder, self.results, self.config)
+
+
+def write_run(folder: Path, results: list[Result], config: dict[str, Any]) -> None:
+    """Write the files of a run; config.json last: a part that it names is complete in the others."""
+    contents = (("all", results), ("results", worst(results)), ("config", config))
+    for name, content in contents:
+        path = folder / f"{name}.json"
+        temporary = path.with_suffix(".part")
+        temporary.write_text(json.dumps(content, indent=1) + "\n")
+        temporary.replace(path)
 
 
 def read_results(folder: Path) -> tuple[list[Result], dict[str, Any]]:

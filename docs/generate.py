@@ -166,9 +166,16 @@ def measured() -> str:
     config = json.loads((PUBLISHED / "config.json").read_text())
     again = [f"`{name}`" for name in config["measured_again"]]
     left_out = [f"`{name}`" for name, _ in PARTS if name not in config["part_seconds"]]
+    joined: dict[str, list[str]] = {}
+    for name, revision in config.get("joined", {}).items():
+        joined.setdefault(revision, []).append(f"`{name}`")
     notes = [
         f"{text}: {', '.join(parts)}."
         for text, parts in (
+            *(
+                (f"Measured in a run of its own, at revision {revision}", parts)
+                for revision, parts in joined.items()
+            ),
             ("Measured again in this run, because the machine was busy the first time", again),
             ("Not measured in this run", left_out),
         )
