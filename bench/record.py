@@ -103,7 +103,7 @@ class Record:
 
 
 def write_run(folder: Path, results: list[Result], config: dict[str, Any]) -> None:
-    """Write the files of a run; config.json last: a part that it names is complete in the others."""
+    """Write the files of a run; config.json last: what it names is complete in the others."""
     contents = (("all", results), ("results", worst(results)), ("config", config))
     for name, content in contents:
         path = folder / f"{name}.json"

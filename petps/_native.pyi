@@ -262,6 +262,11 @@ class Tables:
 
         Raise FailedPrecondition if an alias names it.
         """
+    def drop_table(self, table: int) -> None:
+        """Drop a table that pushes feed, by its id; its space is reused once no reader holds it.
+
+        Raise FailedPrecondition if deltas feed it.
+        """
     def aliases(self) -> dict[str, int]: ...
     def resolve(self, model: str) -> InstanceRecord: ...
     def create_table(

@@ -326,7 +326,7 @@ def train(jobs: int) -> Outcome:
         "train",
         arguments,
         python=str(ROOT / ".venv-train/bin/python"),
-        environment={"OMP_NUM_THREADS": "1", "PETPS_EQUAL_STEPS": "60"},
+        environment={"OMP_NUM_THREADS": "1", "PETPS_EQUAL_STEPS": "40"},
     )
 
 

@@ -168,14 +168,6 @@ class Session {
     return call([&](Client& client) { return value_of(client.status(server, deadline_ms)); });
   }
 
-  void switch_alias(const std::string& alias, const std::string& instance, uint32_t deadline_ms) {
-    call([&](Client& client) { check(client.switch_alias(alias, instance, deadline_ms)); });
-  }
-
-  void drop_instance(const std::string& instance, uint32_t deadline_ms) {
-    call([&](Client& client) { check(client.drop_instance(instance, deadline_ms)); });
-  }
-
   void send_hot_sets() {
     call([](Client& client) { check(client.send_hot_sets()); });
   }
@@ -228,9 +220,6 @@ void bind_client(py::module_& module) {
       .def("describe", &Session::describe, py::arg("table"), py::arg("deadline_ms"))
       .def("tables", &Session::tables, py::arg("deadline_ms"))
       .def("status", &Session::status, py::arg("server"), py::arg("deadline_ms"))
-      .def("switch_alias", &Session::switch_alias, py::arg("alias"), py::arg("instance"),
-           py::arg("deadline_ms"))
-      .def("drop_instance", &Session::drop_instance, py::arg("instance"), py::arg("deadline_ms"))
       .def("send_hot_sets", &Session::send_hot_sets)
       .def("close", &Session::close);
 }

@@ -173,6 +173,9 @@ void bind_catalogue(TablesClass& tables) {
                check(open.drop_instance(instance));
              }),
              py::arg("instance"));
+  tables.def("drop_table",
+             method([](table::Tables& open, uint32_t table) { check(open.drop_table(table)); }),
+             py::arg("table"));
   tables.def("resolve", method([](table::Tables& open, const std::string& model) {
                return unwrap(open.resolve(model));
              }),

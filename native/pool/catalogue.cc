@@ -349,6 +349,25 @@ Status Pool::drop_instance(uint32_t instance) {
   return Status();
 }
 
+Status Pool::drop_table(uint32_t table) {
+  std::lock_guard lock(mutex_);
+  PETPS_RETURN_IF_ERROR(check_writable());
+  const TableRecord* dropped = catalogue_->table(table);
+  if (dropped == nullptr)
+    return Status(Code::kNotFound, "table id " + std::to_string(table) + " does not exist");
+  if (dropped->spec.feed == Feed::kDelta) {
+    return Status(Code::kFailedPrecondition,
+                  "table '" + dropped->spec.name +
+                      "' is fed by deltas, and the log goes on with its rows: begin an instance "
+                      "without it, and drop the present one (petps alias, petps drop)");
+  }
+  const auto before = catalogue_->tables;
+  std::erase_if(catalogue_->tables, [&](const TableRecord& t) { return t.id == table; });
+  Status status = write_superblock();
+  if (!status.ok()) catalogue_->tables = before;
+  return status;
+}
+
 // Refuse a table if its rows could never all fit, so that no row fails later because the disk is
 // full. Compare with the whole file system and not with the space that is free now: other files
 // may be deleted, and a pool grows only as rows come.
@@ -477,39 +496,6 @@ Result<BucketArray> Pool::reserve_buckets(uint32_t table, uint64_t capacity) {
   if (!extent.ok()) return extent.status();
   array.offset = extent.value().offset;
   return array;
-}
-
-Status Pool::swap_buckets(uint32_t table, const BucketArray& array) {
-  size_t records = 0;
-  {
-    const std::lock_guard state(state_mutex_);
-    records = catalogue_->extents.size();
-  }
-  PETPS_RETURN_IF_ERROR(media_->sync_range(base_ + map_->extents(), records * 8, Site::kGrownSync));
-  PETPS_RETURN_IF_ERROR(media_->sync_range(base_ + array.offset, array.count * layout::kBucketBytes,
-                                           Site::kGrownSync));
-  std::lock_guard lock(mutex_);
-  TableRecord* record = catalogue_->table(table);
-  if (record == nullptr)
-    return Status(Code::kNotFound, "table id " + std::to_string(table) + " was dropped");
-  const TableRecord before = *record;
-  record->bucket_offset = array.offset;
-  record->bucket_count = array.count;
-  record->spec.capacity = array.capacity;
-  if (Status status = write_superblock(); !status.ok()) {
-    *record = before;
-    return status;
-  }
-  const std::lock_guard state(state_mutex_);
-  catalogue_->slots.at(table)->set_capacity(array.capacity);
-  return Status();
-}
-
-void Pool::free_buckets(const BucketArray& array) {
-  const std::lock_guard state(state_mutex_);
-  for (ExtentPlace& place : catalogue_->extents) {
-    if (place.offset == array.offset) place.table = 0;
-  }
 }
 
 void Pool::set_counts(uint32_t table, uint64_t rows, uint64_t displaced) {

@@ -95,6 +95,39 @@ Result<uint64_t> Pool::shrink(const std::function<bool(uint64_t, uint64_t)>& pro
   }
 }
 
+Status Pool::swap_buckets(uint32_t table, const BucketArray& array) {
+  size_t records = 0;
+  {
+    const std::lock_guard state(state_mutex_);
+    records = catalogue_->extents.size();
+  }
+  PETPS_RETURN_IF_ERROR(media_->sync_range(base_ + map_->extents(), records * 8, Site::kGrownSync));
+  PETPS_RETURN_IF_ERROR(media_->sync_range(base_ + array.offset, array.count * layout::kBucketBytes,
+                                           Site::kGrownSync));
+  std::lock_guard lock(mutex_);
+  TableRecord* record = catalogue_->table(table);
+  if (record == nullptr)
+    return Status(Code::kNotFound, "table id " + std::to_string(table) + " was dropped");
+  const TableRecord before = *record;
+  record->bucket_offset = array.offset;
+  record->bucket_count = array.count;
+  record->spec.capacity = array.capacity;
+  if (Status status = write_superblock(); !status.ok()) {
+    *record = before;
+    return status;
+  }
+  const std::lock_guard state(state_mutex_);
+  catalogue_->slots.at(table)->set_capacity(array.capacity);
+  return Status();
+}
+
+void Pool::free_buckets(const BucketArray& array) {
+  const std::lock_guard state(state_mutex_);
+  for (ExtentPlace& place : catalogue_->extents) {
+    if (place.offset == array.offset) place.table = 0;
+  }
+}
+
 void Pool::free_table(uint32_t table) {
   decltype(catalogue_->slots)::node_type slots;  // destroyed after the lock is released
   const std::lock_guard state(state_mutex_);

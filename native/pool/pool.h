@@ -218,6 +218,9 @@ class Pool {
   // Remove the instance, its tables and its progress; free_table() then gives their space back.
   // Return kFailedPrecondition while an alias (or the plain model name) refers to it.
   base::Status drop_instance(uint32_t instance);
+  // Remove a table that pushes feed; free_table() then gives its space back. Return
+  // kFailedPrecondition for a table that deltas feed: the log goes on with its rows.
+  base::Status drop_table(uint32_t table);
   // Return the status that drop_instance would return.
   base::Status check_droppable(uint32_t instance) const;
   // Give the dropped table's extents to new tables. The caller ensures that nothing reads or

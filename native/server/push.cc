@@ -1,4 +1,4 @@
-// Pushes and control: the worker checks and answers them; the writer's thread performs them.
+// Pushes: the worker checks and answers them; the writer's thread performs them.
 #include "base/clock.h"
 #include "server/shared.h"
 #include "server/worker.h"
@@ -59,12 +59,6 @@ Worker::Outcome Worker::push(const Request& request, Status& refusal) {
   return refusal.ok() ? queue(request, table, push.stamp, push.keys.size()) : Outcome::kDone;
 }
 
-Worker::Outcome Worker::control(const Request& request, Status& refusal) {
-  wire::ControlRequest control;
-  refusal = wire::decode_control(request.header, request.body(), control);
-  return refusal.ok() ? queue(request, nullptr) : Outcome::kDone;
-}
-
 Worker::Outcome Worker::queue(const Request& request, const table::TablePointer& table,
                               uint32_t stamp, size_t keys) {
   ConnectionState& state = state_of(request.connection);
@@ -100,18 +94,13 @@ void Worker::post_pushes() {
     const auto& [worker, connection, header, start_ns] = done.origin;
     ConnectionState& state = connections_[transport::slot_of(connection)];
     if (state.id == connection) --state.pushes_in_flight;
-    const bool is_push = header.opcode == static_cast<uint16_t>(wire::Opcode::kPush);
-    stats_.pushes.add(is_push ? 1 : 0);
+    stats_.pushes.add(1);
     if (!done.status.ok()) {
       reply_error(connection, header, done.status);
     } else {
-      if (is_push) {
-        stats_.rows_pushed.add(done.reply.inserted + done.reply.updated);
-        stats_.rows_refused.add(done.reply.refused);
-        wire::encode_push_reply(header.request_id, done.reply, reply_);
-      } else {
-        wire::encode_control_reply(header.request_id, reply_);
-      }
+      stats_.rows_pushed.add(done.reply.inserted + done.reply.updated);
+      stats_.rows_refused.add(done.reply.refused);
+      wire::encode_push_reply(header.request_id, done.reply, reply_);
       reply(connection);
     }
     stats_.latency[header.opcode].add(base::monotonic_ns() - start_ns);

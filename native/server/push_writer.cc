@@ -57,7 +57,7 @@ void PushWriter::run() {
     if (jobs_.empty()) return;
     const std::vector<PushJob> group = take_group();
     lock.unlock();
-    perform(group);
+    apply(group);
     for (const PushJob& job : group) memory_.change(job.frame.size(), 0);
     lock.lock();
   }
@@ -73,7 +73,7 @@ std::vector<PushJob> PushWriter::take_group() {
     bytes_ -= job.frame.size();
     group.push_back(std::move(job));
     jobs_.pop_front();
-  } while (group[0].table != nullptr && !jobs_.empty() && jobs_.front().table == group[0].table &&
+  } while (!jobs_.empty() && jobs_.front().table == group[0].table &&
            jobs_.front().stamp == group[0].stamp &&
            keys + jobs_.front().keys <= group[0].table->keys_together());
   return group;
@@ -98,14 +98,6 @@ bool GivenUpPushes::has(const wire::PushOrder& order) {
   if (order.number < known.oldest) return true;
   const uint64_t place = order.number - known.oldest;
   return place < wire::kPushOrderCalls && ((known.finished >> place) & 1) != 0;
-}
-
-void PushWriter::perform(const std::vector<PushJob>& group) {
-  if (group[0].table == nullptr) {
-    done_({group[0].origin, change_catalogue(group[0]), {}});
-  } else {
-    apply(group);
-  }
 }
 
 // Add the push to batches_, or say why it cannot be applied.
@@ -155,16 +147,6 @@ void PushWriter::apply(const std::vector<PushJob>& group) {
            status,
            {counts.inserted, counts.updated, counts.deleted, counts.absent, counts.refused}});
   }
-}
-
-Status PushWriter::change_catalogue(const PushJob& job) {
-  wire::ControlRequest control;
-  PETPS_RETURN_IF_ERROR(wire::decode_control(job.origin.header, job.body(), control));
-  const auto instance = tables_.resolve(std::string(control.instance));
-  if (!instance.ok()) return instance.status();
-  return control.control == wire::Control::kDropInstance
-             ? tables_.drop_instance(instance.value().id)
-             : tables_.switch_alias(std::string(control.alias), instance.value().id);
 }
 
 }  // namespace petps::server

@@ -60,9 +60,9 @@ struct JobOrigin {
 
 struct PushJob {
   JobOrigin origin;
-  table::TablePointer table;     // null for a control request
-  uint32_t stamp = 0;            // of a push
-  size_t keys = 0;               // of a push
+  table::TablePointer table;
+  uint32_t stamp = 0;
+  size_t keys = 0;
   std::vector<std::byte> frame;  // a whole, checked frame
   std::span<const std::byte> body() const { return std::span(frame).subspan(wire::kHeaderBytes); }
 };
@@ -91,10 +91,8 @@ class PushWriter {
  private:
   void run();
   std::vector<PushJob> take_group();
-  void perform(const std::vector<PushJob>& group);
   void apply(const std::vector<PushJob>& group);
   base::Status add_batch(const PushJob& job);
-  base::Status change_catalogue(const PushJob& job);
 
   table::Tables& tables_;
   const wire::Limits limits_;

@@ -163,8 +163,10 @@ Worker::Outcome Worker::handle_frame(ConnectionId connection, std::span<const st
         if (outcome != Outcome::kDone || refusal.ok()) return outcome;  // see post_pushes
         break;
       case Opcode::kControl:
-        outcome = control(request, refusal);
-        if (outcome != Outcome::kDone || refusal.ok()) return outcome;
+        refusal = Status(Code::kUnimplemented,
+                         "this port takes no switches and drops: run `petps alias` or `petps drop` "
+                         "with the path of the pool on the server's machine, or with its admin "
+                         "port (server.admin_port)");
         break;
       case Opcode::kHello:
         refusal = hello(header, body);

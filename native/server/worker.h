@@ -88,7 +88,6 @@ class Worker {
                          std::span<const std::byte> body);
   Outcome pull(const Request& request, base::Status& refusal);
   Outcome push(const Request& request, base::Status& refusal);
-  Outcome control(const Request& request, base::Status& refusal);
   // Queue a request for the writer's thread.
   Outcome queue(const Request& request, const table::TablePointer& table, uint32_t stamp = 0,
                 size_t keys = 0);

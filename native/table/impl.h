@@ -152,6 +152,9 @@ struct Tables::Impl final : epoch::Reclaimer {
   void refresh_applied(uint32_t instance);
   std::vector<TablePointer> list_tables();
   base::Status pass_over(uint32_t instance);
+  // Take the tables, which no superblock names any more, from writers; return their ids. The caller
+  // retires them.
+  std::vector<uint64_t> remove_tables(const std::function<bool(const Table&)>& is_dropped);
 
   std::unique_ptr<pool::Pool> pool;
   epoch::Domain epochs;

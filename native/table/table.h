@@ -236,6 +236,8 @@ class Tables {
   // The space goes to other tables once the last pin on it is dropped. Errors: see
   // Pool::drop_instance.
   base::Status drop_instance(uint32_t instance);
+  // Remove a table that pushes feed, likewise. Errors: see Pool::drop_table.
+  base::Status drop_table(uint32_t table);
   // Give the blocks of free space back to the disk; see Pool::shrink. First wait, a few seconds at
   // most, until what was dropped or outgrown is free.
   base::Result<uint64_t> shrink(const std::function<bool(uint64_t, uint64_t)>& progress);

@@ -204,24 +204,8 @@ Status Tables::drop_instance(uint32_t instance) {
   PETPS_RETURN_IF_ERROR(impl_->pool->check_droppable(instance));
   PETPS_RETURN_IF_ERROR(impl_->pass_over(instance));
   PETPS_RETURN_IF_ERROR(impl_->pool->drop_instance(instance));
-  std::vector<TablePointer> removed;
-  {
-    std::lock_guard lock(impl_->mutex);
-    const auto kept = std::stable_partition(
-        impl_->tables.begin(), impl_->tables.end(),
-        [&](const TablePointer& table) { return table->record().spec.instance != instance; });
-    removed.assign(kept, impl_->tables.end());
-    impl_->tables.erase(kept, impl_->tables.end());
-    impl_->dropped.insert(impl_->dropped.end(), removed.begin(), removed.end());
-    impl_->change_count.fetch_add(1);
-  }
-  std::vector<uint64_t> ids;
-  for (const TablePointer& table : removed) {
-    table->impl().range_locks.take_all();
-    table->impl().dropped = true;
-    table->impl().range_locks.give(kAllRanges);
-    ids.push_back(table->id());
-  }
+  const std::vector<uint64_t> ids = impl_->remove_tables(
+      [&](const Table& table) { return table.record().spec.instance == instance; });
   {
     std::lock_guard lock(impl_->applied_mutex);
     for (Applied& applied : impl_->applied) {
@@ -232,6 +216,38 @@ Status Tables::drop_instance(uint32_t instance) {
   impl_->epochs.retire(*impl_, ids);
   impl_->wake();
   return Status();
+}
+
+Status Tables::drop_table(uint32_t table) {
+  const std::lock_guard catalogue_lock(impl_->catalogue_mutex);
+  PETPS_RETURN_IF_ERROR(impl_->pool->drop_table(table));
+  const auto is_it = [&](const Table& other) { return other.id() == table; };
+  impl_->epochs.retire(*impl_, impl_->remove_tables(is_it));
+  impl_->wake();
+  return Status();
+}
+
+std::vector<uint64_t> Tables::Impl::remove_tables(
+    const std::function<bool(const Table&)>& is_dropped) {
+  std::vector<TablePointer> removed;
+  {
+    std::lock_guard lock(mutex);
+    const auto kept =
+        std::stable_partition(tables.begin(), tables.end(),
+                              [&](const TablePointer& table) { return !is_dropped(*table); });
+    removed.assign(kept, tables.end());
+    tables.erase(kept, tables.end());
+    dropped.insert(dropped.end(), removed.begin(), removed.end());
+    change_count.fetch_add(1);
+  }
+  std::vector<uint64_t> ids;
+  for (const TablePointer& table : removed) {
+    table->impl().range_locks.take_all();
+    table->impl().dropped = true;
+    table->impl().range_locks.give(kAllRanges);
+    ids.push_back(table->id());
+  }
+  return ids;
 }
 
 Result<uint64_t> Tables::shrink(const std::function<bool(uint64_t, uint64_t)>& progress) {

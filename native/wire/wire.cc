@@ -186,48 +186,4 @@ Status decode_hot_keys_reply(const FrameHeader& header, std::span<const std::byt
   return expect_end(Cursor(body), "hot set reply", "header");
 }
 
-namespace {
-struct ControlHead {
-  uint16_t control;
-  uint16_t reserved;
-  uint32_t reserved2;
-};
-}  // namespace
-
-void encode_control(uint64_t request_id, const ControlRequest& control, Frame& frame) {
-  start_frame(Opcode::kControl, request_id, frame);
-  append(ControlHead{static_cast<uint16_t>(control.control), 0, 0}, frame);
-  append_name(control.alias, frame);
-  append_name(control.instance, frame);
-  pad_body(frame);
-  finish_frame(frame);
-}
-
-Status decode_control(const FrameHeader& header, std::span<const std::byte> body,
-                      ControlRequest& control) {
-  PETPS_RETURN_IF_ERROR(expect_request(header, Opcode::kControl, body));
-  Cursor cursor(body);
-  ControlHead head{};
-  if (!cursor.take(head)) return truncated("control", "head", body.size());
-  if (head.control < static_cast<uint16_t>(Control::kSwitchAlias) ||
-      head.control > static_cast<uint16_t>(Control::kDropInstance)) {
-    return Status(Code::kUnimplemented,
-                  "control " + std::to_string(head.control) + " is unknown to this server");
-  }
-  control.control = static_cast<Control>(head.control);
-  if (!cursor.take_name(control.alias) || !cursor.take_name(control.instance))
-    return truncated("control", "names", body.size());
-  if (cursor.left() >= kBodyAlignment) return bad_frame("control: bytes are left after the names");
-  return {};
-}
-
-void encode_control_reply(uint64_t request_id, Frame& frame) {
-  start_reply(Opcode::kControl, request_id, frame);
-}
-
-Status decode_control_reply(const FrameHeader& header, std::span<const std::byte> body) {
-  PETPS_RETURN_IF_ERROR(expect_reply(header, Opcode::kControl, body));
-  return expect_end(Cursor(body), "control reply", "header");
-}
-
 }  // namespace petps::wire

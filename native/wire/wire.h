@@ -73,7 +73,7 @@ enum class Opcode : uint16_t {  // never renumber
   kStatus = 5,                  // the server's status as JSON text
   kHotKeys = 6,                 // a client's hot set of one table
   kShardMap = 7,                // which server owns which partitions; see kFeatureShardMap
-  kControl = 8,                 // switch an alias, drop an instance
+  kControl = 8,                 // refused: switches and drops, before the first release
   kRdma = 9,                    // offer a queue pair; see kFeatureRdma
 };
 inline constexpr size_t kOpcodesEnd = 10;  // above every Opcode: the size of an array by opcode
@@ -424,23 +424,6 @@ base::Status decode_shard_map(const FrameHeader& header, std::span<const std::by
 void encode_shard_map_reply(uint64_t request_id, const ShardMap& map, Frame& frame);
 base::Status decode_shard_map_reply(const FrameHeader& header, std::span<const std::byte> body,
                                     ShardMap& map);
-
-// ---- Control
-
-enum class Control : uint16_t {  // never renumber
-  kSwitchAlias = 1,              // `alias` names `instance` from now on
-  kDropInstance = 2,             // drop `instance` and its tables; `alias` is empty
-};
-struct ControlRequest {
-  Control control = Control::kSwitchAlias;
-  std::string_view alias;
-  std::string_view instance;
-};
-void encode_control(uint64_t request_id, const ControlRequest& control, Frame& frame);
-base::Status decode_control(const FrameHeader& header, std::span<const std::byte> body,
-                            ControlRequest& control);
-void encode_control_reply(uint64_t request_id, Frame& frame);  // empty body
-base::Status decode_control_reply(const FrameHeader& header, std::span<const std::byte> body);
 
 // ---- RDMA set-up: the addresses and limits that two queue pairs exchange
 // (native/transport/rdma/RDMA.md)

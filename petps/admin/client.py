@@ -1,4 +1,4 @@
-"""A client of the server that has a pool open, found by the pool's path."""
+"""A client of the server that has a pool open, found by the pool's path or the admin port."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 import petps.admin.admin_pb2 as messages
 from petps.admin.admin_pb2_grpc import AdminStub
-from petps.admin.socket import USER_KEY, socket_of
+from petps.admin.socket import ADMIN_SCHEME, USER_KEY, socket_of
 from petps.errors import (
     BY_CODE,
     FailedPrecondition,
@@ -35,35 +35,40 @@ MAX_DIM: Final = 4096  # native/pool/pool.h kMaxDim
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
-def _owner(pool: str | Path) -> int:
-    return os.stat(pool).st_uid
+def _find_socket(pool: str | Path) -> Path:
+    path = socket_of(pool)
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        found = None
+    is_ours = (
+        found is not None
+        and stat.S_ISSOCK(found.st_mode)
+        and found.st_uid in (os.geteuid(), os.stat(pool).st_uid, 0)
+    )
+    if not is_ours:  # in a folder that all may write, somebody else's socket may be there
+        raise InUse(
+            f"{pool} is in use by another process, and there is no socket {path} of its user: a "
+            "server of the pool has one. Stop the process, or run the command where it runs"
+        )
+    return path
 
 
 class AdminClient:
-    """A connection to the server of ``pool``. Use it as a context manager.
+    """A connection to a server, by its pool's path or its admin port (petps+admin://HOST:PORT).
 
-    Its methods are those of Pool, with the same arguments and errors. Folders are those of the
-    server's machine. Raises InUse if another process has the pool open that is no such server.
+    Use it as a context manager. Its methods are those of Pool, with the same arguments and errors.
+    Folders are those of the server's machine. Raises InUse if another process has the pool open
+    that is no such server.
     """
 
-    def __init__(self, pool: str | Path) -> None:
-        self._pool, path = pool, socket_of(pool)
-        try:
-            found = path.lstat()
-        except FileNotFoundError:
-            found = None
-        is_ours = (
-            found is not None
-            and stat.S_ISSOCK(found.st_mode)
-            and found.st_uid in (os.geteuid(), _owner(pool), 0)
-        )
-        if not is_ours:  # in a folder that all may write, somebody else's socket may be there
-            raise InUse(
-                f"{pool} is in use by another process, and there is no socket {path} of its "
-                "user: a server of the pool has one. Stop the process, or run the command where "
-                "it runs"
-            )
-        self._channel = grpc.insecure_channel(f"unix:{path}")
+    def __init__(self, target: str | Path) -> None:
+        self._target = str(target)
+        if self._target.startswith(ADMIN_SCHEME):
+            self._address = self._target.removeprefix(ADMIN_SCHEME).rstrip("/")
+        else:
+            self._address = f"unix:{_find_socket(target)}"
+        self._channel = grpc.insecure_channel(self._address)
         self._stub = AdminStub(self._channel)
         self._metadata = ((USER_KEY, f"uid {os.getuid()}"),)
 
@@ -104,6 +109,10 @@ class AdminClient:
             default_value=row.ravel().tolist(), default_is_row=row.ndim > 0,
         )  # fmt: skip
         return self._ask("CreateTable", request)
+
+    def drop_table(self, table: str, *, model: str | None = None) -> None:
+        """See Pool."""
+        self._ask("DropTable", messages.DropTableRequest(model=model or "", table=table))
 
     def switch_alias(self, alias: str, instance: str) -> None:
         """See Pool."""
@@ -217,11 +226,12 @@ class AdminClient:
         if code in BY_CODE:
             return BY_CODE[code](error.details())
         if error.code() == grpc.StatusCode.UNAVAILABLE:
+            is_path = self._address.startswith("unix:")
+            in_use = "is in use by another process, and its server " if is_path else ""
             return Unavailable(
-                f"{self._pool} is in use by another process, and its server does not answer on "
-                f"{socket_of(self._pool)}: {error.details()}"
+                f"{self._target} {in_use}does not answer on {self._address}: {error.details()}"
             )
         return Unavailable(
-            f"the server of {self._pool} did not complete this: {error.details()}; see what it did "
-            "with `petps status` and in its log"
+            f"the server of {self._target} did not complete this: {error.details()}; see what it "
+            "did with `petps status` and in its log"
         )

@@ -1,4 +1,4 @@
-"""The socket beside a pool, by which the pool's server is administered."""
+"""Where a pool's server is administered: the socket beside the pool, or its admin port."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MAX_SOCKET_BYTES", "USER_KEY", "socket_of"]
+__all__ = ["ADMIN_SCHEME", "MAX_SOCKET_BYTES", "USER_KEY", "socket_of"]
 
+ADMIN_SCHEME: Final = "petps+admin://"  # HOST:PORT of a server's admin port
 USER_KEY: Final = "petps-user"  # in the metadata of a call: who makes it
 MAX_SOCKET_BYTES: Final = 107  # of the path of a socket: sun_path of unix(7), less its final zero
 

@@ -52,7 +52,7 @@ TargetName = Annotated[
     typer.Argument(
         metavar="TARGET",
         help="A pool's path, also if a server on this machine has it open; or a server: "
-        "petps://HOST:PORT or petps://HOST:PORT/MODEL.",
+        "petps://HOST:PORT or petps://HOST:PORT/MODEL; or its admin port: petps+admin://HOST:PORT.",
     ),
 ]
 

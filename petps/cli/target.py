@@ -1,7 +1,7 @@
 """TARGET of a command: a pool's path, or a running server (petps://HOST:PORT[/MODEL]).
 
 If a server has the pool of a path open, the command talks to that server, by the socket beside the
-pool (petps.admin).
+pool (petps.admin). petps+admin://HOST:PORT is its admin port, if it has one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from petps.admin.socket import ADMIN_SCHEME
 from petps.errors import InUse, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     Rows = npt.NDArray[np.float32]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["Target", "is_server", "open_pool", "open_target"]
+__all__ = ["Target", "check_administered", "is_server", "open_pool", "open_target"]
 
 # A request of a command may take long: it makes up to 65,536 rows durable on a disk.
 DEADLINE_MS: Final = 60_000
@@ -64,15 +65,28 @@ class Target(Protocol):
 
 
 def is_server(target: str) -> bool:
-    """Return whether TARGET names a server. Raises InvalidArgument for another kind of URL."""
+    """Return whether TARGET is a server's address for clients.
+
+    Raises InvalidArgument for another kind of URL.
+    """
     if target.startswith("petps://"):
         return True
     scheme, separator, _ = target.partition("://")
-    if separator:
+    if separator and not target.startswith(ADMIN_SCHEME):
         raise InvalidArgument(
-            f"{target}: '{scheme}://' is unknown; write petps://HOST:PORT[/MODEL] or a path"
+            f"{target}: '{scheme}://' is unknown; write petps://HOST:PORT[/MODEL], a path, or "
+            f"{ADMIN_SCHEME}HOST:PORT"
         )
     return False
+
+
+def check_administered(target: str) -> None:
+    """Raise InvalidArgument if TARGET is an address for clients, which takes no such request."""
+    if is_server(target):
+        raise InvalidArgument(
+            f"{target} is an address for clients: name the pool by its path, on the machine of its "
+            f"server, or the server's admin port ({ADMIN_SCHEME}HOST:PORT)"
+        )
 
 
 def open_target(target: str, *, model: str | None, read_only: bool) -> Target:
@@ -86,13 +100,17 @@ def open_target(target: str, *, model: str | None, read_only: bool) -> Target:
 
 
 def open_pool(path: str | Path, *, read_only: bool = False) -> AuditedPool | AdminClient:
-    """Open the pool, or connect to the server that has it open.
+    """Open the pool, or connect to the server that has it open, or that has this admin port.
 
     Raises NotFound with the remedy, and InUse if another process than a server has the pool open.
     """
     from petps import _native
     from petps.pool.audited import AuditedPool
 
+    if str(path).startswith(ADMIN_SCHEME):
+        from petps.admin.client import AdminClient
+
+        return AdminClient(path)
     _native.stop_on_lost_pool()
     try:
         return AuditedPool.open(path, read_only=read_only)
@@ -189,10 +207,10 @@ class _ServerTarget:
         return normalise_status(self._client.status())
 
     def switch_alias(self, alias: str, instance: str) -> None:
-        self._client.switch_alias(alias, instance, deadline_ms=DEADLINE_MS)
+        check_administered(self._url)  # raises
 
     def drop_instance(self, instance: str) -> None:
-        self._client.drop_instance(instance, deadline_ms=DEADLINE_MS)
+        check_administered(self._url)  # raises
 
     def close(self) -> None:
         if "_client" in self.__dict__:

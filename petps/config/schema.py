@@ -187,6 +187,17 @@ class ServerConfig(Section):
     )
     grpc_port: Port = Field(default=7071, description="Port of gRPC; 0: any free one.")
     grpc: bool = Field(default=True, description="Whether to serve gRPC.")
+    admin_port: Port | None = Field(
+        default=None,
+        description="TCP port of administration (petps/admin/admin.proto) on 127.0.0.1, in "
+        "addition to the socket beside the pool; usually 7073, 0: any free one. Without it there "
+        "is no such port. It needs `insecure`.",
+    )
+    insecure: bool = Field(
+        default=False,
+        description="Accept that every user of this machine may change everything through "
+        "`admin_port`, which asks for no credentials.",
+    )
     grpc_workers: int = Field(
         default=1,
         ge=1,
@@ -225,6 +236,15 @@ class ServerConfig(Section):
         "cuts them. SIGHUP reloads it.",
     )
     limits: LimitsConfig = _section("See [server.limits].")
+
+    @model_validator(mode="after")
+    def _admin_port_is_meant(self) -> ServerConfig:
+        if self.admin_port is not None and not self.insecure:
+            raise ValueError(
+                "admin_port asks nobody for credentials: leave it out and use the socket beside "
+                "the pool, or set insecure = true"
+            )
+        return self
 
 
 class IngestConfig(Section):

@@ -109,6 +109,10 @@ def _text_of(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in options.items() if value is not None)
 
 
+def _of_model(model: str | None) -> str:
+    return "" if model is None else f" of model {model}"
+
+
 class AuditedPool(Pool):
     """A Pool whose administration leaves lines in the audit log. user: who changes it."""
 
@@ -142,9 +146,13 @@ class AuditedPool(Pool):
 
     def grow(self, table: str, capacity: int, *, model: str | None = None, **options: Any) -> None:
         """See Pool."""
-        of_model = "" if model is None else f" of model {model}"
-        with self._line(f"grow table {table}{of_model} to capacity {capacity}"):
+        with self._line(f"grow table {table}{_of_model(model)} to capacity {capacity}"):
             super().grow(table, capacity, model=model, **options)
+
+    def drop_table(self, table: str, *, model: str | None = None) -> None:
+        """See Pool."""
+        with self._line(f"drop table {table}{_of_model(model)}"):
+            super().drop_table(table, model=model)
 
     def shrink(self, progress: Callable[[int, int], bool] = lambda done, free: True) -> int:
         """See Pool."""

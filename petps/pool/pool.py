@@ -172,6 +172,14 @@ class Pool(PoolReader):
         """
         self._native.drop_instance(self._native.resolve(instance).id)
 
+    def drop_table(self, table: str, *, model: str | None = None) -> None:
+        """Remove a table that pushes feed; its space is reused.
+
+        Raises FailedPrecondition for a table that deltas feed, because the log goes on with its
+        rows.
+        """
+        self._native.drop_table(self.table(table, model).record.id)
+
     def create_table(
         self,
         name: str,

@@ -1,4 +1,7 @@
-"""The admin door: ``petps.admin.v1`` on the socket beside the pool, in threads of its own."""
+"""The admin door: ``petps.admin.v1`` on the socket beside the pool, in threads of its own.
+
+If the configuration asks for it, also on a TCP port of loopback.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,7 @@ __all__ = ["AdminServer", "Served", "open_admin_door"]
 
 MAX_CALLS: Final = 8
 SOCKET_MODE: Final = 0o600
+LOOPBACK: Final = "127.0.0.1"
 # The socket is made in a folder of its own, so that nobody can connect before it has its mode.
 FOLDER: Final = ".petps-"
 # Rows between two messages about a running export.
@@ -52,38 +56,81 @@ class Served(Protocol):
 
 
 def open_admin_door(
-    pool: Path, tables: _native.Tables, served: Served, log: Callable[[str], None]
-) -> list[AdminServer]:
-    """Return the running door; none, with a line in the log, if the pool has no place for one."""
-    path = socket_of(pool)
+    pool: Path,
+    tables: _native.Tables,
+    served: Served,
+    log: Callable[[str], None],
+    port: int | None = None,
+) -> AdminServer | None:
+    """Return the running door; None, with a line in the log, if the pool has no place for one.
+
+    port: the TCP port, or None. Raises Unavailable if it cannot be opened.
+    """
+    path, why = socket_of(pool), ""
     if not pool.is_file():  # a device: /dev is no place for sockets
-        log(f"no admin door: {pool} is not a file")
-        return []
-    if "%" in str(path):  # gRPC decodes it
-        log(f"no admin door: the path {path} has a %")
-        return []
-    if len(os.fsencode(path.parent / f"{FOLDER}12345678" / path.name)) > MAX_SOCKET_BYTES:
-        log(f"no admin door: the path {path} is too long for a socket")
-        return []
-    try:
-        return [AdminServer(path, tables, served, log)]
-    except (OSError, RuntimeError) as error:
-        log(f"no admin door: {path}: {error}")
-        return []
+        why = f"{pool} is not a file"
+    elif "%" in str(path):  # gRPC decodes it
+        why = f"the path {path} has a %"
+    elif len(os.fsencode(path.parent / f"{FOLDER}12345678" / path.name)) > MAX_SOCKET_BYTES:
+        why = f"the path {path} is too long for a socket"
+    if not why:
+        try:
+            return AdminServer(path, port, tables, served, log)
+        except PetpsError:  # of the port
+            raise
+        except (OSError, RuntimeError) as error:
+            why = f"{path}: {error}"
+    log(f"no admin socket: {why}")
+    return None if port is None else AdminServer(None, port, tables, served, log)
 
 
 class AdminServer:
-    """The server of ``path``, running until close(). Raises OSError and RuntimeError."""
+    """The server of a socket, a port, or both, running until close().
+
+    Raises OSError and RuntimeError if there can be no socket, Unavailable for the port.
+    """
 
     def __init__(
-        self, path: Path, tables: _native.Tables, served: Served, log: Callable[[str], None]
+        self,
+        path: Path | None,
+        port: int | None,
+        tables: _native.Tables,
+        served: Served,
+        log: Callable[[str], None],
     ) -> None:
         self._path = path
         self._stopping = threading.Event()
         self._threads = ThreadPoolExecutor(MAX_CALLS, "petps-admin")
-        self._server = grpc.server(self._threads, maximum_concurrent_rpcs=MAX_CALLS)
+        self._server = grpc.server(
+            self._threads,
+            maximum_concurrent_rpcs=MAX_CALLS,
+            options=(("grpc.so_reuseport", 0),),  # a port in use must be an error
+        )
         self._service = _Service(tables, served, log, self._stopping)
         add_AdminServicer_to_server(self._service, self._server)
+        if path is not None:
+            self._make_socket(path)
+            self._inode = path.stat().st_ino
+        try:
+            self.port = None if port is None else self._listen(port)
+        except PetpsError:
+            self.close()
+            raise
+        self._server.start()
+
+    def _listen(self, port: int) -> int:
+        try:
+            opened = int(self._server.add_insecure_port(f"{LOOPBACK}:{port}"))
+        except RuntimeError:
+            opened = 0
+        if opened == 0:
+            raise Unavailable(
+                f"admin address {LOOPBACK}:{port} is not available (another process may use it); "
+                "choose another with [server] admin_port (0: any free one), or leave it out"
+            )
+        return opened
+
+    def _make_socket(self, path: Path) -> None:
         with tempfile.TemporaryDirectory(prefix=FOLDER, dir=path.parent) as folder:
             private = Path(folder, path.name)
             if self._server.add_insecure_port(f"unix:{private}") == 0:
@@ -91,8 +138,6 @@ class AdminServer:
             private.chmod(SOCKET_MODE)
             _check_replaceable(path)
             private.rename(path)
-        self._inode = path.stat().st_ino
-        self._server.start()
 
     def close(self) -> None:
         """End all calls: what they had not completed is undone. Remove the socket.
@@ -101,7 +146,8 @@ class AdminServer:
         """
         self._stopping.set()
         with contextlib.suppress(FileNotFoundError):
-            if self._path.stat().st_ino == self._inode:  # not that of a later server
+            # Not the socket of a later server.
+            if self._path is not None and self._path.stat().st_ino == self._inode:
                 self._path.unlink()
         self._server.stop(GRACE_SECONDS).wait()
         self._threads.shutdown(wait=True)  # short calls complete, also if their caller has gone
@@ -187,6 +233,13 @@ class _Service:
         )  # fmt: skip
         self._log(f"table '{info.name}' of {info.instance} is created")
         return asdict(info)
+
+    @_answering
+    def DropTable(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+        """See admin.proto."""
+        self._pool(context).drop_table(request.table, model=request.model or None)
+        self._log(f"table '{request.table}' is dropped")
+        return {}
 
     @_answering
     def CreateInstance(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
@@ -332,8 +385,13 @@ class _Service:
 
 
 def _user_of(context: Any) -> str:
-    """Return who calls, as they say; the socket admits only the server's user and root."""
-    return str(dict(context.invocation_metadata()).get(USER_KEY, "unknown"))
+    """Return who calls: as they say, and through the port their address too.
+
+    The socket admits only the server's user and root.
+    """
+    says = str(dict(context.invocation_metadata()).get(USER_KEY, "unknown"))
+    peer = str(context.peer())
+    return says if peer.startswith("unix:") else f"{peer}, who says {says}"
 
 
 def _refuse(context: Any, error: PetpsError | OSError) -> NoReturn:

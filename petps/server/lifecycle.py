@@ -79,6 +79,7 @@ class Serving:
         self._ingest_lock = threading.Lock()
         self._http: Any = None
         self._grpc: Any = None
+        self._admin: Any = None
         self._upkeep: list[Any] = []  # administration, and tables that grow automatically
         self._metrics: Any = None
         self._map_file: MapFile | None = None
@@ -129,6 +130,11 @@ class Serving:
     def grpc_port(self) -> int | None:
         """Return the gRPC port; None without gRPC, or before the server serves it."""
         return None if self._grpc is None else int(self._grpc.port)
+
+    @property
+    def admin_port(self) -> int | None:
+        """Return the admin port, or None without one."""
+        return None if self._admin is None else self._admin.port
 
     def status(self) -> dict[str, Any]:
         """Return what `petps status` shows, with ingest's current state."""
@@ -274,7 +280,9 @@ class Serving:
         from petps.server.growth import Growth
 
         self._upkeep = [Growth(self._config, self._tables, self._log)]
-        self._upkeep += open_admin_door(self._config.pool.path, self._tables, self, self._log)
+        port = self._config.server.admin_port
+        self._admin = open_admin_door(self._config.pool.path, self._tables, self, self._log, port)
+        self._upkeep += [] if self._admin is None else [self._admin]
         self._is_open = True
         if self._grpc is not None:
             self._grpc.update_health()
@@ -489,9 +497,9 @@ def serve(
     Args:
         config: The settings.
         ready_file: File to write atomically once every door is open, and to remove before the doors
-            close. It is JSON with pid, host, port, http_port, grpc_port, pool, opened_at
-            (CLOCK_MONOTONIC seconds when the open of the pool began) and open_ms (from then until
-            the server could answer pulls).
+            close. It is JSON with pid, host, port, http_port, grpc_port, admin_port, pool,
+            opened_at (CLOCK_MONOTONIC seconds when the open of the pool began) and open_ms (from
+            then until the server could answer pulls).
         log: Function that prints a line for the operator.
         reread: Function that reads the settings again, for SIGHUP.
     """
@@ -549,6 +557,7 @@ def _write_facts(serving: Serving, *, config: Config, ready_file: Path | None) -
         "port": serving.port,
         "http_port": serving.http_port,
         "grpc_port": serving.grpc_port,
+        "admin_port": serving.admin_port,
         "pool": str(config.pool.path),
         "opened_at": serving.opened_at,
         "open_ms": round(serving.open_ms, 3),
@@ -566,4 +575,9 @@ def _announce(serving: Serving, *, config: Config, ready_file: Path | None, log:
         doors.append(f"http://{server.http_host}:{serving.http_port}/")
     if serving.grpc_port is not None:
         doors.append(f"gRPC on {server.grpc_host}:{serving.grpc_port}")
+    if serving.admin_port is not None:
+        doors.append(
+            f"administration on 127.0.0.1:{serving.admin_port} (insecure: it asks for no "
+            "credentials)"
+        )
     log(f"serving {', '.join(doors)} from {config.pool.path} (opened in {serving.open_ms:.1f} ms)")

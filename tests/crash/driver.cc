@@ -149,6 +149,15 @@ void Driver::create_table(std::shared_ptr<const Shape> shape) {
       [&](World* w) { w->tables.emplace_back(shape); });
 }
 
+void Driver::drop_table(const std::string& name) {
+  const uint32_t id = problem.empty() ? table(name).id() : 0;
+  step(
+      "drop_table", [&] { return tables->drop_table(id); },
+      [&](World* w) {
+        std::erase_if(w->tables, [&](const TableWorld& t) { return t.shape->spec.name == name; });
+      });
+}
+
 void Driver::set_feed(const std::string& name, pool::Feed feed) {
   step(
       "set_feed", [&] { return tables->pool().set_feed(table(name).id(), feed); },

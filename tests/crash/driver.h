@@ -99,6 +99,7 @@ class Driver {
   void walk();  // not a step: makes nothing durable
   void create_instance(const std::string& name);
   void create_table(std::shared_ptr<const Shape> shape);
+  void drop_table(const std::string& name);
   void set_feed(const std::string& table, pool::Feed feed);
   void set_alias(const std::string& alias, const std::string& instance);
   // The instance's progress must not be ahead of another instance's, so nothing of theirs

@@ -64,6 +64,9 @@ void shrinking(Driver& d, const Begin& begin) {
   d.open();
   d.shrink();
   d.grow("u", 500, [&] { d.apply("u", d.random_changes("u", 2, 3, 3)); });
+  d.drop_table("v");
+  if (d.tables != nullptr) d.tables->reclaim();
+  d.shrink();
   d.close();
   d.open();
 }

@@ -21,9 +21,11 @@ import numpy.typing as npt
 import petps_client
 import pytest
 
+from petps.admin.client import AdminClient
 from petps.checkpoint import BaseInfo, split_by_partition, write_base
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
+from petps.errors import PetpsError
 from petps.publish import Publisher
 from tests.ports import stable_port
 from tests.system.servers import Puller, Server, connect, petps, wait_until
@@ -125,12 +127,12 @@ def kill_during(server: Server, chance: random.Random, act: Callable[[], object]
     """Kill the server at a moment around ``act``, which may therefore fail."""
 
     def perform() -> None:
-        with contextlib.suppress(petps_client.PetpsError):  # the server was killed before
+        with contextlib.suppress(PetpsError):  # the server was killed before
             act()
 
     acting = threading.Thread(target=perform)
     acting.start()
-    time.sleep(chance.uniform(0, 0.004))
+    time.sleep(chance.uniform(0, 0.01))
     server.restart()
     acting.join()
 
@@ -171,14 +173,16 @@ def test_instances_are_loaded_switched_and_dropped_under_pulls_and_kills(
             with connect(url) as client, connect(f"{url}@{number - 1}") as old:
                 assert pull(client, ALL) == (number, {version})
                 assert pull(old, ALL)[0] == number - 1
-                kill_during(server, chance, partial(client.switch_alias, "default", previous))
+            with AdminClient(pool) as admin:
+                admin.status()  # connects
+                kill_during(server, chance, partial(admin.switch_alias, "default", previous))
             # Either instance may be the current one. The other is one switch away, with all rows.
             if is_served(url, number):
-                petps("alias", url, "--back", "--yes")
+                petps("alias", pool, "--back", "--yes")
             assert is_served(url, number - 1)
             with connect(url) as client:
                 assert pull(client, ALL)[0] == number - 1
-            petps("alias", url, "--back", "--yes")
+            petps("alias", pool, "--back", "--yes")
             with connect(url) as client:
                 version = model.publish(number)
                 wait_until("a later delta", lambda: is_served(url, number, version))  # noqa: B023
@@ -187,9 +191,11 @@ def test_instances_are_loaded_switched_and_dropped_under_pulls_and_kills(
                     "a pull of the puller",
                     lambda: number in served_numbers or puller.error,  # noqa: B023
                 )
-                kill_during(server, chance, partial(client.drop_instance, previous))
+            with AdminClient(pool) as admin:
+                admin.status()
+                kill_during(server, chance, partial(admin.drop_instance, previous))
             if previous in instances(url):
-                petps("drop", url, previous, "--yes")
+                petps("drop", pool, previous, "--yes")
             assert list(instances(url)) == [newest]
             sizes.append(pool.stat().st_size)
             puller.check()

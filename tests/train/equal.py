@@ -18,7 +18,7 @@ from petps.train.sharded import ShardedTables
 from tests.train import reference
 from tests.train.rank_threads import FEATURES, SPECS, Loader, Ranker, read_slots
 
-# `make test-train` trains 60 steps, so that it ends in time on a slow machine.
+# `make test-train` trains 40 steps, so that it ends in time on a slow machine.
 STEPS = int(os.environ.get("PETPS_EQUAL_STEPS", "200"))
 SEED = 5
 DENSE_LR = 0.01

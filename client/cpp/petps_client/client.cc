@@ -293,31 +293,6 @@ Result<std::string> Client::status(int server, uint32_t deadline_ms) {
   return text;
 }
 
-Status Client::switch_alias(std::string_view alias, std::string_view instance,
-                            uint32_t deadline_ms) {
-  return impl_->control({wire::Control::kSwitchAlias, alias, instance}, deadline_ms);
-}
-
-Status Client::drop_instance(std::string_view instance, uint32_t deadline_ms) {
-  return impl_->control({wire::Control::kDropInstance, {}, instance}, deadline_ms);
-}
-
-Status Client::Impl::control(const wire::ControlRequest& request, uint32_t deadline_ms) {
-  PETPS_RETURN_IF_ERROR(check_process());
-  const Deadline until = deadline(deadline_ms);
-  const auto by = current_routing();
-  for (const auto& server : by->all) {
-    auto leased = server->lease(until, Use::kWrite);
-    if (!leased.ok()) return leased.status();
-    Connection& connection = **leased;
-    wire::encode_control(connection.next_request_id(), request, connection.frame());
-    PETPS_RETURN_IF_ERROR(connection.exchange(until, wire::decode_control_reply));
-    const auto fresh = server->read_catalogue(connection, until);
-    if (!fresh.ok()) return fresh.status();
-  }
-  return {};
-}
-
 // ---- Hot sets and catalogues, in the background
 
 Status Client::send_hot_sets() {

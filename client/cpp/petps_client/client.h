@@ -176,15 +176,6 @@ class [[nodiscard]] Client {
   // Return the number of servers in the URL.
   size_t servers() const;
 
-  // For operators: make `alias` resolve to `instance`, for all tables at once. Runs on every
-  // server of the URL, or of the shard map, one after another, and is durable when it returns. It
-  // is idempotent: after an error, which names the server, call it again.
-  base::Status switch_alias(std::string_view alias, std::string_view instance,
-                            uint32_t deadline_ms = 0);
-  // For operators: remove an instance and its tables on the same servers.
-  // Errors: kFailedPrecondition while an alias resolves to the instance.
-  base::Status drop_instance(std::string_view instance, uint32_t deadline_ms = 0);
-
   // Send the sampled hot sets now. The background thread does the same periodically.
   base::Status send_hot_sets();
 

@@ -171,7 +171,6 @@ struct Client::Impl {
   base::Status push_by(const Routing& by, const Deadline& deadline, const PushWork& work,
                        PushReport& report, std::vector<uint32_t>& left);
 
-  base::Status control(const wire::ControlRequest& request, uint32_t deadline_ms);
   base::Status send_hot_sets();
   base::Status send_hot_set(RemoteServer& server, const std::string& table,
                             std::span<const uint64_t> keys);

@@ -437,23 +437,6 @@ class Client:
         status: dict[str, Any] = json.loads(self._native.status(number, _deadline(deadline_ms)))
         return status
 
-    def switch_alias(self, alias: str, instance: str, *, deadline_ms: int | None = None) -> None:
-        """Make ``alias`` resolve to ``instance``, for all tables at once, on every server.
-
-        The switch is durable when this returns. After an error, which names the server, call
-        again: the call is idempotent. Other clients notice the switch when they next read the
-        catalogue (5 s by default).
-        """
-        self._native.switch_alias(alias, instance, _deadline(deadline_ms))
-
-    def drop_instance(self, instance: str, *, deadline_ms: int | None = None) -> None:
-        """Remove an instance and its tables on every server of the URL or of the shard map.
-
-        Raises:
-            FailedPrecondition: An alias, or the plain model name, resolves to the instance.
-        """
-        self._native.drop_instance(instance, _deadline(deadline_ms))
-
     def send_hot_sets(self) -> None:
         """Send the sampled hot sets now. A background thread does this every 10 s."""
         self._native.send_hot_sets()

@@ -10,12 +10,12 @@ import typer
 
 from petps.cli.options import JsonReport, ModelOption
 from petps.cli.output import bytes_text, json_out, note, progress
-from petps.cli.target import open_pool
+from petps.cli.target import check_administered, open_pool
 
 
 def export(
     pool: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="POOL", help="The pool. If a server has it open, the server exports it."
         ),
@@ -41,6 +41,7 @@ def export(
 
         petps load other.pool items bases/monday
     """
+    check_administered(pool)
     start = time.perf_counter()
     with open_pool(pool, read_only=True) as pool_handle:
         report = pool_handle.export(

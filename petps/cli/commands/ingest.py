@@ -9,8 +9,8 @@ import typer
 
 from petps.cli.options import parse_rows
 from petps.cli.output import note
-from petps.cli.target import is_server, open_pool
-from petps.errors import FailedPrecondition, InvalidArgument
+from petps.cli.target import check_administered, open_pool
+from petps.errors import FailedPrecondition
 
 if TYPE_CHECKING:
     from petps.admin.client import AdminClient
@@ -83,10 +83,7 @@ def limit(
 def _server(path: str) -> AdminClient:
     from petps.admin.client import AdminClient
 
-    if is_server(path):
-        raise InvalidArgument(
-            f"{path} is an address: name the pool by its path, on the machine of its server"
-        )
+    check_administered(path)
     pool = open_pool(path, read_only=True)
     if isinstance(pool, AdminClient):
         return pool

@@ -9,8 +9,7 @@ import typer
 
 from petps.cli.options import JsonReport
 from petps.cli.output import bytes_text, json_out, note, progress
-from petps.cli.target import is_server, open_pool
-from petps.errors import InvalidArgument
+from petps.cli.target import check_administered, open_pool
 
 
 def shrink(
@@ -33,10 +32,7 @@ def shrink(
 
         petps drop my.pool ranking@7 && petps shrink my.pool
     """
-    if is_server(pool):
-        raise InvalidArgument(
-            f"{pool} is an address: name the pool by its path, on the machine of its server"
-        )
+    check_administered(pool)
     with (
         closing(open_pool(pool)) as target,
         progress("giving space back", None, quiet=json_) as advance,
@@ -54,6 +50,4 @@ def shrink(
     if json_:
         json_out({"shrunk_bytes": shrunk, "allocated_bytes": allocated})
         return
-    note(
-        f"{bytes_text(shrunk)} of free space take no disk; the pool takes {bytes_text(allocated)}"
-    )
+    note(f"{bytes_text(shrunk)} of free space take no disk; the pool takes {bytes_text(allocated)}")

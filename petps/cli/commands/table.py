@@ -7,12 +7,24 @@ from typing import Annotated
 
 import typer
 
-from petps.cli.options import JsonReport, ModelOption, TableName, parse_rows
+from petps.cli.options import (
+    JsonReport,
+    ModelOption,
+    TableName,
+    Yes,
+    confirm,
+    parse_rows,
+)
 from petps.cli.output import json_out, note, progress
-from petps.cli.target import is_server, open_pool
-from petps.errors import InvalidArgument
+from petps.cli.target import check_administered, open_pool
 
-app = typer.Typer(no_args_is_help=True, help="Change a table: give it more capacity.")
+app = typer.Typer(no_args_is_help=True, help="Change a table: more capacity, or remove it.")
+PoolPath = Annotated[
+    str,
+    typer.Argument(
+        metavar="POOL", help="The pool's path, on the machine of its server if one runs."
+    ),
+]
 
 
 @app.callback()
@@ -22,12 +34,7 @@ def _group() -> None:
 
 @app.command()
 def grow(
-    pool: Annotated[
-        str,
-        typer.Argument(
-            metavar="POOL", help="The pool's path, on the machine of its server if one runs."
-        ),
-    ],
+    pool: PoolPath,
     table: TableName,
     capacity: Annotated[
         str,
@@ -52,10 +59,7 @@ def grow(
 
         petps table grow my.pool items --capacity 20m --model ranking@7 --unpaced
     """
-    if is_server(pool):
-        raise InvalidArgument(
-            f"{pool} is an address: name the pool by its path, on the machine of its server"
-        )
+    check_administered(pool)
     rows = parse_rows(capacity, "--capacity")
     with (
         closing(open_pool(pool)) as target,
@@ -74,3 +78,32 @@ def grow(
         json_out({"table": table, "capacity": rows})
         return
     note(f"{table} has capacity for {rows:,} rows now")
+
+
+@app.command()
+def drop(
+    pool: PoolPath,
+    table: TableName,
+    model: ModelOption = None,
+    yes: Yes = False,
+    json_: JsonReport = False,
+) -> None:
+    """Remove a table that pushes feed. Its space is reused once no pull reads it.
+
+    A table that a log feeds is refused, because the log goes on with its rows: begin an instance
+    without it.
+
+    [bold]Examples[/bold]
+
+        petps table drop my.pool items
+
+        petps table drop my.pool items --model ranking@6 --yes
+    """
+    check_administered(pool)
+    confirm(f"remove table {table} and all its rows", yes)
+    with closing(open_pool(pool)) as target:
+        target.drop_table(table, model=model)
+    if json_:
+        json_out({"dropped": table})
+        return
+    note(f"table {table} is dropped")

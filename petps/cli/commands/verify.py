@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from petps.admin.socket import ADMIN_SCHEME
 from petps.cli.options import JsonReport
 from petps.cli.output import facts, json_out, note, waiting
-from petps.cli.target import open_pool
+from petps.cli.target import check_administered, open_pool
 from petps.errors import DataLoss, InUse, ResourceExhausted
 
 
 def verify(
     pool: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="POOL", help="The pool. If a server has it open, the server checks it."
         ),
@@ -117,12 +117,15 @@ def verify(
         )
 
 
-def _check(pool: Path, accept: bool) -> tuple[dict[str, Any], bool]:
+def _check(pool: str, accept: bool) -> tuple[dict[str, Any], bool]:
     """Return the report as a dict, and whether the pool lost power."""
     from petps import _native
 
+    check_administered(pool)
     try:
-        tables = _native.Tables.open(str(pool), read_only=True, allow_lost_power=True)
+        if pool.startswith(ADMIN_SCHEME):
+            raise InUse
+        tables = _native.Tables.open(pool, read_only=True, allow_lost_power=True)
     except InUse:
         if accept:
             raise InUse(

@@ -9,7 +9,7 @@ import typer
 
 from petps.cli.options import JsonReport, TargetName, Yes, confirm
 from petps.cli.output import json_out, note, table
-from petps.cli.target import open_target
+from petps.cli.target import check_administered, open_target
 from petps.errors import FailedPrecondition, InvalidArgument
 
 
@@ -83,12 +83,13 @@ def alias(
 
         petps alias my.pool ranking@7
 
-        petps alias petps://127.0.0.1:7070 --back --yes
+        petps alias my.pool --back --yes
 
         petps alias my.pool ranking@7 --name canary
     """
     if (instance is None) != back:
         raise InvalidArgument("write either an instance, MODEL@NAME, or --back")
+    check_administered(target)
     with closing(open_target(target, model=None, read_only=True)) as handle:
         status = handle.status()
     name = name or (instance.partition("@")[0] if instance else _only_model(status))
@@ -152,6 +153,7 @@ def drop(
     """
     if "@" not in instance:
         raise InvalidArgument(f"'{instance}' is a model; name an instance of it: {instance}@NAME")
+    check_administered(target)
     confirm(f"remove {instance} and all its rows", yes)
     with closing(open_target(target, model=None, read_only=False)) as handle:
         handle.drop_instance(instance)

@@ -175,11 +175,9 @@ void FakeServer::answer(const wire::FrameHeader& header, std::span<const std::by
       wire::encode_shard_map_reply(header.request_id, shard_map_, reply);
       return;
     case wire::Opcode::kControl:
-      wire::encode_control_reply(header.request_id, reply);
-      return;
     case wire::Opcode::kRdma:
       wire::encode_error(header.opcode, header.request_id,
-                         base::Status(base::Code::kUnimplemented, "no rdma here"), reply);
+                         base::Status(base::Code::kUnimplemented, "not here"), reply);
       return;
   }
 }

@@ -27,6 +27,17 @@ TEST_F(BadFrames, AnUnknownOpcodeIsRefusedAndTheConnectionStaysOpen) {
   expect_serves(*client);
 }
 
+// It once switched aliases and dropped instances.
+TEST_F(BadFrames, AControlRequestIsRefusedWithTheRemedy) {
+  start();
+  auto client = connect();
+  wire::Frame frame = pull_frame(4, {{users_.id(), {1}}});
+  const auto opcode = static_cast<uint16_t>(wire::Opcode::kControl);
+  std::memcpy(frame.data() + offsetof(wire::FrameHeader, opcode), &opcode, sizeof(opcode));
+  expect_error(client->call(frame).error(), Code::kUnimplemented, "`petps alias`");
+  expect_serves(*client);
+}
+
 TEST_F(BadFrames, BytesOfAnotherProtocolAreRefused) {
   start();
   auto client = connect();

@@ -308,6 +308,34 @@ TEST(Drop, AHeldTableCanStillBeReadAndKeepsItsSpace) {
   EXPECT_EQ(tables->applied_version(1), 0u);
 }
 
+TEST(Drop, OneTableOfAnInstanceIsDropped) {
+  Memory memory(kReserve);
+  auto tables = make_tables(memory);
+  Table* t = tables->create_table(spec("t", 1000)).value().get();
+  Table* u = tables->create_table(spec("u", 1000)).value().get();
+  ASSERT_TRUE(testing::apply(*t, rows_of(1)).ok());
+  ASSERT_TRUE(testing::apply(*u, rows_of(2)).ok());
+  TablePointer held = tables->find(t->id());
+  EXPECT_EQ(tables->drop_table(99).code(), base::Code::kNotFound);
+  ASSERT_TRUE(tables->pool().set_feed(t->id(), pool::Feed::kDelta).ok());
+  const base::Status fed = tables->drop_table(t->id());
+  EXPECT_EQ(fed.code(), base::Code::kFailedPrecondition);
+  EXPECT_NE(fed.message().find("'t' is fed by deltas"), std::string_view::npos);
+  ASSERT_TRUE(tables->pool().set_feed(t->id(), pool::Feed::kPush).ok());
+  ASSERT_TRUE(tables->drop_table(t->id()).ok());
+  EXPECT_EQ(tables->find("model@1", "t"), nullptr);
+  EXPECT_EQ(testing::apply(*held, {{1, 9, false}}).status().code(), base::Code::kNotFound);
+  EXPECT_EQ(tables->drop_table(held->id()).code(), base::Code::kNotFound);
+  held.reset();
+  for (int i = 0; i < 3; ++i) tables->reclaim();
+  EXPECT_GT(tables->pool().free_bytes(), 0u);
+  Model model;
+  testing::apply(&model, rows_of(2));
+  EXPECT_EQ(testing::compare(*u, model, {0, 1, 450, 899, 900}), "");
+  EXPECT_TRUE(tables->create_table(spec("t", 1000)).ok()) << "the name is free";
+  testing::expect_clean(*tables);
+}
+
 // The drop starts as soon as the pool has the new table.
 TEST(Drop, ATableThatWasJustCreatedIsDroppedToo) {
   Memory memory(kReserve);

@@ -120,14 +120,6 @@ Status decode_hot_keys_request(const FrameHeader& header, std::span<const std::b
   return {};
 }
 
-Status decode_control_request(const FrameHeader& header, std::span<const std::byte> body) {
-  ControlRequest control;
-  PETPS_RETURN_IF_ERROR(decode_control(header, body, control));
-  expect_inside(control.alias, body);
-  expect_inside(control.instance, body);
-  return {};
-}
-
 Status decode_request(const FrameHeader& header, std::span<const std::byte> body) {
   switch (static_cast<Opcode>(header.opcode)) {
     case Opcode::kHello:
@@ -147,7 +139,7 @@ Status decode_request(const FrameHeader& header, std::span<const std::byte> body
     case Opcode::kRdma:
       return decode_as(decode_rdma, header, body);
     case Opcode::kControl:
-      return decode_control_request(header, body);
+      break;
   }
   return Status(Code::kUnimplemented, "unknown opcode");
 }
@@ -192,7 +184,7 @@ Status decode_reply(const FrameHeader& header, std::span<const std::byte> body) 
       return {};
     }
     case Opcode::kControl:
-      return decode_control_reply(header, body);
+      break;
     case Opcode::kRdma:
       return decode_as(decode_rdma_reply, header, body);
   }
@@ -235,10 +227,6 @@ std::vector<NamedFrame> sample_frames() {
   add("hot_keys_reply", [](Frame& f) { encode_hot_keys_reply(15, f); });
   add("shard_map", [](Frame& f) { encode_shard_map(17, f); });
   add("shard_map_reply", [](Frame& f) { encode_shard_map_reply(17, sample_shard_map(), f); });
-  add("control", [](Frame& f) {
-    encode_control(17, {Control::kSwitchAlias, "ranking", "ranking@7"}, f);
-  });
-  add("control_reply", [](Frame& f) { encode_control_reply(17, f); });
   add("rdma", [](Frame& f) {
     encode_rdma(18, {sample_queue_pair(), 0x55, 0x7f0102030000, 4u << 20, 64}, f);
   });

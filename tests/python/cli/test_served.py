@@ -421,3 +421,24 @@ def test_ingest_without_a_log_or_a_server(run: Command, filled: Path) -> None:
     with Serving(settings(filled), log=ignore):
         assert "follows no log" in run.fails(6, "ingest", "pause", filled)
     assert "name the pool by its path" in run.fails(2, "ingest", "pause", "petps://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_a_table_is_dropped_alike(run: Command, filled: Path, is_served: bool) -> None:
+    with Serving(settings(filled), log=ignore) if is_served else nullcontext():
+        run("create", filled, "--add", "--table", "ads:8:f16:2k")
+        run("create", filled, "--add", "--model", "fed", "--table", "t:4:f32:1k", "--feed", "delta")
+        assert "fed by deltas" in run.fails(
+            6, "table", "drop", filled, "t", "--model", "fed", "--yes"
+        )
+        assert run.json("table", "drop", filled, "ads", "--model", "default", "--yes") == {
+            "dropped": "ads"
+        }
+        run.fails(3, "table", "drop", filled, "ads", "--model", "default", "--yes")
+        run.fails(3, "pull", filled, "ads", 1, "--model", "default")
+        row = run.json("pull", filled, "items", 7, "--model", "default")["rows"][0]["row"]
+        assert row == expected(np.array([7], np.uint64))[0].tolist()
+    with petps.open(filled) as pool:
+        assert {info.name for info in pool.tables("default")} == {"items"}
+        assert pool.verify().clean
+    assert {"what": "drop table ads of model default"} in lines_of(filled)

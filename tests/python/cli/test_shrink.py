@@ -53,10 +53,6 @@ def test_the_space_of_an_outgrown_index_takes_no_disk(
     assert {"what": "shrink"} in lines_of(pool)
 
 
-def test_an_address_is_refused(run: Command) -> None:
-    assert "name the pool by its path" in run.fails(2, "shrink", "petps://127.0.0.1:7070")
-
-
 def test_progress_ends_it(pool: Path) -> None:
     with petps.open(pool) as opened:
         opened.create_table("big", dim=4, capacity=500_000)

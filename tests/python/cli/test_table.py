@@ -207,7 +207,7 @@ def test_another_file_at_the_place_of_the_socket_stays(small: Path) -> None:
     with Serving(settings(small), log=lines.append):
         pass
     assert other.read_bytes() == before
-    assert any("no admin door" in line and "no socket" in line for line in lines)
+    assert any("no admin socket" in line and "no socket" in line for line in lines)
 
 
 def test_scans_and_exports_have_all_rows_after_a_growth(small: Path, tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ CALLS: dict[str, dict[str, Method]] = {
         "create_table": lambda t: t.create_table("u", instance=1, dim=4, dtype="f32", capacity=64),
         "grow": lambda t: t.grow(1, 1 << 20),
         "shrink": lambda t: t.shrink(),
+        "drop_table": lambda t: t.drop_table(1),
         "find": lambda t: t.find("m@1", "t"),
         "find_id": lambda t: t.find_id(1),
         "record_progress": lambda t: t.record_progress(PROGRESS),

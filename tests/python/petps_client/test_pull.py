@@ -155,9 +155,8 @@ def test_a_pull_after_a_switch_returns_rows_of_the_new_dim(
         served.tables.create_table(
             table, instance=new, dim=dim, dtype="f32", capacity=100, feed="push"
         )
-    with petps_client.connect(f"petps://{served.address}/ranking@2") as operator:
-        operator.switch_alias("ranking", "ranking@2")
-        operator.drop_instance("ranking@1")
+    served.tables.set_alias("ranking", new)
+    served.tables.drop_instance(served.tables.resolve("ranking@1").id)
     answer = client.pull_many_answer({"f32": [1, 2], "int8": [3]})
     assert answer.instance == "ranking@2"
     assert answer.rows["f32"].shape == (2, 2 * DIM)
