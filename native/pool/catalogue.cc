@@ -358,8 +358,9 @@ Status Pool::drop_table(uint32_t table) {
   if (dropped->spec.feed == Feed::kDelta) {
     return Status(Code::kFailedPrecondition,
                   "table '" + dropped->spec.name +
-                      "' is fed by deltas, and the log goes on with its rows: begin an instance "
-                      "without it, and drop the present one (petps alias, petps drop)");
+                      "' is fed by deltas, and the log goes on with its rows: publish a base "
+                      "without it as a new instance (petps publish --base --instance), and drop "
+                      "the present instance");
   }
   const auto before = catalogue_->tables;
   std::erase_if(catalogue_->tables, [&](const TableRecord& t) { return t.id == table; });

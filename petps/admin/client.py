@@ -24,6 +24,7 @@ from petps.errors import (
     InvalidArgument,
     PetpsError,
     Unavailable,
+    Unimplemented,
 )
 from petps.v1.service import CODE_KEY
 
@@ -33,6 +34,13 @@ MAX_DIM: Final = 4096  # native/pool/pool.h kMaxDim
 
 # (table, rows) -> a context; its value is a function to call with n after each n written rows.
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+
+
+def _parse_address(target: str) -> str:
+    host, _, port = target.removeprefix(ADMIN_SCHEME).rstrip("/").rpartition(":")
+    if not host or "/" in target.removeprefix(ADMIN_SCHEME).rstrip("/") or not port.isdecimal():
+        raise InvalidArgument(f"{target}: write {ADMIN_SCHEME}HOST:PORT, such as 127.0.0.1:7073")
+    return f"{host}:{port}"
 
 
 def _find_socket(pool: str | Path) -> Path:
@@ -64,11 +72,13 @@ class AdminClient:
 
     def __init__(self, target: str | Path) -> None:
         self._target = str(target)
-        if self._target.startswith(ADMIN_SCHEME):
-            self._address = self._target.removeprefix(ADMIN_SCHEME).rstrip("/")
-        else:
-            self._address = f"unix:{_find_socket(target)}"
-        self._channel = grpc.insecure_channel(self._address)
+        self.is_port = self._target.startswith(ADMIN_SCHEME)
+        self._address = (
+            _parse_address(self._target) if self.is_port else f"unix:{_find_socket(target)}"
+        )
+        self._channel = grpc.insecure_channel(
+            self._address, options=(("grpc.enable_http_proxy", 0),)
+        )
         self._stub = AdminStub(self._channel)
         self._metadata = ((USER_KEY, f"uid {os.getuid()}"),)
 
@@ -230,6 +240,11 @@ class AdminClient:
             in_use = "is in use by another process, and its server " if is_path else ""
             return Unavailable(
                 f"{self._target} {in_use}does not answer on {self._address}: {error.details()}"
+            )
+        if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+            return Unimplemented(
+                f"{self._address} does not know this request: it is no admin port "
+                "(server.admin_port), or the server is older than this command"
             )
         return Unavailable(
             f"the server of {self._target} did not complete this: {error.details()}; see what it "

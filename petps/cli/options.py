@@ -12,6 +12,7 @@ from petps.errors import FailedPrecondition, InvalidArgument
 
 __all__ = [
     "LOG_HELP",
+    "AdministeredPool",
     "AllowNotFinite",
     "JsonReport",
     "KafkaOption",
@@ -52,7 +53,15 @@ TargetName = Annotated[
     typer.Argument(
         metavar="TARGET",
         help="A pool's path, also if a server on this machine has it open; or a server: "
-        "petps://HOST:PORT or petps://HOST:PORT/MODEL; or its admin port: petps+admin://HOST:PORT.",
+        "petps://HOST:PORT or petps://HOST:PORT/MODEL.",
+    ),
+]
+AdministeredPool = Annotated[
+    str,
+    typer.Argument(
+        metavar="POOL",
+        help="The pool's path, on the machine of its server if one runs; or the server's admin "
+        "port: petps+admin://HOST:PORT.",
     ),
 ]
 

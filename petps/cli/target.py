@@ -225,6 +225,11 @@ class _ServedTarget(_ServerTarget):
         self._admin = admin
 
     def _address(self) -> str:
+        if self._admin.is_port:  # it may be the end of a tunnel, and the other port is not
+            raise InvalidArgument(
+                "rows do not cross an admin port: name the server's port for clients, "
+                "petps://HOST:PORT/MODEL"
+            )
         status = self._admin.status()
         host = ANY_ADDRESS.get(status["host"], status["host"])
         models = {record["model"] for record in status["instances"]}

@@ -27,6 +27,7 @@ from petps.pool.reader import DEFAULT_MODEL, TableInfo
 __all__ = ["AuditedPool", "audit_log_of", "audited", "this_user"]
 
 LOG_MODE: Final = 0o600
+WHAT_CHARACTERS_MAX: Final = 1000  # names are checked only after the line is written
 # No link is followed, and a pipe is not waited for.
 OPEN_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -52,13 +53,14 @@ def audited(pool: str | PathLike[str], user: str, change: str) -> Iterator[None]
     if path is None:
         yield
         return
-    line = {"who": user, "what": change}
+    line = {"who": user, "what": change[:WHAT_CHARACTERS_MAX]}
     _write(path, line)
     try:
         yield
     except BaseException as error:
+        failed = f"{type(error).__name__}: {error}"[:WHAT_CHARACTERS_MAX]
         with contextlib.suppress(IoError):  # of the two errors, the first one counts
-            _write(path, line | {"failed": f"{type(error).__name__}: {error}"})
+            _write(path, line | {"failed": failed})
         raise
 
 
@@ -151,8 +153,9 @@ class AuditedPool(Pool):
 
     def drop_table(self, table: str, *, model: str | None = None) -> None:
         """See Pool."""
-        with self._line(f"drop table {table}{_of_model(model)}"):
-            super().drop_table(table, model=model)
+        instance = self._instance(model).name  # the model may name another one later
+        with self._line(f"drop table {table} of {instance}"):
+            super().drop_table(table, model=instance)
 
     def shrink(self, progress: Callable[[int, int], bool] = lambda done, free: True) -> int:
         """See Pool."""

@@ -35,6 +35,7 @@ __all__ = ["AdminServer", "Served", "open_admin_door"]
 MAX_CALLS: Final = 8
 SOCKET_MODE: Final = 0o600
 LOOPBACK: Final = "127.0.0.1"
+REQUEST_BYTES_MAX: Final = 128 << 10  # a default row has at most 16 KiB
 # The socket is made in a folder of its own, so that nobody can connect before it has its mode.
 FOLDER: Final = ".petps-"
 # Rows between two messages about a running export.
@@ -61,11 +62,13 @@ def open_admin_door(
     served: Served,
     log: Callable[[str], None],
     port: int | None = None,
-) -> AdminServer | None:
-    """Return the running door; None, with a line in the log, if the pool has no place for one.
+) -> list[AdminServer]:
+    """Return the running doors: the socket, and the port if one is given.
 
-    port: the TCP port, or None. Raises Unavailable if it cannot be opened.
+    Without a place for the socket, a line in the log says so. The doors share no limit, so that
+    nobody at the port keeps the pool's owner out. Raises Unavailable if the port cannot be opened.
     """
+    doors = [] if port is None else [AdminServer(None, port, tables, served, log)]
     path, why = socket_of(pool), ""
     if not pool.is_file():  # a device: /dev is no place for sockets
         why = f"{pool} is not a file"
@@ -75,17 +78,15 @@ def open_admin_door(
         why = f"the path {path} is too long for a socket"
     if not why:
         try:
-            return AdminServer(path, port, tables, served, log)
-        except PetpsError:  # of the port
-            raise
+            return [*doors, AdminServer(path, None, tables, served, log)]
         except (OSError, RuntimeError) as error:
             why = f"{path}: {error}"
     log(f"no admin socket: {why}")
-    return None if port is None else AdminServer(None, port, tables, served, log)
+    return doors
 
 
 class AdminServer:
-    """The server of a socket, a port, or both, running until close().
+    """The server of a socket or a port, running until close().
 
     Raises OSError and RuntimeError if there can be no socket, Unavailable for the port.
     """
@@ -104,18 +105,17 @@ class AdminServer:
         self._server = grpc.server(
             self._threads,
             maximum_concurrent_rpcs=MAX_CALLS,
-            options=(("grpc.so_reuseport", 0),),  # a port in use must be an error
+            options=(
+                ("grpc.so_reuseport", 0),  # a port in use must be an error
+                ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
+            ),
         )
         self._service = _Service(tables, served, log, self._stopping)
         add_AdminServicer_to_server(self._service, self._server)
+        self.port = None if port is None else self._listen(port)
         if path is not None:
             self._make_socket(path)
             self._inode = path.stat().st_ino
-        try:
-            self.port = None if port is None else self._listen(port)
-        except PetpsError:
-            self.close()
-            raise
         self._server.start()
 
     def _listen(self, port: int) -> int:
@@ -219,7 +219,7 @@ class _Service:
     def CreateModel(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
         name = self._pool(context).create_model(request.model, request.partitions)
-        self._log(f"model '{request.model}' is created")
+        self._note(context, f"model '{request.model}' is created")
         return {"instance": name}
 
     @_answering
@@ -231,35 +231,35 @@ class _Service:
             feed=request.feed, default=values if request.default_is_row else values[0],
             model=request.model or None,
         )  # fmt: skip
-        self._log(f"table '{info.name}' of {info.instance} is created")
+        self._note(context, f"table '{info.name}' of {info.instance} is created")
         return asdict(info)
 
     @_answering
     def DropTable(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
         self._pool(context).drop_table(request.table, model=request.model or None)
-        self._log(f"table '{request.table}' is dropped")
+        self._note(context, f"table '{request.table}' is dropped")
         return {}
 
     @_answering
     def CreateInstance(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
         name = self._pool(context).create_instance(request.name)
-        self._log(f"instance '{name}' is created")
+        self._note(context, f"instance '{name}' is created")
         return {"instance": name}
 
     @_answering
     def DropInstance(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
         self._pool(context).drop_instance(request.name)
-        self._log(f"instance '{request.name}' is dropped")
+        self._note(context, f"instance '{request.name}' is dropped")
         return {}
 
     @_answering
     def SwitchAlias(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
         self._pool(context).switch_alias(request.alias, request.instance)
-        self._log(f"alias '{request.alias}' names {request.instance} now")
+        self._note(context, f"alias '{request.alias}' names {request.instance} now")
         return {}
 
     @_answering
@@ -272,7 +272,7 @@ class _Service:
         text = f"ingest: {' and '.join(changes)}"
         with audited(self._tables.info().path, _user_of(context), text):
             self._served.set_ingest(paused=paused, rows_per_second=rate)
-        self._log(text)
+        self._note(context, text)
         return {}
 
     # ---- calls that take long
@@ -291,7 +291,9 @@ class _Service:
                     messages.GrowReply(buckets_copied=copied, buckets=buckets)
                 ),
             )  # fmt: skip
-            self._log(f"table '{table.name}' has capacity {request.capacity}, before {before}")
+            self._note(
+                context, f"table '{table.name}' has capacity {request.capacity}, before {before}"
+            )
             return messages.GrowReply(done=True)
 
         return self._work(context, "petps-grow", grow)
@@ -305,7 +307,7 @@ class _Service:
             )
             if self._stopping.is_set() or not context.is_active():
                 raise _Ended
-            self._log(f"the pool has shrunk: {done} bytes of free space have no blocks")
+            self._note(context, f"the pool has shrunk: {done} bytes of free space have no blocks")
             return messages.ShrinkReply(bytes_done=done, done=True)
 
         return self._work(context, "petps-shrink", shrink)
@@ -379,6 +381,10 @@ class _Service:
             yield reply
             if reply.done:
                 return
+
+    def _note(self, context: Any, text: str) -> None:
+        """Log what was done, and for whom: a pool on a device has no audit log."""
+        self._log(f"{text} (for {_user_of(context)})")
 
     def _pool(self, context: Any) -> AuditedPool:
         return AuditedPool(self._tables, _user_of(context), is_borrowed=True)

@@ -79,7 +79,7 @@ class Serving:
         self._ingest_lock = threading.Lock()
         self._http: Any = None
         self._grpc: Any = None
-        self._admin: Any = None
+        self._admin: list[Any] = []
         self._upkeep: list[Any] = []  # administration, and tables that grow automatically
         self._metrics: Any = None
         self._map_file: MapFile | None = None
@@ -134,7 +134,7 @@ class Serving:
     @property
     def admin_port(self) -> int | None:
         """Return the admin port, or None without one."""
-        return None if self._admin is None else self._admin.port
+        return next((door.port for door in self._admin if door.port is not None), None)
 
     def status(self) -> dict[str, Any]:
         """Return what `petps status` shows, with ingest's current state."""
@@ -282,7 +282,7 @@ class Serving:
         self._upkeep = [Growth(self._config, self._tables, self._log)]
         port = self._config.server.admin_port
         self._admin = open_admin_door(self._config.pool.path, self._tables, self, self._log, port)
-        self._upkeep += [] if self._admin is None else [self._admin]
+        self._upkeep += self._admin
         self._is_open = True
         if self._grpc is not None:
             self._grpc.update_health()

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from petps.admin.socket import ADMIN_SCHEME
 from petps.cli.options import JsonReport, parse_rows
 from petps.cli.output import json_out, note
-from petps.cli.target import open_pool
+from petps.cli.target import check_administered, open_pool
 from petps.errors import AlreadyExists, InvalidArgument, PetpsError
 
 if TYPE_CHECKING:
@@ -38,8 +39,12 @@ _CREATED: Final = {"dim", "dtype", "capacity", "default", "feed"}
 
 def create(
     pool: Annotated[
-        Path | None,
-        typer.Argument(metavar="[POOL]", help="Path of the new pool; by default that of --config."),
+        str | None,
+        typer.Argument(
+            metavar="[POOL]",
+            help="Path of the new pool; by default that of --config. With --add also the admin "
+            "port of its server, petps+admin://HOST:PORT.",
+        ),
     ] = None,
     table: Annotated[
         list[str] | None,
@@ -104,7 +109,7 @@ def create(
         from petps.config import load
 
         settings = load(config)
-        pool = pool or settings.pool.path
+        pool = pool or str(settings.pool.path)
         durability = durability or settings.pool.durability
         model = model or settings.model.name
         partitions = partitions or settings.model.partitions
@@ -118,7 +123,10 @@ def create(
         raise InvalidArgument("name the new pool: `petps create PATH ...`, or --config FILE")
     if partitions is not None and not 1 <= partitions <= MAX_PARTITIONS:
         raise InvalidArgument(f"--partitions must be 1 to {MAX_PARTITIONS}, got {partitions}")
-    if replace and (add or not pool.is_char_device()):
+    check_administered(pool)
+    if pool.startswith(ADMIN_SCHEME) and not add:
+        raise InvalidArgument(f"{pool} is a server: add tables to its pool with --add")
+    if replace and (add or not Path(pool).is_char_device()):
         raise InvalidArgument(
             "--replace is only for a new pool on a device; delete a pool's file yourself"
         )
@@ -156,24 +164,24 @@ def create(
     note(f"{pool}: ready. Next: `petps load {pool} TABLE FILE`, `petps serve {pool}`")
 
 
-def _warnings(tables: list[dict[str, Any]], pool: Path) -> list[str]:
+def _warnings(tables: list[dict[str, Any]], pool: str) -> list[str]:
     """Return what the disk or the memory cannot hold of what the new tables promise."""
     from petps.cli.commands.plan import make_plan, warn
 
     new = [info for info in tables if info["added"]]
-    if pool.is_char_device() or not new:
+    if pool.startswith(ADMIN_SCHEME) or Path(pool).is_char_device() or not new:
         return []
     promised = sum(
         make_plan(info["capacity"], info["dim"], info["dtype"], None).pool for info in new
     )
-    return warn(promised, pool.absolute().parent)
+    return warn(promised, Path(pool).absolute().parent)
 
 
-def _add_instance(path: Path, name: str) -> dict[str, Any]:
-    with open_pool(path) as pool:
+def _add_instance(target: str, name: str) -> dict[str, Any]:
+    with open_pool(target) as pool:
         pool.create_instance(name)
         return {
-            "pool": str(path),
+            "pool": target,
             "instance": name,
             "tables": list(_tables_of(pool, name)),
         }
@@ -194,7 +202,7 @@ def _parse(text: str, feed: str) -> _TableSpec:
 
 
 def _create_tables(
-    path: Path,
+    target: str,
     specs: list[_TableSpec],
     model: str,
     partitions: int,
@@ -207,10 +215,11 @@ def _create_tables(
     from petps.pool import Pool
 
     _native.stop_on_lost_pool()
-    is_new = not (add and path.exists())
+    path = Path(target)
+    is_new = not (add and (target.startswith(ADMIN_SCHEME) or path.exists()))
     create = partial(Pool.create, durability=durability, replace=replace)
     try:
-        pool = create(path) if is_new else open_pool(path)
+        pool = create(path) if is_new else open_pool(target)
     except AlreadyExists:
         condition, remedy = "exists", "choose another path"
         if path.is_char_device():
@@ -227,7 +236,7 @@ def _create_tables(
                 Pool.discard(path)
         raise
     return {
-        "pool": str(path),
+        "pool": target,
         "created": is_new,
         "model": model,
         "tables": [{**info, "added": is_added} for info, is_added in tables],

@@ -8,18 +8,13 @@ from typing import Annotated
 
 import typer
 
-from petps.cli.options import JsonReport, ModelOption
+from petps.cli.options import AdministeredPool, JsonReport, ModelOption
 from petps.cli.output import bytes_text, json_out, note, progress
 from petps.cli.target import check_administered, open_pool
 
 
 def export(
-    pool: Annotated[
-        str,
-        typer.Argument(
-            metavar="POOL", help="The pool. If a server has it open, the server exports it."
-        ),
-    ],
+    pool: AdministeredPool,
     folder: Annotated[
         Path,
         typer.Argument(

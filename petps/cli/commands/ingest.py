@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from petps.cli.options import parse_rows
+from petps.cli.options import AdministeredPool, parse_rows
 from petps.cli.output import note
 from petps.cli.target import check_administered, open_pool
 from petps.errors import FailedPrecondition
@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from petps.admin.client import AdminClient
 
 app = typer.Typer(no_args_is_help=True, help="Pause, continue or limit a server's ingest.")
-
-PoolOfServer = Annotated[
-    str, typer.Argument(metavar="POOL", help="The path of the server's pool, on its machine.")
-]
 
 
 @app.callback()
@@ -31,7 +27,7 @@ def _group() -> None:
 
 
 @app.command()
-def pause(pool: PoolOfServer) -> None:
+def pause(pool: AdministeredPool) -> None:
     """Stop reading the log. Pulls go on, and rows grow old; `petps status` shows it.
 
     [bold]Examples[/bold]
@@ -47,7 +43,7 @@ def pause(pool: PoolOfServer) -> None:
 
 
 @app.command()
-def resume(pool: PoolOfServer) -> None:
+def resume(pool: AdministeredPool) -> None:
     """Read the log again, from where it was paused.
 
     [bold]Examples[/bold]
@@ -61,7 +57,7 @@ def resume(pool: PoolOfServer) -> None:
 
 @app.command()
 def limit(
-    pool: PoolOfServer,
+    pool: AdministeredPool,
     rows: Annotated[
         str, typer.Argument(metavar="ROWS", help="Rows a second, such as 50k; 'none': no limit.")
     ],

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Annotated
 
-import typer
-
-from petps.cli.options import JsonReport
+from petps.cli.options import AdministeredPool, JsonReport
 from petps.cli.output import bytes_text, json_out, note, progress
 from petps.cli.target import check_administered, open_pool
 
 
 def shrink(
-    pool: Annotated[
-        str,
-        typer.Argument(
-            metavar="POOL", help="The pool's path, on the machine of its server if one runs."
-        ),
-    ],
+    pool: AdministeredPool,
     json_: JsonReport = False,
 ) -> None:
     """Give the disk blocks of a pool's free space back to the file system.

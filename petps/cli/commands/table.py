@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from petps.cli.options import (
+    AdministeredPool,
     JsonReport,
     ModelOption,
     TableName,
@@ -19,12 +20,6 @@ from petps.cli.output import json_out, note, progress
 from petps.cli.target import check_administered, open_pool
 
 app = typer.Typer(no_args_is_help=True, help="Change a table: more capacity, or remove it.")
-PoolPath = Annotated[
-    str,
-    typer.Argument(
-        metavar="POOL", help="The pool's path, on the machine of its server if one runs."
-    ),
-]
 
 
 @app.callback()
@@ -34,7 +29,7 @@ def _group() -> None:
 
 @app.command()
 def grow(
-    pool: PoolPath,
+    pool: AdministeredPool,
     table: TableName,
     capacity: Annotated[
         str,
@@ -82,7 +77,7 @@ def grow(
 
 @app.command()
 def drop(
-    pool: PoolPath,
+    pool: AdministeredPool,
     table: TableName,
     model: ModelOption = None,
     yes: Yes = False,
@@ -90,8 +85,8 @@ def drop(
 ) -> None:
     """Remove a table that pushes feed. Its space is reused once no pull reads it.
 
-    A table that a log feeds is refused, because the log goes on with its rows: begin an instance
-    without it.
+    A table that a log feeds is refused, because the log goes on with its rows: publish a base
+    without it as a new instance, and drop the present one.
 
     [bold]Examples[/bold]
 

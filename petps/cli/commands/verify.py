@@ -8,19 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from petps.admin.socket import ADMIN_SCHEME
-from petps.cli.options import JsonReport
+from petps.cli.options import AdministeredPool, JsonReport
 from petps.cli.output import facts, json_out, note, waiting
 from petps.cli.target import check_administered, open_pool
 from petps.errors import DataLoss, InUse, ResourceExhausted
 
 
 def verify(
-    pool: Annotated[
-        str,
-        typer.Argument(
-            metavar="POOL", help="The pool. If a server has it open, the server checks it."
-        ),
-    ],
+    pool: AdministeredPool,
     accept: Annotated[
         bool,
         typer.Option(

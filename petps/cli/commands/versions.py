@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from petps.cli.options import JsonReport, TargetName, Yes, confirm
+from petps.cli.options import AdministeredPool, JsonReport, TargetName, Yes, confirm
 from petps.cli.output import json_out, note, table
 from petps.cli.target import check_administered, open_target
 from petps.errors import FailedPrecondition, InvalidArgument
@@ -57,7 +57,7 @@ def _instances(status: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def alias(
-    target: TargetName,
+    target: AdministeredPool,
     instance: Annotated[
         str | None,
         typer.Argument(
@@ -135,7 +135,7 @@ def _current_instance(status: dict[str, Any], name: str) -> str | None:
 
 
 def drop(
-    target: TargetName,
+    target: AdministeredPool,
     instance: Annotated[
         str, typer.Argument(metavar="INSTANCE", help="The instance to remove: MODEL@NAME.")
     ],

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from petps import config
 from petps.errors import InvalidArgument, Unavailable
 from petps.pool.audited import audit_log_of
 from petps.server import Serving
-from tests.python.cli.conftest import COUNT, Command, expected, save_rows
+from tests.python.cli.conftest import COUNT, Command, save_rows
 from tests.python.cli.test_served import ignore
 
 
@@ -44,8 +43,13 @@ def test_commands_take_the_admin_port(
 ) -> None:
     target = f"petps+admin://127.0.0.1:{serving.admin_port}"
     assert run.json("status", target)["tables"][0]["rows"] == COUNT
-    row = run.json("pull", target, "items", 7)["rows"][0]["row"]
-    assert row == expected(np.array([7], np.uint64))[0].tolist()
+    for rows in (("pull", target, "items", 7), ("push", target, "items", "7=1,2,3,4")):
+        assert "rows do not cross an admin port" in run.fails(2, *rows)
+    assert run.json("create", target, "--add", "--table", "ads:8:f16:2k")["created"] is False
+    assert "add tables to its pool with --add" in run.fails(
+        2, "create", target, "--table", "x:8:f16:2k"
+    )
+    run("table", "drop", target, "ads", "--yes")
     run("create", filled, "--add", "--instance", "default@1")
     run("table", "grow", target, "items", "--capacity", "400k")
     assert run.json("alias", target, "default@1", "--yes")["before"] == "default@0"
@@ -61,6 +65,7 @@ def test_commands_take_the_admin_port(
     assert "ipv4:127.0.0.1:" in dropped
     (created,) = [line for line in lines if "create instance default@1" in line]
     assert "ipv4" not in created, "by the socket"
+    assert any("drop table ads of default@0" in line for line in lines)
 
 
 def test_it_listens_on_loopback_only(serving: Serving) -> None:
@@ -100,6 +105,28 @@ def test_a_pool_without_a_place_for_a_socket_has_the_port(filled: Path) -> None:
         assert any("no admin socket: the path" in line for line in lines)
 
 
+@pytest.mark.parametrize("address", ["", "127.0.0.1", "127.0.0.1:7073/m", "unix:/s", ":7073"])
+def test_an_address_has_a_host_and_a_port(run: Command, address: str) -> None:
+    message = run.fails(2, "status", f"petps+admin://{address}")
+    assert "write petps+admin://HOST:PORT" in message
+
+
+def test_another_port_is_no_admin_port(run: Command, filled: Path) -> None:
+    config_ = settings(filled, grpc=True, grpc_port=0)
+    with Serving(config_, log=ignore) as server:
+        run.fails(1, "status", f"petps+admin://127.0.0.1:{server.grpc_port}")
+
+
+def test_names_without_end_are_cut_in_the_audit_log(
+    run: Command, filled: Path, serving: Serving
+) -> None:
+    target = f"petps+admin://127.0.0.1:{serving.admin_port}"
+    run.fails(2, "alias", target, "default@0", "--name", "x" * 50_000, "--yes")
+    log = audit_log_of(filled)
+    assert log is not None
+    assert max(map(len, log.read_text().splitlines())) < 5000
+
+
 def test_nobody_answers(run: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -115,6 +142,7 @@ def test_nobody_answers(run: Command) -> None:
         ("shrink",),
         ("verify",),
         ("export", "base"),
+        ("create", "--add", "--table", "t:4:f32:1k"),
         ("ingest", "pause"),
     ],
 )

@@ -441,4 +441,4 @@ def test_a_table_is_dropped_alike(run: Command, filled: Path, is_served: bool) -
     with petps.open(filled) as pool:
         assert {info.name for info in pool.tables("default")} == {"items"}
         assert pool.verify().clean
-    assert {"what": "drop table ads of model default"} in lines_of(filled)
+    assert {"what": "drop table ads of default@0"} in lines_of(filled)
