@@ -1,6 +1,6 @@
 """petps instances, alias, drop and create --instance, of a pool and of a running server.
 
-A server is named by its address, or by the path of its pool.
+A server is named by its address, or by the path of its pool; for changes by the path only.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ def target(request: pytest.FixtureRequest, run: Command, tmp_path: Path) -> Iter
         yield str(pool) if is_path else f"petps://127.0.0.1:{serving.port}"
 
 
+@pytest.fixture
+def pool(tmp_path: Path) -> str:
+    """Return the path of the pool of ``target``."""
+    return str(tmp_path / "p")
+
+
 def value(run: Command, target: str, model: str = "default") -> float:
     rows = run.json("pull", target, "items", 7, "--model", model)["rows"]
     return float(rows[0]["row"][0])
@@ -49,35 +55,35 @@ def states(run: Command, target: str) -> dict[str, tuple[Any, ...]]:
     return {entry["name"]: (entry["state"], entry["tables"], entry["rows"]) for entry in entries}
 
 
-def test_switch_there_and_back_and_drop(run: Command, target: str) -> None:
+def test_switch_there_and_back_and_drop(run: Command, target: str, pool: str) -> None:
     assert states(run, target) == {
         "default@0": ("serving", 2, 100),
         "default@1": ("following", 2, 100),
     }
     assert value(run, target) == 1
     assert value(run, target, "default@1") == 2
-    message = run.fails(6, "alias", target, "--yes", "--back")
+    message = run.fails(6, "alias", pool, "--yes", "--back")
     assert "has no previous instance" in message
-    message = run.fails(6, "drop", target, "--yes", "default@0")
+    message = run.fails(6, "drop", pool, "--yes", "default@0")
     assert "name 'default' refers to" in message
-    output = run("alias", target, "--yes", "default@1")
+    output = run("alias", pool, "--yes", "default@1")
     assert "default names default@1 now, before default@0" in output
     assert value(run, target) == 2
     assert value(run, target, "default@0") == 1
     assert states(run, target)["default@0"][0] == "frozen"
-    report = run.json("alias", target, "--yes", "--back")
+    report = run.json("alias", pool, "--yes", "--back")
     assert report == {"alias": "default", "instance": "default@0", "before": "default@1"}
     assert value(run, target) == 1
-    run("alias", target, "--yes", "--back")
-    assert run.json("drop", target, "--yes", "default@0") == {"dropped": "default@0"}
+    run("alias", pool, "--yes", "--back")
+    assert run.json("drop", pool, "--yes", "default@0") == {"dropped": "default@0"}
     assert states(run, target) == {"default@1": ("serving", 2, 100)}
     assert value(run, target) == 2
-    assert "default@0" in run.fails(3, "drop", target, "--yes", "default@0")
-    assert "has been dropped" in run.fails(6, "alias", target, "--yes", "--back")
+    assert "default@0" in run.fails(3, "drop", pool, "--yes", "default@0")
+    assert "has been dropped" in run.fails(6, "alias", pool, "--yes", "--back")
 
 
-def test_a_second_alias_names_another_instance(run: Command, target: str) -> None:
-    run("alias", target, "--yes", "default@1", "--name", "canary")
+def test_a_second_alias_names_another_instance(run: Command, target: str, pool: str) -> None:
+    run("alias", pool, "--yes", "default@1", "--name", "canary")
     assert value(run, target, "canary") == 2
     assert value(run, target) == 1
     entries = run.json("instances", target)["instances"]
@@ -88,12 +94,13 @@ def test_a_second_alias_names_another_instance(run: Command, target: str) -> Non
     assert "canary" in run("status", target)
 
 
-def test_bad_arguments_are_refused(run: Command, target: str) -> None:
-    assert "--back" in run.fails(2, "alias", target)
-    assert "--back" in run.fails(2, "alias", target, "default@1", "--back")
-    assert "default@9" in run.fails(3, "alias", target, "--yes", "default@9")
-    assert "default@NAME" in run.fails(2, "drop", target, "default")
-    assert "no/name" in run.fails(2, "alias", target, "--yes", "default@1", "--name", "no/name")
+@pytest.mark.usefixtures("target")
+def test_bad_arguments_are_refused(run: Command, pool: str) -> None:
+    assert "--back" in run.fails(2, "alias", pool)
+    assert "--back" in run.fails(2, "alias", pool, "default@1", "--back")
+    assert "default@9" in run.fails(3, "alias", pool, "--yes", "default@9")
+    assert "default@NAME" in run.fails(2, "drop", pool, "default")
+    assert "no/name" in run.fails(2, "alias", pool, "--yes", "default@1", "--name", "no/name")
 
 
 def test_create_adds_an_instance_to_a_pool(run: Command, tmp_path: Path) -> None:
