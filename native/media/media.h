@@ -5,8 +5,9 @@
 // Never does:   interpret the bytes; throw; hide a failed drain.
 // Called by:    pool, index and table through Flusher.
 // Invariants:   base() never moves while the Media lives (the address range is reserved, the file
-//               is mapped into it). Bytes below size() are allocated on the device, so a full
-//               disk is an error from grow and never a SIGBUS. After drain() returns OK,
+//               is mapped into it). Bytes below size() are allocated on the device, except those
+//               that free_blocks() gave back, so a full disk is an error from grow and
+//               claim_blocks and never a SIGBUS. After drain() returns OK,
 //               everything flushed earlier through the same Flusher is durable at the pool's
 //               Durability. After a failed drain, failed() stays true and every later drain
 //               fails.

@@ -37,10 +37,11 @@ Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 def _parse_address(target: str) -> str:
-    host, _, port = target.removeprefix(ADMIN_SCHEME).rstrip("/").rpartition(":")
-    if not host or "/" in target.removeprefix(ADMIN_SCHEME).rstrip("/") or not port.isdecimal():
+    address = target.removeprefix(ADMIN_SCHEME).rstrip("/")
+    host, _, port = address.rpartition(":")
+    if not host or "/" in address or not port.isdecimal():
         raise InvalidArgument(f"{target}: write {ADMIN_SCHEME}HOST:PORT, such as 127.0.0.1:7073")
-    return f"{host}:{port}"
+    return address
 
 
 def _find_socket(pool: str | Path) -> Path:

@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["bytes_text", "facts", "json_out", "note", "progress", "table", "waiting"]
+__all__ = ["advancing", "bytes_text", "facts", "json_out", "note", "progress", "table", "waiting"]
 
 PIPE_COLUMNS: Final = 140
 
@@ -80,6 +80,22 @@ def bytes_text(n: float) -> str:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
         n /= 1024
     return f"{n:.1f} TiB"
+
+
+def advancing(advance: Callable[..., None]) -> Callable[[int, int], bool]:
+    """Return a function of (items done, items in all) that advances a bar of progress().
+
+    It returns True: the work goes on.
+    """
+    seen = 0
+
+    def show(done: int, total: int) -> bool:
+        nonlocal seen
+        advance(done - seen, total)
+        seen = done
+        return True
+
+    return show
 
 
 @contextmanager

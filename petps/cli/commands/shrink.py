@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 from petps.cli.options import AdministeredPool, JsonReport
-from petps.cli.output import bytes_text, json_out, note, progress
+from petps.cli.output import advancing, bytes_text, json_out, note, progress
 from petps.cli.target import check_administered, open_pool
 
 
@@ -29,15 +29,7 @@ def shrink(
         closing(open_pool(pool)) as target,
         progress("giving space back", None, quiet=json_) as advance,
     ):
-        seen = 0
-
-        def show(done: int, free: int) -> bool:
-            nonlocal seen
-            advance(done - seen, free)
-            seen = done
-            return True
-
-        shrunk = target.shrink(show)
+        shrunk = target.shrink(advancing(advance))
         allocated = target.status()["pool"]["allocated_bytes"]
     if json_:
         json_out({"shrunk_bytes": shrunk, "allocated_bytes": allocated})

@@ -16,7 +16,7 @@ from petps.cli.options import (
     confirm,
     parse_rows,
 )
-from petps.cli.output import json_out, note, progress
+from petps.cli.output import advancing, json_out, note, progress
 from petps.cli.target import check_administered, open_pool
 
 app = typer.Typer(no_args_is_help=True, help="Change a table: more capacity, or remove it.")
@@ -60,15 +60,7 @@ def grow(
         closing(open_pool(pool)) as target,
         progress(f"growing {table}", None, quiet=json_) as advance,
     ):
-        seen = 0
-
-        def show(copied: int, buckets: int) -> bool:
-            nonlocal seen
-            advance(copied - seen, buckets)
-            seen = copied
-            return True
-
-        target.grow(table, rows, model=model, paced=not unpaced, progress=show)
+        target.grow(table, rows, model=model, paced=not unpaced, progress=advancing(advance))
     if json_:
         json_out({"table": table, "capacity": rows})
         return

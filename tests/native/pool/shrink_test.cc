@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "media/file.h"
+#include "memory_pool.h"
 #include "pool/pool.h"
 #include "tests/native/media/small_disk.h"
 
@@ -44,13 +45,7 @@ struct Shrinking {
   explicit Shrinking(std::string at) : path(std::move(at)) {
     pool = std::move(Pool::create(options_of(path)).value());
     EXPECT_TRUE(pool->create_instance("model", "model@1", 2).ok());
-    TableSpec spec;
-    spec.name = "t";
-    spec.instance = 1;
-    spec.dim = 16;
-    spec.row_bytes = 64;
-    spec.capacity = 100;
-    EXPECT_TRUE(pool->create_table(spec).ok());
+    EXPECT_TRUE(pool->create_table(testing_support::spec("t", 100)).ok());
     array = pool->reserve_buckets(1, kCapacity).value();
     std::memset(pool->at(array.offset), 7, array.count * 256);
   }
@@ -255,13 +250,7 @@ TEST_F(Shrink, MemoryIsGivenBackToo) {
   options.media.reserve_bytes = uint64_t{1} << 30;
   const auto pool = std::move(Pool::create(options).value());
   ASSERT_TRUE(pool->create_instance("model", "model@1", 2).ok());
-  TableSpec spec;
-  spec.name = "t";
-  spec.instance = 1;
-  spec.dim = 16;
-  spec.row_bytes = 64;
-  spec.capacity = 100;
-  ASSERT_TRUE(pool->create_table(spec).ok());
+  ASSERT_TRUE(pool->create_table(testing_support::spec("t", 100)).ok());
   const BucketArray array = pool->reserve_buckets(1, kCapacity).value();
   std::memset(pool->at(array.offset), 7, array.count * 256);
   pool->free_buckets(array);

@@ -76,3 +76,10 @@ def save_rows(path: Path) -> Path:
     keys, rows = keys_and_rows()
     np.savez(path, keys=keys, rows=rows)
     return path
+
+
+@pytest.fixture
+def filled(run: Command, pool: Path, tmp_path: Path) -> Path:
+    """Return the pool with COUNT rows."""
+    run("load", pool, "items", save_rows(tmp_path / "rows.npz"))
+    return pool

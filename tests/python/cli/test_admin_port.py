@@ -13,7 +13,7 @@ from petps import config
 from petps.errors import InvalidArgument, Unavailable
 from petps.pool.audited import audit_log_of
 from petps.server import Serving
-from tests.python.cli.conftest import COUNT, Command, save_rows
+from tests.python.cli.conftest import COUNT, Command
 from tests.python.cli.test_served import ignore
 
 
@@ -23,13 +23,6 @@ def settings(path: Path, **server: Any) -> config.Config:
         "server": {"port": 0, "http": False, "grpc": False} | server,
     }
     return config.merge(None, given, "test")
-
-
-@pytest.fixture
-def filled(run: Command, pool: Path, tmp_path: Path) -> Path:
-    """Return the pool with COUNT rows."""
-    run("load", pool, "items", save_rows(tmp_path / "rows.npz"))
-    return pool
 
 
 @pytest.fixture

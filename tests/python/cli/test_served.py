@@ -26,20 +26,13 @@ from petps.pool import export
 from petps.pool.audited import AuditedPool, audit_log_of
 from petps.publish import Publisher
 from petps.server import Serving
-from tests.python.cli.conftest import COUNT, DIM, Command, expected, save_rows
+from tests.python.cli.conftest import COUNT, DIM, Command, expected
 from tests.python.cli.test_server_target import settings
 from tests.python.waiting import wait_until
 
 
 def ignore(line: str) -> None:
     """Let the server log nothing, because it shares its output with the commands."""
-
-
-@pytest.fixture
-def filled(run: Command, pool: Path, tmp_path: Path) -> Path:
-    """Return the pool with COUNT rows."""
-    run("load", pool, "items", save_rows(tmp_path / "rows.npz"))
-    return pool
 
 
 @pytest.fixture
