@@ -23,13 +23,15 @@ from tests.train.train_ranks import PARTITIONS, SEED, TABLES, resume
 
 # How long processes that Ray starts may take on a machine that is busy.
 STARTS_SECONDS: Final = 240
+VERSION_STEPS: Final = 5
 
 
 def train(worker: Worker, folder: Path, steps: int, holds: Sequence[int]) -> list[int]:
     """Train up to ``steps``; return the last step before each try, on rank 0.
 
     In each try that ``holds`` has a step for, each rank leaves its process id after the step, and
-    waits.
+    waits. No version is in flight when the next one is due, however slowly they are written: else
+    that one would begin later, and perhaps after the step at which the ranks wait.
     """
     assert (worker.world, worker.folder.name) == (2, f"rank-{worker.rank}-of-2")
     addresses = {
@@ -44,7 +46,7 @@ def train(worker: Worker, folder: Path, steps: int, holds: Sequence[int]) -> lis
     with worker.open_tables(TABLES, Adam(0.05), partitions=PARTITIONS, seed=SEED) as tables:
         output = RankedOutput(
             tables, worker.links, store=Store.open(folder / "store"), policy=POLICIES["2d"](),
-            checkpoint=Every(steps=5), model=model, optimizer=optimizer,
+            checkpoint=Every(steps=VERSION_STEPS), model=model, optimizer=optimizer,
         )  # fmt: skip
         first = output.restore().step
         tries = folder / f"tries-{worker.rank}"
@@ -54,6 +56,8 @@ def train(worker: Worker, folder: Path, steps: int, holds: Sequence[int]) -> lis
         loop = resume(worker.rank, worker.links, model, optimizer, tables, output, first, steps)
         with output, loop:
             for step in loop:
+                if step.number % VERSION_STEPS == VERSION_STEPS - 1:
+                    output.wait()
                 if number < len(holds) and step.number == holds[number]:
                     output.wait()
                     (folder / f"{worker.rank}-{number}.pid").write_text(str(os.getpid()))

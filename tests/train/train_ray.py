@@ -115,8 +115,7 @@ def test_a_training_goes_on_after_ranks_are_lost(tmp_path: Path) -> None:
     assert killer.killed == [0, 1]
     first, *later = tries
     assert first == 0
-    for resumed, version, hold in zip(later, VERSIONS, HOLDS, strict=True):
-        assert version <= resumed <= hold  # a version that is due during another begins after it
+    assert tuple(later) == VERSIONS
     check_same(reference, read_ranks(folder))
     assert Store.open(folder / "store").verify() == []
 
