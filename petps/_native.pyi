@@ -6,7 +6,7 @@ Arrays are checked, never converted: a wrong dtype, a wrong shape or a strided a
 raise ``FailedPrecondition``. Do not write to an array while a call is reading it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +32,7 @@ Keys = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
+Stamps = npt.NDArray[np.uint32]
 Durability = Literal["power", "process"]
 
 class PoolInfo:
@@ -77,6 +78,8 @@ class TableRecord:
     feed: str
     """'push' or 'delta'."""
     bucket_count: int
+    expire_after: int
+    """Seconds; 0: the rows never expire."""
     def as_dict(self) -> dict[str, Any]: ...
 
 class TableStatus:
@@ -91,6 +94,12 @@ class TableStatus:
     allocator_bytes: int
     displaced: int
     walked: bool
+    expire_after: int
+    event_time_ns: int
+    """The lowest of its partitions, of those that have one; 0: none has."""
+    expired: int
+    expiry_delay: float
+    """How long a row may be served beyond expire_after, in seconds; -1: unknown."""
     def as_dict(self) -> dict[str, Any]: ...
 
 class ApplyReport:
@@ -182,15 +191,15 @@ class Table:
         keys: Keys,
         rows: Bytes | None,
         deleted: Mask | None = None,
-        stamp: int = 0,
+        stamp: int | Stamps = 0,
         threads: int = 1,
     ) -> ApplyReport:
         """Write rows and delete keys. They are durable, at the pool's level, on return.
 
         keys: uint64[n]; rows: uint8[n, row_bytes], or None to delete all keys; deleted: bool[n].
         The last entry of a repeated key wins. ``stamp``: the version of the rows, of which the low
-        32 bits are stored. ``threads``: the number of threads, the caller included, that may work
-        on a large batch.
+        32 bits are stored, or these bits of each, uint32[n]. ``threads``: the number of threads,
+        the caller included, that may work on a large batch.
         """
     def pull(self, keys: Keys, out: Floats | Bytes, mask: Mask | None = None) -> int:
         """Fill out (float32[n, dim], or uint8[n, row_bytes] for stored bytes) and mask (bool[n]).
@@ -279,7 +288,17 @@ class Tables:
         capacity: int,
         feed: Literal["push", "delta"] = "push",
         default_row: Bytes | None = None,
+        expire_after: int = 0,
     ) -> Table: ...
+    def set_expiry(self, table: int, seconds: int) -> None: ...
+    def tick(self, table: int, now_ns: int) -> None: ...
+    def expire(
+        self, table: int, *, paced: bool = True, progress: Callable[[int, int], bool] | None = None
+    ) -> int:
+        """Delete a table's expired rows; return how many (native/table/EXPIRY.md).
+
+        progress: as of grow(), with the buckets done; False ends the walk.
+        """
     def grow(
         self,
         table: int,
@@ -305,7 +324,10 @@ class Tables:
     def set_feed(self, table: int, feed: Literal["push", "delta"]) -> None: ...
     def set_durability(self, durability: Durability) -> None: ...
     def record_progress(self, progress: Progress) -> None: ...
-    def record_all_progress(self, all: list[Progress]) -> None: ...
+    def record_all_progress(
+        self, all: list[Progress], commits: Sequence[tuple[int, int, int, int]] = ()
+    ) -> None:
+        """commits: (instance, partition, version, time_ns) that the progress covers, in order."""
     def progress(self, instance: int, partition: int) -> Progress | None: ...
     def all_progress(self) -> list[Progress]: ...
     def applied_version(self, instance: int) -> int: ...

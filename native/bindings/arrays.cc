@@ -59,6 +59,15 @@ std::span<const uint64_t> keys_of(const py::object& object, const char* name) {
   return {static_cast<const uint64_t*>(array.data()), static_cast<size_t>(array.size())};
 }
 
+std::span<const uint32_t> stamps_of(const py::object& object, const char* name, size_t n) {
+  py::array array = check_array<uint32_t>(object, name, "uint32[n]", 1);
+  if (static_cast<size_t>(array.size()) != n) {
+    invalid(std::string(name) + " must be one number or uint32[" + std::to_string(n) +
+            "], one per key; got uint32[" + std::to_string(array.size()) + "]");
+  }
+  return {static_cast<const uint32_t*>(array.data()), n};
+}
+
 std::span<const uint8_t> mask_of(const py::object& object, const char* name, size_t n) {
   if (object.is_none()) return {};
   return {static_cast<const uint8_t*>(mask_array(object, name, n).data()), n};

@@ -89,7 +89,8 @@ void bind_pool_records(py::module_& module) {
       .field("row_bytes", [](const Table& record) { return record.spec.row_bytes; })
       .field("capacity", [](const Table& record) { return record.spec.capacity; })
       .field("feed", [](const Table& record) { return feed_name(record.spec.feed); })
-      .field("bucket_count", &Table::bucket_count);
+      .field("bucket_count", &Table::bucket_count)
+      .field("expire_after", [](const Table& record) { return record.spec.expire_after; });
 }
 
 void bind_table_records(py::module_& module) {
@@ -105,7 +106,11 @@ void bind_table_records(py::module_& module) {
       .field("row_bytes_total", &Status::row_bytes_total)
       .field("allocator_bytes", &Status::allocator_bytes)
       .field("displaced", &Status::displaced)
-      .field("walked", &Status::walked);
+      .field("walked", &Status::walked)
+      .field("expire_after", &Status::expire_after)
+      .field("event_time_ns", &Status::event_time_ns)
+      .field("expired", &Status::expired)
+      .field("expiry_delay", &Status::expiry_delay);
   using Apply = table::ApplyReport;
   Record<Apply>(module, "ApplyReport", "What one batch did.")
       .field("inserted", &Apply::inserted)

@@ -17,11 +17,15 @@ namespace {
 std::string name_of(const TableHandle& handle) { return "table '" + handle.record.spec.name + "'"; }
 
 table::ApplyReport apply(const TableHandle& handle, const py::object& keys, const py::object& rows,
-                         const py::object& deleted, uint64_t stamp, uint32_t threads) {
+                         const py::object& deleted, const py::object& stamp, uint32_t threads) {
   table::Batch batch;
   batch.keys = keys_of(keys);
   batch.deleted = mask_of(deleted, "deleted", batch.keys.size());
-  batch.stamp = static_cast<uint32_t>(stamp);
+  if (py::isinstance<py::array>(stamp)) {
+    batch.stamps = stamps_of(stamp, "stamp", batch.keys.size());
+  } else {
+    batch.stamp = static_cast<uint32_t>(stamp.cast<uint64_t>());
+  }
   batch.threads = threads;
   std::vector<uint8_t> all;
   if (rows.is_none()) {
@@ -84,7 +88,8 @@ void bind_data(py::class_<TableHandle>& table) {
   table.def("apply", apply, py::arg("keys"), py::arg("rows"), py::arg("deleted") = py::none(),
             py::arg("stamp") = 0, py::arg("threads") = 1,
             "Write and delete rows; they are durable on return. keys: uint64[n], rows: uint8[n, "
-            "row_bytes] or None, deleted: bool[n] or None. threads: of a large batch, at most.");
+            "row_bytes] or None, deleted: bool[n] or None. stamp: the version's low 32 bits, or "
+            "uint32[n]. threads: of a large batch, at most.");
   table.def("pull", pull, py::arg("keys"), py::arg("out"), py::arg("mask") = py::none(),
             "Fill out (float32[n, dim], or uint8[n, row_bytes] as stored) and mask (bool[n]). "
             "Return the number of keys found.");

@@ -47,6 +47,7 @@ struct NewTable {
   uint64_t capacity;
   std::string feed;
   py::object default_row;
+  uint32_t expire_after;
 };
 
 pool::TableSpec spec_of(const NewTable& settings) {
@@ -59,6 +60,7 @@ pool::TableSpec spec_of(const NewTable& settings) {
   spec.dim = settings.dim;
   spec.row_bytes = static_cast<uint32_t>(codec::row_bytes(dtype, settings.dim));
   spec.capacity = settings.capacity;
+  spec.expire_after = settings.expire_after;
   if (!settings.default_row.is_none()) {
     const Rows<const std::byte> row =
         stored_rows_of(settings.default_row[py::make_tuple(py::none())], "default_row");
@@ -243,6 +245,21 @@ void grow(const SessionPointer& session, uint32_t id, uint64_t capacity, bool pa
   check(status);
 }
 
+uint64_t expire(const SessionPointer& session, uint32_t id, bool paced,
+                const std::optional<py::function>& progress) {
+  GoesOn asked(progress);
+  const table::ExpireOptions options{paced,
+                                     [&](uint64_t done, uint64_t all) { return asked(done, all); }};
+  base::Result<uint64_t> rows =
+      released(session, [&](table::Tables& open) -> base::Result<uint64_t> {
+        const table::TablePointer table = open.find(id);
+        if (table == nullptr) return table_id_unknown(id);
+        return table->expire(options);
+      });
+  asked.rethrow();
+  return unwrap(std::move(rows));
+}
+
 uint64_t shrink(const SessionPointer& session, const std::optional<py::function>& progress) {
   GoesOn asked(progress);
   base::Result<uint64_t> done = released(session, [&](table::Tables& open) {
@@ -259,12 +276,24 @@ void bind_tables_of_pool(TablesClass& tables) {
   tables.def(
       "create_table",
       [](const SessionPointer& session, std::string name, uint32_t instance, uint32_t dim,
-         std::string dtype, uint64_t capacity, std::string feed, py::object default_row) {
+         std::string dtype, uint64_t capacity, std::string feed, py::object default_row,
+         uint32_t expire_after) {
         return create_table(session, {std::move(name), instance, dim, std::move(dtype), capacity,
-                                      std::move(feed), std::move(default_row)});
+                                      std::move(feed), std::move(default_row), expire_after});
       },
       py::arg("name"), py::kw_only(), py::arg("instance"), py::arg("dim"), py::arg("dtype"),
-      py::arg("capacity"), py::arg("feed") = "push", py::arg("default_row") = py::none());
+      py::arg("capacity"), py::arg("feed") = "push", py::arg("default_row") = py::none(),
+      py::arg("expire_after") = 0);
+  tables.def("set_expiry", method([](table::Tables& open, uint32_t table, uint32_t seconds) {
+               check(open.set_expiry(table, seconds));
+             }),
+             py::arg("table"), py::arg("seconds"));
+  tables.def("tick", method([](table::Tables& open, uint32_t table, uint64_t now_ns) {
+               check(open.tick(table, now_ns));
+             }),
+             py::arg("table"), py::arg("now_ns"));
+  tables.def("expire", expire, py::arg("table"), py::kw_only(), py::arg("paced") = true,
+             py::arg("progress") = py::none());
   tables.def("find", find, py::arg("instance"), py::arg("table"));
   tables.def("find_id", find_id, py::arg("table"));
   tables.def("tables", all_tables);
@@ -276,11 +305,18 @@ void bind_progress_and_upkeep(TablesClass& tables) {
              }),
              py::arg("progress"));
   tables.def("record_all_progress",
-             method([](table::Tables& open, const std::vector<pool::Progress>& all) {
-               check(open.record_progress(all));
+             method([](table::Tables& open, const std::vector<pool::Progress>& all,
+                       const std::vector<std::array<uint64_t, 4>>& commits) {
+               std::vector<pool::Commit> counted;
+               for (const auto& [instance, partition, version, time_ns] : commits) {
+                 counted.push_back({static_cast<uint32_t>(instance),
+                                    static_cast<uint32_t>(partition), version, time_ns});
+               }
+               check(open.record_progress(all, counted));
              }),
-             py::arg("all"),
-             "Record the progress of several partitions, each at most once, with one drain.");
+             py::arg("all"), py::arg("commits") = std::vector<std::array<uint64_t, 4>>{},
+             "Record the progress of several partitions, each at most once, with one drain. "
+             "commits: (instance, partition, version, time_ns) that it covers, in order.");
   tables.def("progress", method([](table::Tables& open, uint32_t instance, uint32_t partition) {
                return open.pool().read_progress(instance, partition);
              }),

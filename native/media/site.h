@@ -16,9 +16,10 @@ enum class Site : uint8_t {
   kErasedEntry,      // index: an entry's ref set to 0
   kProgress,         // pool: one progress record
   kProgressMark,     // pool: a pair that gets its first record together with other pairs
+  kClock,            // pool: the event time of one partition of a table whose rows expire
   kSuperblock,       // pool: one superblock copy
   kExtentRecord,     // pool: ownership of an extent
-  kReusedExtent,     // pool: the zeros over the buckets of a dropped table
+  kReusedExtent,     // pool: the zeros over the buckets or clocks that an extent had
   kJournal,          // index: the record of a hot move
   kMovedEntry,       // index: the copy of an entry at its new place
   kVacatedEntry,     // index: the place that the entry left
@@ -33,6 +34,7 @@ enum class Site : uint8_t {
   kPublished,       // table: second drain of a batch
   kProgressed,      // table: third drain of a batch
   kProgressMarked,  // pool: marks of pairs, before the first record in any of them
+  kClocked,         // table: event times, before the progress that covers their commits
   kSuperblockDrain,
   kExtentRecordDrain,
   kJournalDrain,

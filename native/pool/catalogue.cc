@@ -110,7 +110,7 @@ const InstanceRecord* Pool::Catalogue::newest_of(const std::string& model) {
 std::vector<std::byte> Pool::Catalogue::serialise(const Pool& pool) const {
   layout::Superblock header{};
   header.signature = layout::kSignature;
-  header.format_version = pool.map_->format_version;
+  header.format_version = pool.format_version_;
   header.sequence = sequence;
   std::copy(pool.uuid_.begin(), pool.uuid_.end(), header.uuid);
   std::copy(boot_id.begin(), boot_id.end(), header.boot_id);
@@ -133,6 +133,7 @@ std::vector<std::byte> Pool::Catalogue::serialise(const Pool& pool) const {
     entry.feed = static_cast<uint8_t>(table.spec.feed);
     entry.dim = table.spec.dim;
     entry.row_bytes = table.spec.row_bytes;
+    entry.expire_after = table.spec.expire_after;
     entry.capacity = table.spec.capacity;
     entry.bucket_offset = table.bucket_offset;
     entry.bucket_count = table.bucket_count;
@@ -191,6 +192,7 @@ Status Pool::Catalogue::parse(const std::byte* copy, const layout::Superblock& h
     record.spec.feed = static_cast<Feed>(entry.feed);
     record.spec.dim = entry.dim;
     record.spec.row_bytes = entry.row_bytes;
+    record.spec.expire_after = entry.expire_after;
     record.spec.capacity = entry.capacity;
     record.bucket_offset = entry.bucket_offset;
     record.bucket_count = entry.bucket_count;
@@ -233,6 +235,7 @@ Status Pool::validate(const TableSpec& spec) const {
                   prefix + "the default row has " + std::to_string(spec.default_row.size()) +
                       " bytes, a row has " + std::to_string(spec.row_bytes));
   }
+  PETPS_RETURN_IF_ERROR(check_expiry(spec.expire_after));
   if (catalogue_->instance(spec.instance) == nullptr) {
     return Status(Code::kNotFound,
                   prefix + "instance " + std::to_string(spec.instance) + " does not exist");
@@ -438,9 +441,11 @@ Status Pool::make_table(const TableSpec& spec, TableRecord* created) {
     flusher.copy(slots->header(record.default_row), &header, sizeof header, Site::kRowHeader);
     PETPS_RETURN_IF_ERROR(flusher.drain(Site::kFilled));
   }
+  if (spec.expire_after > 0) PETPS_RETURN_IF_ERROR(add_clocks(record));
   PETPS_RETURN_IF_ERROR(sync_new_table(record, *slots));
   std::lock_guard lock(mutex_);
   PETPS_RETURN_IF_ERROR(validate(spec));  // again: the instance may be gone or the name taken
+  if (spec.expire_after > 0) format_version_ = layout::kExpiryFormatVersion;
   catalogue_->tables.push_back(record);
   if (Status status = write_superblock(); !status.ok()) {
     catalogue_->tables.pop_back();
@@ -514,6 +519,11 @@ Status Pool::set_feed(uint32_t table, Feed feed) {
   if (record == nullptr)
     return Status(Code::kNotFound, "table id " + std::to_string(table) + " does not exist");
   if (record->spec.feed == feed) return Status();
+  if (record->spec.expire_after > 0) {
+    return Status(Code::kFailedPrecondition,
+                  "table '" + record->spec.name +
+                      "' keeps its feed while its rows expire: let them never expire first");
+  }
   record->spec.feed = feed;
   return write_superblock();
 }

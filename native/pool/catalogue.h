@@ -29,6 +29,17 @@ struct ProgressPlace {
   uint32_t pair;  // number of the 128-byte pair
 };
 
+// The event times of a table whose rows expire, or did.
+struct Clocks {
+  struct Place {
+    uint64_t turn = 0;  // of the newest whole record
+    EventClock value;
+  };
+  uint64_t offset = 0;  // of the first pair of records
+  uint64_t bytes = 0;
+  std::vector<Place> partitions;
+};
+
 struct Pool::Catalogue {
   uint64_t sequence = 0;
   int newest = 1;  // the number of the copy written last
@@ -45,6 +56,7 @@ struct Pool::Catalogue {
   std::map<std::pair<uint32_t, uint32_t>, ProgressPlace> progress;
   std::vector<ProgressPlace> free_progress;  // pairs of dropped instances, and torn pairs
   uint32_t progress_pairs = 0;
+  std::unordered_map<uint32_t, Clocks> clocks;  // by table; see Pool::state_mutex_
 
   InstanceRecord* instance(uint32_t id);  // null if unknown
   TableRecord* table(uint32_t id);        // likewise

@@ -132,6 +132,7 @@ void Pool::free_table(uint32_t table) {
   decltype(catalogue_->slots)::node_type slots;  // destroyed after the lock is released
   const std::lock_guard state(state_mutex_);
   slots = catalogue_->slots.extract(table);
+  catalogue_->clocks.erase(table);
   for (ExtentPlace& place : catalogue_->extents) {
     if (place.table == table) place.table = 0;
   }
@@ -192,14 +193,14 @@ Result<Pool::Extent> Pool::add_extent(uint32_t kind, uint32_t table, const Lengt
   }
 }
 
-// Give a claimed extent blocks, and zeros if it will hold buckets: the superblock names a table
-// only after that is durable.
+// Give a claimed extent blocks, and zeros if it will hold buckets or clocks: the superblock names a
+// table only after that is durable.
 Status Pool::prepare_extent(uint32_t kind, uint64_t from, uint64_t to, Flusher& flusher) {
-  const bool has_buckets = kind == static_cast<uint32_t>(layout::ExtentKind::kBuckets);
+  const bool is_zero = kind != static_cast<uint32_t>(layout::ExtentKind::kSlots);
   PETPS_RETURN_IF_ERROR(media_->claim_blocks(from, to));
-  if (has_buckets) zero(from, to, Site::kReusedExtent, flusher);
+  if (is_zero) zero(from, to, Site::kReusedExtent, flusher);
   PETPS_RETURN_IF_ERROR(flusher.drain(Site::kExtentRecordDrain));
-  return has_buckets ? media_->sync_range(base_ + from, to - from, Site::kReusedSync) : Status();
+  return is_zero ? media_->sync_range(base_ + from, to - from, Site::kReusedSync) : Status();
 }
 
 void Pool::zero(uint64_t from, uint64_t to, Site site, Flusher& flusher) {

@@ -7,12 +7,16 @@
 #include <cstring>
 
 #include "base/checksum.h"
+#include "pool/clock.h"
 #include "pool/pool.h"
 
 namespace petps::pool::layout {
 
 inline constexpr uint64_t kSignature = 0x31305F5350544550;  // "PETPS_01"
-inline constexpr uint32_t kFormatVersion = 3;
+inline constexpr uint32_t kFormatVersion = 4;
+// The first version whose tables may have rows that expire. A pool is written as it from the first
+// such table on.
+inline constexpr uint32_t kExpiryFormatVersion = 4;
 inline constexpr uint32_t kOldestFormatVersion = 1;
 
 inline constexpr uint64_t kJournalBytes = 4096;
@@ -20,7 +24,7 @@ inline constexpr uint64_t kProgressBytes = uint64_t{kMaxProgress} * 128;
 
 // The places of a format version's metadata. Extents follow the metadata.
 struct Map {
-  uint32_t format_version;    // the version that a pool of this map is written as
+  uint32_t format_version;    // the lowest version that a pool of this map is written as
   uint64_t superblock_bytes;  // room of one copy
   uint64_t metadata_bytes;
   uint32_t max_tables;
@@ -33,7 +37,7 @@ struct Map {
   constexpr uint64_t extents() const { return progress() + kProgressBytes; }
   constexpr uint64_t max_extents() const { return (metadata_bytes - extents()) / 8; }
 };
-inline constexpr Map kMap = {kFormatVersion, 640 << 10, uint64_t{2} << 20, kMaxTables};
+inline constexpr Map kMap = {3, 640 << 10, uint64_t{2} << 20, kMaxTables};
 // For versions 1 and 2. A pool keeps its map for life; version 1 becomes 2 at its first write.
 inline constexpr Map kMapBefore3 = {2, 128 << 10, uint64_t{1} << 20, kMaxTablesBefore3};
 
@@ -71,7 +75,7 @@ struct TableEntry {
   uint16_t reserved;
   uint32_t dim;
   uint32_t row_bytes;
-  uint32_t reserved2;
+  uint32_t expire_after;  // seconds, 0 = rows never expire
   uint64_t capacity;
   uint64_t bucket_offset;
   uint64_t bucket_count;
@@ -121,7 +125,22 @@ struct ProgressEntry {
 static_assert(sizeof(ProgressEntry) == 64,
               "one cache line, so that a torn one leaves the other whole");
 
-enum class ExtentKind : uint32_t { kBuckets = 1, kSlots = 2 };  // never renumber
+// One of the two records of a partition's event time, in an extent of clocks.
+struct ClockEntry {
+  uint32_t table;
+  uint32_t partition;
+  uint64_t turn;  // as of ProgressEntry
+  uint64_t cell_ns;
+  uint64_t time_ns;
+  uint64_t version;
+  uint64_t bounds[kExpiryBounds];
+  uint64_t reserved[8];
+  uint64_t checksum;  // XXH3-64 of the bytes before
+};
+static_assert(sizeof(ClockEntry) == 512, "pinned by FORMAT.md");
+inline constexpr uint64_t kClockPairBytes = 2 * sizeof(ClockEntry);
+
+enum class ExtentKind : uint32_t { kBuckets = 1, kSlots = 2, kClocks = 3 };  // never renumber
 
 // An extent record is one 8-byte word, so that its store publishes it whole: bits 0-3 kind, 4-15
 // check, 16-39 table, 40-63 units. Extents follow one another in the order of their records.
@@ -148,8 +167,8 @@ inline bool unpack_extent(uint64_t word, uint64_t position, ExtentWord* extent) 
   extent->table = static_cast<uint32_t>((word >> 16) & 0xFFFFFF);
   extent->units = static_cast<uint32_t>(word >> 40);
   return pack_extent(*extent, position) == word &&
-         (extent->kind == static_cast<uint32_t>(ExtentKind::kBuckets) ||
-          extent->kind == static_cast<uint32_t>(ExtentKind::kSlots));
+         extent->kind >= static_cast<uint32_t>(ExtentKind::kBuckets) &&
+         extent->kind <= static_cast<uint32_t>(ExtentKind::kClocks);
 }
 
 inline constexpr uint32_t kBucketBytes = 256;  // room index owns the contents

@@ -144,7 +144,10 @@ std::array<uint8_t, 16> current_boot_id() {
   return id;
 }
 
-Pool::Pool() : map_(&layout::kMap), catalogue_(std::make_unique<Catalogue>()) {}
+Pool::Pool()
+    : map_(&layout::kMap),
+      format_version_(layout::kMap.format_version),
+      catalogue_(std::make_unique<Catalogue>()) {}
 Pool::~Pool() = default;
 
 uint64_t Pool::first_extent() const { return round_up(map_->metadata_bytes, unit_bytes_); }
@@ -245,6 +248,7 @@ Status Pool::load_superblock() {
             "; open it with the petps that wrote it, export it, and load the export here");
   }
   map_ = copy.map;
+  format_version_ = std::max(header.format_version, map_->format_version);
   if (!is_valid_unit(header.unit_bytes)) {
     return Status(Code::kDataLoss, "pool '" + path + "' has an impossible unit of " +
                                        std::to_string(header.unit_bytes) +
@@ -317,6 +321,8 @@ Status Pool::load_slots() {
       place.table = 0;
     } else if (place.kind == static_cast<uint32_t>(layout::ExtentKind::kSlots)) {
       slots->second->add(place.offset, place.bytes, /*old=*/true);
+    } else if (place.kind == static_cast<uint32_t>(layout::ExtentKind::kClocks)) {
+      catalogue_->clocks[place.table] = {place.offset, place.bytes, {}};
     } else if (catalogue_->table(place.table)->bucket_offset != place.offset) {
       place.table = 0;  // of an array that was copied, or was the table's before it grew
     } else {
@@ -325,6 +331,7 @@ Status Pool::load_slots() {
   }
   if (!read_only_) PETPS_RETURN_IF_ERROR(own_used_blocks());
   for (TableRecord& record : catalogue_->tables) {
+    PETPS_RETURN_IF_ERROR(load_clocks(record));
     const auto place = buckets.find(record.bucket_offset);
     const bool has_buckets = place != buckets.end() && place->second->table == record.id &&
                              record.bucket_count <= place->second->bytes / layout::kBucketBytes;
@@ -410,6 +417,9 @@ Status Pool::begin_writing() {
                     Site::kAdoptedMetadata);
     const uint64_t progress = catalogue_->progress_pairs * uint64_t{128};
     if (progress > 0) flusher.flush(base_ + map_->progress(), progress, Site::kAdoptedMetadata);
+    for (const auto& [table, clocks] : catalogue_->clocks)
+      flusher.flush(base_ + clocks.offset, clocks.partitions.size() * layout::kClockPairBytes,
+                    Site::kAdoptedMetadata);
   }
   PETPS_RETURN_IF_ERROR(flusher.drain(Site::kAdoptedDrain));
   PETPS_RETURN_IF_ERROR(media_->sync_range(base_ + map_->superblock(catalogue_->newest),

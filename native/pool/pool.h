@@ -30,6 +30,7 @@
 
 #include "base/status.h"
 #include "media/media.h"
+#include "pool/clock.h"
 
 namespace petps::pool {
 
@@ -71,6 +72,8 @@ struct TableSpec {
   uint32_t dim = 0;        // 1..kMaxDim
   uint32_t row_bytes = 0;  // bytes of one stored row
   uint64_t capacity = 0;   // rows it can hold, at index load 0.8
+  // Rows expire so many seconds of event time after their version; 0 = never. See set_expiry().
+  uint32_t expire_after = 0;
   // row_bytes, or empty for zeros: what a client shows for a missing key.
   std::vector<std::byte> default_row;
 };
@@ -233,7 +236,21 @@ class Pool {
   base::Result<BucketArray> reserve_buckets(uint32_t table, uint64_t capacity);
   base::Status swap_buckets(uint32_t table, const BucketArray& array);
   void free_buckets(const BucketArray& array);
+  // Return kFailedPrecondition for a table whose rows expire.
   base::Status set_feed(uint32_t table, Feed feed);
+  // Let the table's rows expire so many seconds of event time after their version; 0: never. The
+  // first such table makes the pool one of format version 4. Return kInvalidArgument beyond
+  // kMaxExpireAfter, kFailedPrecondition for a pool of an older map.
+  base::Status set_expiry(uint32_t table, uint32_t seconds);
+  // Return the table's event times, by partition; empty if its rows never expire.
+  std::vector<EventClock> clocks(uint32_t table) const;
+  // Count commits in the event times of the tables that deltas feed and whose rows expire; for
+  // tables that pushes feed see write_clock(). Those that were counted before change nothing.
+  // Durable after the flusher's drain. Return whether there is something to drain.
+  base::Result<bool> write_clocks(std::span<const Commit> commits, media::Flusher& flusher);
+  // Count one commit in the event time of one table's partition 0.
+  base::Result<bool> write_clock(uint32_t table, uint64_t version, uint64_t time_ns,
+                                 media::Flusher& flusher);
   // Switch the alias, over all tables at once. Its old instance is frozen unless another alias
   // refers to it; its new instance is not frozen. To go back, switch to its `previous`. With
   // unless_frozen, return kFailedPrecondition if the instance is frozen, that is, an alias was
@@ -283,6 +300,11 @@ class Pool {
   base::Status check_shrinkable() const;
   base::Status prepare_extent(uint32_t kind, uint64_t from, uint64_t to, media::Flusher& flusher);
   void load_progress();
+  base::Status load_clocks(const TableRecord& table);
+  base::Status add_clocks(const TableRecord& record);
+  base::Status check_expiry(uint32_t seconds) const;
+  bool write_table_clocks(const TableRecord& table, std::span<const Commit> commits,
+                          media::Flusher& flusher);
   base::Status check_progress(std::span<const Progress> all) const;
   base::Status claim_progress(std::span<const Progress> all, media::Flusher& flusher);
   base::Status lower_progress(media::Flusher& flusher);
@@ -323,6 +345,7 @@ class Pool {
   std::unique_ptr<media::Media> media_;
   std::byte* base_ = nullptr;
   const layout::Map* map_;
+  uint32_t format_version_;
   std::array<uint8_t, 16> uuid_{};
   uint32_t generation_ = 0;
   uint64_t unit_bytes_ = 0;

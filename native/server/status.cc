@@ -110,6 +110,10 @@ void write_tables(table::Tables& tables, JsonWriter& json) {
     json.member("header_bytes", status.header_bytes);
     json.member("allocator_bytes", status.allocator_bytes);
     json.member("walked", status.walked);
+    json.member("expire_after", status.expire_after);
+    json.member("event_time_ns", status.event_time_ns);
+    json.member("expired", status.expired);
+    json.member("expiry_delay", status.expiry_delay);
     json.end_object();
   }
   json.end_array();

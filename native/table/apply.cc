@@ -38,6 +38,8 @@ class Apply {
         rows_(slice.rows),
         places_(slice.places),
         deleted_(slice.deleted),
+        stamps_(slice.stamps),
+        only_of_stamp_(slice.only_of_stamp),
         refused_(slice.refused),
         group_(slice.group),
         stamp_(stamp),
@@ -72,6 +74,9 @@ class Apply {
   size_t locate();
   size_t fill_in_step();
   void fill_next(size_t i);
+  uint32_t stamp_of(size_t i) const {
+    return stamps_ == nullptr ? stamp_ : stamps_[places_ == nullptr ? i : places_[i]];
+  }
   Status replace(ApplyReport* report);
 
   Status publish_ops(bool has_slots, ApplyReport* report);
@@ -95,6 +100,8 @@ class Apply {
   const std::byte* rows_;
   const uint32_t* places_;
   const uint8_t* deleted_;
+  const uint32_t* stamps_;
+  bool only_of_stamp_;
   std::vector<uint32_t>* refused_;
   const Group* group_;
   uint32_t stamp_;
@@ -140,7 +147,7 @@ void Apply::fill_next(size_t i) {
   const uint32_t crc = flusher_.copy_with_crc32c(table_.slots.row(scratch_.taken[next_]), row,
                                                  row_bytes, Site::kRow);
   // The slots may be scattered, so their headers are in separate lines that are not in the cache.
-  const SlotHeader header = {keys_[i], stamp_, crc};
+  const SlotHeader header = {keys_[i], stamp_of(i), crc};
   flusher_.copy_16(scratch_.headers[next_++], &header, Site::kRowHeader);
 }
 
@@ -191,6 +198,11 @@ void Apply::make_ops(bool has_slots) {
     ops_[i].ref = deletes ? 0 : has_slots ? *next++ : kToBeAllocated;
   }
   table_.index().plan(ops_, scratch_.entries.data(), scratch_.old.data());
+  if (!only_of_stamp_) return;
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    const SlotRef old = scratch_.old[i];
+    if (old != 0 && table_.slots.header(old)->stamp != stamp_of(i)) drop(&ops_[i]);
+  }
 }
 
 void Apply::set_outcome(const Op& op, Outcome outcome) {

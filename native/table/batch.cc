@@ -70,13 +70,16 @@ class Writer {
   bool must_make_room() const {
     return deletes_ && table_.occupied.load() + batch_.keys.size() > table_.capacity.load();
   }
+  const uint32_t* stamps(size_t at) const {
+    return batch_.stamps.empty() ? nullptr : batch_.stamps.data() + at;
+  }
   // The caller holds the slice's ranges.
   Status apply(const Slice& slice, Table::Impl::Scratch& scratch, Retiring& retiring,
                ApplyReport* report) {
     if (table_.dropped) {
       return Status(Code::kNotFound, "table '" + table_.record.spec.name + "' has been dropped");
     }
-    return apply_slice(table_, slice, batch_.stamp, scratch, retiring, report);
+    return apply_slice(table_, slice, table_.stamp_of(batch_), scratch, retiring, report);
   }
 
   Status apply_whole(size_t at, size_t n, Retiring& retiring) {
@@ -85,7 +88,8 @@ class Writer {
     const Status status =
         apply({batch_.keys.subspan(at, n),
                batch_.rows == nullptr ? nullptr : batch_.rows + at * row_bytes, nullptr,
-               batch_.deleted.empty() ? nullptr : batch_.deleted.data() + at, nullptr, group_},
+               batch_.deleted.empty() ? nullptr : batch_.deleted.data() + at, stamps(at),
+               batch_.only_of_stamp, nullptr, group_},
               table_.scratch.front(), retiring, &report_);
     table_.range_locks.give(kAllRanges);
     return status;
@@ -137,7 +141,8 @@ class Writer {
     const size_t n = std::min(kSliceKeys, share.keys.size() - at);
     share.applied += n;
     return apply({std::span(share.keys).subspan(at, n), batch_.rows, share.places.data() + at,
-                  share.deleted.empty() ? nullptr : share.deleted.data() + at, &share.refused},
+                  share.deleted.empty() ? nullptr : share.deleted.data() + at, stamps(0),
+                  batch_.only_of_stamp, &share.refused},
                  table_.scratch[range], retiring, report);
   }
 
@@ -169,9 +174,9 @@ class Writer {
     for (size_t at = 0; at < keys.size(); at += kSliceKeys) {
       const size_t n = std::min(kSliceKeys, keys.size() - at);
       table_.range_locks.take_all([&] { retiring.flush(); });
-      const Status status =
-          apply({std::span(keys).subspan(at, n), batch_.rows, refused_.data() + at, nullptr},
-                table_.scratch.front(), retiring, &report_);
+      const Status status = apply(
+          {std::span(keys).subspan(at, n), batch_.rows, refused_.data() + at, nullptr, stamps(0)},
+          table_.scratch.front(), retiring, &report_);
       table_.range_locks.give(kAllRanges);
       PETPS_RETURN_IF_ERROR(status);
     }
@@ -226,6 +231,9 @@ Status check_batch(const Batch& batch) {
   if (all_deleted &&
       std::any_of(batch.deleted.begin(), batch.deleted.end(), [](uint8_t d) { return d == 0; })) {
     return Status(Code::kInvalidArgument, "a batch without rows may hold deletions only");
+  }
+  if (!batch.stamps.empty() && batch.stamps.size() != batch.keys.size()) {
+    return Status(Code::kInvalidArgument, "a batch needs one stamp per key, or one for all");
   }
   if (all_deleted && batch.deleted.empty() && !batch.keys.empty()) {
     return Status(Code::kInvalidArgument, "a batch needs rows or deletion marks");

@@ -77,7 +77,7 @@ Status Table::apply_together(std::span<const Batch> batches, std::span<ApplyRepo
   bool deletes = false;
   for (const Batch& batch : batches) {
     PETPS_RETURN_IF_ERROR(check_batch(batch));
-    if (batch.stamp != batches[0].stamp)
+    if (impl_->stamp_of(batch) != impl_->stamp_of(batches[0]) || !batch.stamps.empty())
       return Status(Code::kInvalidArgument, "the batches of a group need one stamp");
     keys.insert(keys.end(), batch.keys.begin(), batch.keys.end());
     for (size_t i = 0; i < batch.keys.size(); ++i) {

@@ -69,6 +69,24 @@ struct Table::Impl final : epoch::Reclaimer {
   // their ranges, and drains.
   void mirror(std::span<const uint64_t> keys, media::Flusher& flusher);
 
+  // ---- expiry: expire.cc, EXPIRY.md
+  // Return the stamp of a batch's rows; the table gives it to pushes if its rows expire.
+  uint32_t stamp_of(const Batch& batch) const {
+    const uint64_t given = push_stamp.load(std::memory_order_acquire);
+    return given == 0 ? batch.stamp : static_cast<uint32_t>(given);
+  }
+  void refresh_push_stamp();
+  base::Result<uint64_t> expire(const ExpireOptions& options);
+  base::Result<bool> walk_expired(const ExpireOptions& options,
+                                  const std::vector<pool::EventClock>& clocks,
+                                  epoch::Reader& reader, uint64_t* deleted);
+  void collect_expired(const index::Index& array, const std::vector<pool::EventClock>& clocks,
+                       uint64_t from, std::vector<uint64_t>* keys,
+                       std::vector<uint32_t>* stamps) const;
+  base::Status delete_of_stamp(std::span<const uint64_t> keys, std::span<const uint32_t> stamps,
+                               uint64_t* deleted);
+  void describe_expiry(TableStatus* status) const;
+
   Tables::Impl& owner;
   pool::Pool& pool;
   epoch::Domain& epochs;
@@ -80,6 +98,15 @@ struct Table::Impl final : epoch::Reclaimer {
   std::atomic<index::Index*> current{nullptr};
   std::vector<std::unique_ptr<index::Index>> arrays;  // of this open; under owner.moves_mutex
   std::atomic<uint64_t> capacity;
+  std::atomic<uint32_t> expire_after;  // seconds, 0: never
+  // The version of a push that is applied now; 0: pushes have the stamps that they give.
+  std::atomic<uint64_t> push_stamp{0};
+  std::atomic<uint64_t> expired{0};  // rows, since the open
+  std::mutex expire_mutex;           // one walk at a time
+  std::mutex expiry_mutex;           // one tick or one change of expire_after at a time
+  mutable std::mutex expiry_state_mutex;
+  // By partition: the event time when the last complete walk began; under expiry_state_mutex.
+  std::vector<uint64_t> expired_until;
   uint32_t row_lines;  // cache lines of a row that lookup prefetches
   // Rows, and reserved room for new keys of batches in flight. When a reservation becomes a row,
   // this number stays; a deletion is subtracted once it is durable. Until the walk has counted

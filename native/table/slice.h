@@ -26,6 +26,9 @@ struct Slice {
   const std::byte* rows;   // the batch's rows, or those from the slice's first on
   const uint32_t* places;  // keys[i] has row places[i]; null: row i
   const uint8_t* deleted;  // one mark per key, or null
+  // If not null, keys[i] has stamps[places[i]]; without places stamps[i].
+  const uint32_t* stamps = nullptr;
+  bool only_of_stamp = false;  // as in Batch
   // If not null, receives the row numbers of new keys that found no room.
   std::vector<uint32_t>* refused = nullptr;
   const Group* group = nullptr;  // if not null, it has the rows, and the slice is all of it

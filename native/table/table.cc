@@ -26,9 +26,11 @@ Table::Impl::Impl(Tables::Impl& tables, const pool::TableRecord& table)
       record(table),
       slots(pool.slots(table.id)),
       capacity(table.spec.capacity),
+      expire_after(table.spec.expire_after),
       row_lines(lines_of(table.spec.row_bytes)),
       hot(std::clamp(table.spec.capacity / kHotShare, kLeastHot, kMostHot)) {
   add_array({table.bucket_offset, table.bucket_count});
+  refresh_push_stamp();
   if (pool.was_clean()) {
     set_counts(record.rows, record.displaced);
   } else {  // the largest possible count: no two rows share a slot or an entry
@@ -57,6 +59,7 @@ pool::TableRecord Table::record_now() const {
   pool::TableRecord now = record();
   const index::Index& index = impl_->index();  // once: the table may be swapping it
   now.spec.capacity = capacity();
+  now.spec.expire_after = impl_->expire_after.load(std::memory_order_relaxed);
   now.bucket_offset = index.bucket_offset();
   now.bucket_count = index.bucket_count();
   return now;
@@ -134,6 +137,7 @@ TableStatus Table::status() const {
   status.allocator_bytes = table.slots.allocator_bytes();
   status.displaced = table.index().displaced();
   status.walked = table.walked();
+  table.describe_expiry(&status);
   return status;
 }
 

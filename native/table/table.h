@@ -34,6 +34,9 @@ struct Batch {
   const std::byte* rows = nullptr;
   std::span<const uint8_t> deleted = {};  // empty, or keys.size(): 1 = delete
   uint32_t stamp = 0;                     // low bits of the version
+  std::span<const uint32_t> stamps = {};  // empty, or keys.size(): one stamp for each key
+  // Delete a key only while its row has this key's stamp. For a batch of deletions with stamps.
+  bool only_of_stamp = false;
   // The number of threads for a large batch, the caller included; the others inherit its
   // priority.
   uint32_t threads = 1;
@@ -63,6 +66,13 @@ struct TableStatus {
   // Rows outside their home bucket, as of the last walk and since; approximate.
   uint64_t displaced = 0;
   bool walked = false;  // the background walk of this open has finished
+  // If rows expire (EXPIRY.md): seconds, 0 = never; the lowest event time of the partitions that
+  // have one, 0 = none; rows expired since the open; how long a row may be served beyond
+  // expire_after, in seconds of event time, -1 = unknown before the first walk of this open.
+  uint32_t expire_after = 0;
+  uint64_t event_time_ns = 0;
+  uint64_t expired = 0;
+  double expiry_delay = 0.0;
 };
 
 struct VerifyReport {
@@ -82,6 +92,12 @@ struct GrowOptions {
   bool paced = true;      // leave most of the time to pulls and writers
   // Called between two steps with the buckets copied and the buckets in all; false gives up, and
   // after the swap it ends the wait for the last reader of the array before.
+  std::function<bool(uint64_t done, uint64_t all)> progress;
+};
+
+struct ExpireOptions {
+  bool paced = true;  // leave most of the time to pulls and writers
+  // Called between two steps with the buckets done and the buckets in all; false ends the walk.
   std::function<bool(uint64_t done, uint64_t all)> progress;
 };
 
@@ -166,6 +182,11 @@ class Table {
   // returned false.
   base::Status grow(const GrowOptions& options);
 
+  // Delete the rows that have expired by the event times that the table has now (EXPIRY.md), while
+  // it is read and written. Return how many. Durable when it returns; a walk that ended early, or
+  // a crash, leaves the other ones to the next walk.
+  base::Result<uint64_t> expire(const ExpireOptions& options);
+
   // Scan buckets [from, from + buckets). While a ScanGuard lives, no entry moves, so the scan
   // misses none.
   ScanPage scan(uint64_t from_bucket, uint64_t buckets) const;
@@ -241,6 +262,12 @@ class Tables {
   // Give the blocks of free space back to the disk; see Pool::shrink. First wait, a few seconds at
   // most, until what was dropped or outgrown is free.
   base::Result<uint64_t> shrink(const std::function<bool(uint64_t, uint64_t)>& progress);
+  // Let the table's rows expire so many seconds of event time after their version; 0: never. See
+  // Pool::set_expiry.
+  base::Status set_expiry(uint32_t table, uint32_t seconds);
+  // Advance the event time of a table that pushes feed to now_ns of the server's clock, or to what
+  // one commit may advance it. Later pushes belong to the next version. Durable on return.
+  base::Status tick(uint32_t table, uint64_t now_ns);
   // Return a number that grows when tables are dropped. A Table* that was found earlier, under
   // another Pin, is valid only while this number is the same.
   uint64_t change_count() const;
@@ -250,8 +277,10 @@ class Tables {
 
   // Record the progress of partitions, each at most once, after their rows were applied; durable
   // when it returns. It makes one drain for all of them, and one more when several are recorded
-  // for the first time. Raises applied_version.
-  base::Status record_progress(std::span<const pool::Progress> all);
+  // for the first time. Raises applied_version. commits: what the progress covers, in order; they
+  // advance event times, which are durable before the progress, with a drain of their own.
+  base::Status record_progress(std::span<const pool::Progress> all,
+                               std::span<const pool::Commit> commits = {});
   base::Status record_progress(const pool::Progress& progress) {
     return record_progress({&progress, 1});
   }

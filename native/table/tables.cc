@@ -381,8 +381,14 @@ void Tables::count_partitions(std::span<const uint64_t> partitions) {
     impl_->refresh_applied(instance.id);
 }
 
-Status Tables::record_progress(std::span<const pool::Progress> all) {
+Status Tables::record_progress(std::span<const pool::Progress> all,
+                               std::span<const pool::Commit> commits) {
   Flusher flusher(impl_->pool->medium());
+  if (!commits.empty()) {
+    const Result<bool> changed = impl_->pool->write_clocks(commits, flusher);
+    if (!changed.ok()) return changed.status();
+    if (changed.value()) PETPS_RETURN_IF_ERROR(flusher.drain(Site::kClocked));
+  }
   PETPS_RETURN_IF_ERROR(impl_->pool->write_progress(all, flusher));
   PETPS_RETURN_IF_ERROR(flusher.drain(Site::kProgressed));
   std::set<uint32_t> instances;

@@ -110,6 +110,7 @@ class AdminClient:
         default: float | npt.ArrayLike = 0.0,
         feed: str = "push",
         model: str | None = None,
+        expire_after: int = 0,
     ) -> dict[str, Any]:
         """See Pool. Returns the fields of its TableInfo."""
         if not 1 <= dim <= MAX_DIM:  # else the message could not hold it
@@ -118,8 +119,16 @@ class AdminClient:
         request = messages.CreateTableRequest(
             model=model or "", name=name, dim=dim, dtype=dtype, capacity=capacity, feed=feed,
             default_value=row.ravel().tolist(), default_is_row=row.ndim > 0,
+            expire_after=expire_after,
         )  # fmt: skip
         return self._ask("CreateTable", request)
+
+    def set_expiry(self, table: str, seconds: int, *, model: str | None = None) -> None:
+        """See Pool."""
+        self._ask(
+            "SetExpiry",
+            messages.SetExpiryRequest(model=model or "", table=table, seconds=seconds),
+        )
 
     def drop_table(self, table: str, *, model: str | None = None) -> None:
         """See Pool."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from petps.config.duration import NEVER, parse_duration
 from petps.errors import InvalidArgument
 
 __all__ = [
@@ -319,6 +320,11 @@ class TableConfig(Section):
         ge=1,
         description="The capacity beyond which the table does not grow automatically.",
     )
+    expire_after: str = Field(
+        default=NEVER,
+        description="The age at which a row is deleted that was not written again, such as '90s', "
+        "'6h' or '30d'. Counts when the table is created; `petps table expire` changes it.",
+    )
     default: float | list[float] = Field(
         default=0.0,
         description="The row that a missing key gets: one number for all its values, or dim "
@@ -328,6 +334,15 @@ class TableConfig(Section):
         default="push",
         description="What writes the table: 'push' (pushes and `petps load`) or 'delta' (the log).",
     )
+
+    @field_validator("expire_after")
+    @classmethod
+    def _is_a_duration(cls, value: str) -> str:
+        try:
+            parse_duration(value, "it")
+        except InvalidArgument as error:
+            raise ValueError(str(error)) from None
+        return value
 
     @field_validator("default")
     @classmethod
@@ -352,6 +367,10 @@ class TableConfig(Section):
         if isinstance(self.default, list) and len(self.default) != self.dim:
             raise ValueError(f"default has {len(self.default)} numbers, but dim is {self.dim}")
         return self
+
+    def expire_after_seconds(self) -> int:
+        """Return expire_after in seconds; 0: never."""
+        return parse_duration(self.expire_after, "expire_after")
 
     def default_row(self) -> list[float]:
         """Return the default row as ``dim`` numbers."""

@@ -151,6 +151,12 @@ class AuditedPool(Pool):
         with self._line(f"grow table {table}{_of_model(model)} to capacity {capacity}"):
             super().grow(table, capacity, model=model, **options)
 
+    def set_expiry(self, table: str, seconds: int, *, model: str | None = None) -> None:
+        """See Pool."""
+        instance = self._instance(model).name
+        with self._line(f"let table {table} of {instance} expire after {seconds} seconds"):
+            super().set_expiry(table, seconds, model=instance)
+
     def drop_table(self, table: str, *, model: str | None = None) -> None:
         """See Pool."""
         instance = self._instance(model).name  # the model may name another one later

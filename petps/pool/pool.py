@@ -155,6 +155,7 @@ class Pool(PoolReader):
                     capacity=record.capacity,
                     feed=cast(Literal["push", "delta"], record.feed),
                     default_row=table.default_row(),
+                    expire_after=record.expire_after,
                 )
 
     def switch_alias(self, alias: str, instance: str) -> None:
@@ -190,6 +191,7 @@ class Pool(PoolReader):
         default: float | npt.ArrayLike = 0.0,
         feed: Literal["push", "delta"] = "push",
         model: str | None = None,
+        expire_after: int = 0,
     ) -> TableInfo:
         """Create a table of ``model``; create the model if the pool has none at all.
 
@@ -201,6 +203,7 @@ class Pool(PoolReader):
             default: Row of a missing key: a number or float[dim].
             feed: Source of its rows: pushes or a delta log.
             model: A model, instance or alias; None selects the only model, or else 'default'.
+            expire_after: See set_expiry().
         """
         if model is None and not self._native.instances():
             self.create_model()
@@ -214,8 +217,29 @@ class Pool(PoolReader):
             capacity=capacity,
             feed=feed,
             default_row=stored[0] if np.any(np.asarray(default)) else None,
+            expire_after=expire_after,
         )
         return self._info(table)
+
+    def set_expiry(self, table: str, seconds: int, *, model: str | None = None) -> None:
+        """Let the rows of a table expire, or never more. Durable on return.
+
+        A row that was not written for ``seconds`` is deleted while a server has the pool. Time is
+        that of the log's commits, in tables that deltas feed, else the server's
+        (native/table/EXPIRY.md). Rows that are in the table already count as written at the next
+        commit, if rows never expired before.
+
+        Args:
+            table: The table's name.
+            seconds: The age at which a row expires; 0: never. At most 100 years.
+            model: A model, instance or alias; None selects the only model, or else 'default'.
+
+        Raises:
+            InvalidArgument: More than 100 years.
+            FailedPrecondition: The pool was made by a release before 0.2, in whose format rows
+                cannot expire.
+        """
+        self._native.set_expiry(self.table(table, model).record.id, seconds)
 
     def grow(
         self,

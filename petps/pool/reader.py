@@ -39,6 +39,7 @@ class TableInfo:
     dtype: str
     capacity: int
     feed: str
+    expire_after: int = 0
 
     @classmethod
     def of(cls, record: TableRecord, instance: str) -> TableInfo:
@@ -51,6 +52,7 @@ class TableInfo:
             dtype=record.dtype,
             capacity=record.capacity,
             feed=record.feed,
+            expire_after=record.expire_after,
         )
 
 

@@ -25,6 +25,7 @@ import petps.admin.admin_pb2 as messages
 from petps import _native
 from petps.admin import MAX_SOCKET_BYTES, USER_KEY, socket_of
 from petps.admin.admin_pb2_grpc import add_AdminServicer_to_server
+from petps.config.duration import duration_text
 from petps.errors import IoError, PetpsError, Unavailable
 from petps.pool.audited import AuditedPool, audited
 from petps.server.grpc.codes import GRPC_CODES
@@ -229,10 +230,17 @@ class _Service:
         info = self._pool(context).create_table(
             request.name, dim=request.dim, capacity=request.capacity, dtype=request.dtype,
             feed=request.feed, default=values if request.default_is_row else values[0],
-            model=request.model or None,
+            model=request.model or None, expire_after=request.expire_after,
         )  # fmt: skip
         self._note(context, f"table '{info.name}' of {info.instance} is created")
         return asdict(info)
+
+    @_answering
+    def SetExpiry(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+        """See admin.proto."""
+        self._pool(context).set_expiry(request.table, request.seconds, model=request.model or None)
+        self._note(context, f"table '{request.table}' expires {duration_text(request.seconds)}")
+        return {}
 
     @_answering
     def DropTable(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802

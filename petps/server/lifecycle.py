@@ -277,9 +277,13 @@ class Serving:
         self._start_http()
         self._start_grpc()
         from petps.server.admin import open_admin_door
+        from petps.server.expiry import Expiry
         from petps.server.growth import Growth
 
-        self._upkeep = [Growth(self._config, self._tables, self._log)]
+        self._upkeep = [
+            Growth(self._config, self._tables, self._log),
+            Expiry(self._tables, self._log),
+        ]
         port = self._config.server.admin_port
         self._admin = open_admin_door(self._config.pool.path, self._tables, self, self._log, port)
         self._upkeep += self._admin

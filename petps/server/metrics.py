@@ -70,6 +70,17 @@ _TABLE_GAUGES: Final = {
     "header_bytes": "Bytes of slot headers.",
     "allocator_bytes": "Bytes of the allocator.",
 }
+_EXPIRY_GAUGES: Final = {
+    "expire_after": ("expire_after_seconds", "Seconds after which a row expires."),
+    "expiry_delay": (
+        "expiry_delay_seconds",
+        "Event time for which a row may be served beyond expire_after; +Inf: no walk yet.",
+    ),
+    "event_time_ns": (
+        "event_time_seconds",
+        "The lowest event time of the partitions, in seconds since 1970; 0: no commit yet.",
+    ),
+}
 _INGEST_COUNTERS: Final = {
     "records": "Messages applied.",
     "rows": "Rows and deletions applied.",
@@ -183,6 +194,21 @@ def _table_metrics(status: dict[str, Any]) -> Iterator[Metric]:
         for table in status["tables"]:
             family.add_metric([table["instance"], table["name"]], table[name])
         yield family
+    expiring = [table for table in status["tables"] if table["expire_after"] > 0]
+    for name, (metric, text) in _EXPIRY_GAUGES.items():
+        family = GaugeMetricFamily(f"petps_table_{metric}", text, labels=["instance", "table"])
+        for table in expiring:
+            value = table[name] / 1e9 if name == "event_time_ns" else table[name]
+            family.add_metric([table["instance"], table["name"]], math.inf if value < 0 else value)
+        yield family
+    expired = CounterMetricFamily(
+        "petps_table_expired_rows",
+        "Rows that have expired since the start.",
+        labels=["instance", "table"],
+    )
+    for table in expiring:
+        expired.add_metric([table["instance"], table["name"]], table["expired"])
+    yield expired
 
 
 def _ingest_metrics(ingest: dict[str, Any]) -> Iterator[Metric]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from petps import _native
 from petps.config import Config
+from petps.config.duration import duration_text
 from petps.errors import NotFound
 
 __all__ = ["ignored_tables"]
@@ -26,6 +27,12 @@ def ignored_tables(config: Config, tables: _native.Tables) -> Iterator[str]:
                 "`petps create --add`"
             )
             continue
+        expiry = record.expire_after
+        if expiry != table.expire_after_seconds():
+            yield (
+                f"WARNING: [tables.{name}] expire_after = '{table.expire_after}' is ignored: the "
+                f"pool's table has '{duration_text(expiry)}'; change it with `petps table expire`"
+            )
         for key in ("dim", "dtype", "capacity", "feed"):
             given, stored = getattr(table, key), getattr(record, key)
             has_grown = key == "capacity" and table.grow == "auto" and stored > given

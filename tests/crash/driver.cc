@@ -16,17 +16,45 @@ using media::Site;
 using table::Tables;
 
 const char* site_name(Site site) {
-  static constexpr const char* kNames[] = {
-      "kRow",           "kRowHeader",      "kRaisedCounter",   "kEntry",
-      "kErasedEntry",   "kProgress",       "kProgressMark",    "kSuperblock",
-      "kExtentRecord",  "kReusedExtent",   "kJournal",         "kMovedEntry",
-      "kVacatedEntry",  "kFreeMap",        "kBucketWord",      "kAdoptedMetadata",
-      "kAdoptedBucket", "kAdoptedPath",    "kFilled",          "kPublished",
-      "kProgressed",    "kProgressMarked", "kSuperblockDrain", "kExtentRecordDrain",
-      "kJournalDrain",  "kMovedDrain",     "kVacatedDrain",    "kCloseDrain",
-      "kCopiedDrain",   "kAdoptedDrain",   "kAdoptedSync",     "kSuperblockSync",
-      "kNewTableSync",  "kGrownSync",      "kReusedSync",      "kPowerSync",
-      "kCloseSync"};
+  static constexpr const char* kNames[] = {"kRow",
+                                           "kRowHeader",
+                                           "kRaisedCounter",
+                                           "kEntry",
+                                           "kErasedEntry",
+                                           "kProgress",
+                                           "kProgressMark",
+                                           "kClock",
+                                           "kSuperblock",
+                                           "kExtentRecord",
+                                           "kReusedExtent",
+                                           "kJournal",
+                                           "kMovedEntry",
+                                           "kVacatedEntry",
+                                           "kFreeMap",
+                                           "kBucketWord",
+                                           "kAdoptedMetadata",
+                                           "kAdoptedBucket",
+                                           "kAdoptedPath",
+                                           "kFilled",
+                                           "kPublished",
+                                           "kProgressed",
+                                           "kProgressMarked",
+                                           "kClocked",
+                                           "kSuperblockDrain",
+                                           "kExtentRecordDrain",
+                                           "kJournalDrain",
+                                           "kMovedDrain",
+                                           "kVacatedDrain",
+                                           "kCloseDrain",
+                                           "kCopiedDrain",
+                                           "kAdoptedDrain",
+                                           "kAdoptedSync",
+                                           "kSuperblockSync",
+                                           "kNewTableSync",
+                                           "kGrownSync",
+                                           "kReusedSync",
+                                           "kPowerSync",
+                                           "kCloseSync"};
   static_assert(std::size(kNames) == kSites, "a name for each site, in the order of media::Site");
   return kNames[static_cast<size_t>(site)];
 }
@@ -193,10 +221,12 @@ void Driver::apply(const std::string& name, const std::vector<Change>& changes) 
     const size_t bytes = target.record().spec.row_bytes;
     std::vector<uint64_t> keys;
     std::vector<uint8_t> deleted;
+    std::vector<uint32_t> stamps;
     std::vector<std::byte> rows(changes.size() * bytes);
     for (const Change& change : changes) history.add(name, change.key, change.value);
     for (size_t i = 0; i < changes.size(); ++i) {
       keys.push_back(changes[i].key);
+      stamps.push_back(static_cast<uint32_t>(changes[i].value));
       deleted.push_back(changes[i].value == 0 ? 1 : 0);
       if (changes[i].value != 0)
         write_row(changes[i].key, changes[i].value, rows.data() + i * bytes, bytes);
@@ -205,6 +235,7 @@ void Driver::apply(const std::string& name, const std::vector<Change>& changes) 
     batch.keys = keys;
     batch.rows = rows.data();
     batch.deleted = deleted;
+    batch.stamps = stamps;
     auto report = target.apply(batch);
     if (!report.ok()) return report.status();
     PETPS_CHECK(report.value().refused == 0, "a scenario wrote more keys than its table holds");
@@ -213,6 +244,43 @@ void Driver::apply(const std::string& name, const std::vector<Change>& changes) 
   step("apply", act, [&](World* w) {
     for (const Change& change : changes) w->find(name)->write(change.key, change.value);
   });
+}
+
+void Driver::commit(const std::vector<uint32_t>& partitions, uint64_t second) {
+  constexpr uint64_t kFirst = uint64_t{1'700'000'000} * pool::kNsPerSecond;
+  const uint64_t version = next_value();
+  std::vector<pool::Progress> all;
+  std::vector<pool::Commit> commits;
+  for (const uint32_t partition : partitions) {
+    all.push_back({1, partition, 1, version, 0, version});
+    commits.push_back({1, partition, version, kFirst + second * pool::kNsPerSecond});
+  }
+  step(
+      "commit", [&] { return tables->record_progress(all, commits); },
+      [&](World* w) {
+        for (size_t i = 0; i < all.size(); ++i) {
+          w->progress[{1, all[i].partition}] = all[i];
+          for (TableWorld& table : w->tables) {
+            if (table.expire_after > 0 && table.feed == pool::Feed::kDelta)
+              table.clocks[all[i].partition].commit(version, commits[i].time_ns);
+          }
+        }
+      });
+}
+
+void Driver::expire(const std::string& name) {
+  step(
+      "expire",
+      [&] {
+        return table(name).expire({false, nullptr}).status();
+      },
+      [&](World* w) { w->find(name)->delete_expired(); });
+}
+
+void Driver::set_expiry(const std::string& name, uint32_t seconds) {
+  step(
+      "set_expiry", [&] { return tables->set_expiry(table(name).id(), seconds); },
+      [&](World* w) { w->find(name)->set_expiry(seconds); });
 }
 
 void Driver::migrate(const std::string& name, const std::vector<uint64_t>& hot) {

@@ -108,7 +108,13 @@ class Driver {
   void set_durability(media::Durability to);
   void record_progress(const std::vector<pool::Progress>& all);
   void record_progress(const pool::Progress& progress) { record_progress(std::vector{progress}); }
+  // The value of a row is also its stamp.
   void apply(const std::string& table, const std::vector<Change>& changes);
+  // Commit what was written so far in partitions of instance 1, `second` seconds after the first
+  // commit, together with the progress there.
+  void commit(const std::vector<uint32_t>& partitions, uint64_t second);
+  void expire(const std::string& table);
+  void set_expiry(const std::string& table, uint32_t seconds);
   void migrate(const std::string& table, const std::vector<uint64_t>& hot);
   void rehome(const std::string& table);
   void recount(const std::string& table);

@@ -1,4 +1,4 @@
-// Tables that grow, and pools that shrink.
+// Tables that grow, pools that shrink, and rows that expire.
 #include "scenarios.h"
 
 namespace petps::crash {
@@ -71,14 +71,64 @@ void shrinking(Driver& d, const Begin& begin) {
   d.open();
 }
 
+pool::TableSpec expiring_spec(const std::string& name, uint32_t seconds) {
+  pool::TableSpec spec = table_spec(name, kMoreThanSlots, kOddRow);
+  spec.feed = pool::Feed::kDelta;
+  spec.expire_after = seconds;
+  return spec;
+}
+
+// Commits advance three event times; walks delete what they made too old, while rows of the same
+// keys are written again.
+void expiring(Driver& d, const Begin& begin) {
+  start(d, shape_of(expiring_spec("t", 48), 60, 70), 30);
+  d.commit({0, 1, 2}, 0);
+  begin();
+  d.apply("t", d.random_changes("t", 4, 6, 1));
+  d.commit({0, 1}, 12);
+  d.commit({0, 2}, 24);
+  d.commit({0, 1, 2}, 36);
+  d.apply("t", d.random_changes("t", 4, 4, 1));
+  d.commit({0, 1, 2}, 48);
+  d.commit({1, 2}, 60);
+  d.expire("t");
+  d.apply("t", d.random_changes("t", 8, 4, 1));
+  d.open();
+  d.commit({0, 2}, 72);
+  d.commit({0}, 84);
+  d.expire("t");
+  d.walk();
+  d.apply("t", d.random_changes("t", 4, 2, 1));
+  d.close();
+  d.open();
+  d.commit({0, 1, 2}, 90);
+}
+
+// The clocks of a table take the space of a dropped one, and begin anew when its rows expire again.
+void expiry_changes(Driver& d, const Begin& begin) {
+  two_instances(d);
+  d.set_alias("model", "model@2");
+  d.drop_instance("model@1");
+  if (d.tables != nullptr) d.tables->reclaim();
+  begin();
+  d.create_table(of_instance("model@2", expiring_spec("v", 48), 40, 71));
+  d.apply("v", d.random_changes("v", 10, 0, 0));
+  d.set_expiry("v", 96);
+  d.set_expiry("u", 60);
+  d.set_expiry("v", 0);
+  d.open();
+  d.set_expiry("v", 48);
+  d.set_expiry("u", 0);
+  d.close();
+  d.open();
+}
+
 }  // namespace
 
 const std::vector<Scenario>& growth_scenarios() {
   static const std::vector<Scenario> all = {
-      {"growing", growing},
-      {"growing_full", growing_full},
-      {"growing_pinned", growing_pinned},
-      {"shrinking", shrinking},
+      {"growing", growing},     {"growing_full", growing_full}, {"growing_pinned", growing_pinned},
+      {"shrinking", shrinking}, {"expiring", expiring},         {"expiry_changes", expiry_changes},
   };
   return all;
 }

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "base/check.h"
+#include "base/hash.h"
 
 namespace petps::crash {
 
@@ -63,6 +64,7 @@ bool catalogue_is(const Tables& tables, const World& world) {
     const TableWorld& expected = world.tables[i];
     if (records[i].spec.name != expected.shape->spec.name ||
         records[i].spec.feed != expected.feed ||
+        records[i].spec.expire_after != expected.expire_after ||
         names[records[i].spec.instance] != expected.shape->instance ||
         !has_same_format(records[i].spec, expected.shape->spec)) {
       return false;
@@ -147,6 +149,38 @@ std::string check_progress(const Tables& tables, const World& before, const Worl
   return "";
 }
 
+// Check that each event time is as in one of the two worlds, and not older than the progress that
+// covers its commit.
+std::string check_clocks(const Tables& tables, const Choices& choices, World* observed) {
+  const pool::Pool& pool = const_cast<Tables&>(tables).pool();
+  const auto opened = tables.tables();
+  for (size_t i = 0; i < opened.size(); ++i) {
+    const std::vector<pool::EventClock> clocks = pool.clocks(opened[i]->id());
+    TableWorld& seen = observed->tables[i];
+    const std::string& name = seen.shape->spec.name;
+    if (clocks.size() != seen.clocks.size())
+      return "table '" + name + "' has " + std::to_string(clocks.size()) + " event times";
+    const uint32_t instance = opened[i]->record().spec.instance;
+    for (uint32_t p = 0; p < clocks.size(); ++p) {
+      const auto is_as_in = [&](const World& world) {
+        const TableWorld* of = world.find(name);
+        return of != nullptr && of->clocks.size() > p && of->clocks[p] == clocks[p];
+      };
+      const auto old = choices.before.progress.find({instance, p});
+      const auto now = observed->progress.find({instance, p});
+      const bool is_covered =
+          now != observed->progress.end() &&
+          (old == choices.before.progress.end() || !is_same(old->second, now->second));
+      if (is_as_in(choices.after) || (!is_covered && is_as_in(choices.before))) continue;
+      return "table '" + name + "': the event time of partition " + std::to_string(p) +
+             " is that of version " + std::to_string(clocks[p].version) +
+             (is_covered ? ", older than the progress" : ", which no step left");
+    }
+    seen.clocks = clocks;
+  }
+  return "";
+}
+
 // Like check_keys, for a pool that lost power.
 std::string check_old_keys(const Table& table, const WasWritten& was_written,
                            TableWorld* observed) {
@@ -198,6 +232,7 @@ std::string check_accepted(const Tables& tables, const Choices& choices,
     if (problem.empty()) problem = check_scan(*opened[i], table);
     if (problem.empty()) problem = check_default(*opened[i], table.shape->spec);
     if (!problem.empty()) return problem;
+    table.clocks = const_cast<Tables&>(tables).pool().clocks(opened[i]->id());  // perhaps older
   }
   const std::string problem = check_lowered_progress(tables, choices, &seen);
   *observed = std::move(seen);
@@ -209,6 +244,25 @@ void TableWorld::write(uint64_t key, uint64_t value) {
   PETPS_CHECK(at != shape->keys.end() && *at == key, "a key that the table's shape does not name");
   values[static_cast<size_t>(at - shape->keys.begin())] = value;
   written[static_cast<size_t>(at - shape->keys.begin())] = 1;
+}
+
+void TableWorld::set_expiry(uint32_t seconds) {
+  const uint64_t cell = pool::EventClock::cell_of(seconds);
+  if (expire_after == 0 || seconds == 0) {
+    clocks.assign(seconds == 0 ? 0 : feed == pool::Feed::kPush ? 1 : 3, {});
+    for (pool::EventClock& clock : clocks) clock.cell_ns = cell;
+  } else {
+    for (pool::EventClock& clock : clocks) clock.change_cell(cell);
+  }
+  expire_after = seconds;
+}
+
+void TableWorld::delete_expired() {
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint64_t key = shape->keys[i];
+    const size_t p = base::partition_hash(key) % clocks.size();
+    if (values[i] != 0 && clocks[p].expires(static_cast<uint32_t>(values[i]))) write(key, 0);
+  }
 }
 
 TableWorld* World::find(const std::string& name) {
@@ -289,6 +343,7 @@ std::string check(const Tables& tables, const Choices& choices, World* observed)
   World seen = is_new ? choices.after : choices.before;
   std::string problem = check_rows(tables, choices, &seen);
   if (problem.empty()) problem = check_progress(tables, choices.before, choices.after, &seen);
+  if (problem.empty()) problem = check_clocks(tables, choices, &seen);
   *observed = std::move(seen);
   return problem;
 }

@@ -30,13 +30,19 @@ struct TableWorld {
   std::vector<uint64_t> values;  // of shape->keys; 0 = the key is absent
   std::vector<uint8_t> written;  // of shape->keys; 1 = acknowledged since the pool was last opened
   pool::Feed feed = pool::Feed::kPush;
+  uint32_t expire_after = 0;
+  std::vector<pool::EventClock> clocks;  // by partition, if rows expire
 
   explicit TableWorld(std::shared_ptr<const Shape> of)
       : shape(std::move(of)),
         values(shape->keys.size(), 0),
         written(shape->keys.size(), 0),
-        feed(shape->spec.feed) {}
+        feed(shape->spec.feed) {
+    set_expiry(shape->spec.expire_after);
+  }
   void write(uint64_t key, uint64_t value);  // 0 deletes the key
+  void set_expiry(uint32_t seconds);
+  void delete_expired();  // a row's value is the version that wrote it
 };
 
 using Place = std::pair<uint32_t, uint32_t>;  // instance id, partition

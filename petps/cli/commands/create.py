@@ -15,6 +15,7 @@ from petps.admin.socket import ADMIN_SCHEME
 from petps.cli.options import JsonReport, parse_rows
 from petps.cli.output import json_out, note
 from petps.cli.target import check_administered, open_pool
+from petps.config.duration import NEVER, parse_duration
 from petps.errors import AlreadyExists, InvalidArgument, PetpsError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class _TableSpec:
     capacity: int
     default: Any
     feed: Any
+    expire_after: int
 
 
 MAX_PARTITIONS: Final = 1024  # native/pool/pool.h kMaxPartitions
@@ -78,6 +80,14 @@ def create(
     feed: Annotated[
         str, typer.Option(help="What writes the tables of --table: 'push' or 'delta'.")
     ] = "push",
+    expire_after: Annotated[
+        str,
+        typer.Option(
+            metavar="AGE",
+            help="Delete rows of the tables of --table that were not written for so long, such as "
+            "90s, 6h or 30d; 'never'.",
+        ),
+    ] = NEVER,
     add: Annotated[
         bool, typer.Option("--add", help="Add the missing tables to an existing pool.")
     ] = False,
@@ -97,13 +107,14 @@ def create(
 
         petps create my.pool --add --table ads:32:f16:100k
 
-        petps create my.pool --table items:64:f32:1m --feed delta
+        petps create my.pool --table items:64:f32:1m --feed delta --expire-after 30d
 
         petps create my.pool --add --instance default@1
 
         petps create /dev/dax0.0 --table items:64:f32:1m
     """
-    specs = [_parse(text, feed) for text in table or []]
+    age = parse_duration(expire_after, "--expire-after")
+    specs = [_parse(text, feed, age) for text in table or []]
     names = [spec.name for spec in specs]
     if config is not None:
         from petps.config import load
@@ -118,7 +129,8 @@ def create(
                 raise InvalidArgument(
                     f"table '{name}' is both in --table and in {config}; name it once"
                 )
-            specs.append(_TableSpec(name, **section.model_dump(include=_CREATED)))
+            created = section.model_dump(include=_CREATED)
+            specs.append(_TableSpec(name, **created, expire_after=section.expire_after_seconds()))
     if pool is None:
         raise InvalidArgument("name the new pool: `petps create PATH ...`, or --config FILE")
     if partitions is not None and not 1 <= partitions <= MAX_PARTITIONS:
@@ -187,7 +199,7 @@ def _add_instance(target: str, name: str) -> dict[str, Any]:
         }
 
 
-def _parse(text: str, feed: str) -> _TableSpec:
+def _parse(text: str, feed: str, expire_after: int) -> _TableSpec:
     parts = text.split(":")
     if len(parts) != 4:
         raise InvalidArgument(
@@ -197,7 +209,13 @@ def _parse(text: str, feed: str) -> _TableSpec:
     if not dim.isdigit():
         raise InvalidArgument(f"--table {text}: dim must be a number, got '{dim}'")
     return _TableSpec(
-        name, int(dim), dtype, parse_rows(capacity, f"--table {text}: capacity"), 0.0, feed
+        name,
+        int(dim),
+        dtype,
+        parse_rows(capacity, f"--table {text}: capacity"),
+        0.0,
+        feed,
+        expire_after,
     )
 
 

@@ -14,6 +14,7 @@ import typer
 from petps.cli.options import JsonReport, TargetName
 from petps.cli.output import bytes_text, facts, json_out, table
 from petps.cli.target import open_target
+from petps.config.duration import NEVER, duration_text
 from petps.errors import DeadlineExceeded, Unavailable
 
 POLL_SECONDS: Final = 0.05  # between two looks at a server that is not ready
@@ -175,14 +176,29 @@ def _show_tables(report: dict[str, Any]) -> None:
             record["feed"],
             record["rows"],
             f"{100 * record['rows'] / record['capacity']:.1f} %",
+            _expiry_text(record),
             bytes_text(record["slots"] * record["row_bytes"]),
             bytes_text(record["index_bytes"] + record["header_bytes"] + record["allocator_bytes"]),
         )
         for record in report["tables"]
     ]
     table(
-        ("table", "instance", "row", "fed by", "rows", "full", "row slots", "index, headers"), rows
-    )
+        (
+            "table", "instance", "row", "fed by", "rows", "full", "expires", "row slots",
+            "index, headers",
+        ),
+        rows,
+    )  # fmt: skip
+
+
+def _expiry_text(record: dict[str, Any]) -> str:
+    """Return the age at which rows expire, and by how much they may be older."""
+    seconds = record.get("expire_after", 0)  # servers before 0.2: none
+    if seconds == 0:
+        return NEVER
+    delay = record["expiry_delay"]
+    late = "unknown" if delay < 0 else f"{delay:,.0f} s"
+    return f"{duration_text(seconds)}, late by {late}"
 
 
 def _state_text(ingest: dict[str, Any]) -> str:

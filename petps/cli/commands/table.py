@@ -18,8 +18,11 @@ from petps.cli.options import (
 )
 from petps.cli.output import advancing, json_out, note, progress
 from petps.cli.target import check_administered, open_pool
+from petps.config.duration import duration_text, parse_duration
 
-app = typer.Typer(no_args_is_help=True, help="Change a table: more capacity, or remove it.")
+app = typer.Typer(
+    no_args_is_help=True, help="Change a table: more capacity, rows that expire, or remove it."
+)
 
 
 @app.callback()
@@ -65,6 +68,46 @@ def grow(
         json_out({"table": table, "capacity": rows})
         return
     note(f"{table} has capacity for {rows:,} rows now")
+
+
+@app.command()
+def expire(
+    pool: AdministeredPool,
+    table: TableName,
+    after: Annotated[
+        str,
+        typer.Option(
+            metavar="AGE",
+            help="The age at which a row is deleted that was not written again, such as 90s, 6h or "
+            "30d; 'never' keeps all rows.",
+        ),
+    ],
+    model: ModelOption = None,
+    json_: JsonReport = False,
+) -> None:
+    """Let the rows of a table expire, or keep them. Pulls, pushes and deltas go on.
+
+    A server deletes expired rows a little later, at most 1/24 of the age and the time of one walk
+    over the table; `petps status` shows by how much. The age counts the time of the log's commits,
+    so all servers of the log delete the same rows; in a table that pushes feed, it counts the
+    server's clock. A pull does not make a row younger, a write does. Rows that were there before
+    the first such command count as written when the next version is committed.
+
+    [bold]Examples[/bold]
+
+        petps table expire my.pool items --after 30d
+
+        petps table expire my.pool items --after never --model ranking@7
+    """
+    check_administered(pool)
+    seconds = parse_duration(after, "--after")
+    with closing(open_pool(pool)) as target:
+        target.set_expiry(table, seconds, model=model)
+    if json_:
+        json_out({"table": table, "expire_after": seconds})
+        return
+    text = f"expire {duration_text(seconds)} after they were written" if seconds else "never expire"
+    note(f"rows of {table} {text}")
 
 
 @app.command()

@@ -238,6 +238,7 @@ class Follower:
             state.count_rows(header.table, len(body.keys))
         elif isinstance(body, CommitBody):
             state.complete_version(header.version)
+            self._window.commit(state, header)
             self._note_dense(header.version, body.dense)
         self._window.touch(state)
         # Retry refused rows one record at a time, so that the partition stops directly before the

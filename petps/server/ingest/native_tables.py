@@ -15,12 +15,14 @@ from petps.errors import FailedPrecondition
 from petps.server.ingest.protocols import (
     ApplyReport,
     BaseReader,
+    Commit,
     InstanceTable,
     InstanceTables,
     Keys,
     Mask,
     Progress,
     Rows,
+    Stamps,
     Standing,
 )
 
@@ -58,7 +60,9 @@ class _NativeTable:
             self._table.pull(keys[part], out[: len(keys[part])], mask[part])
         return mask
 
-    def apply(self, keys: Keys, rows: Rows | None, deleted: Mask | None, stamp: int) -> ApplyReport:
+    def apply(
+        self, keys: Keys, rows: Rows | None, deleted: Mask | None, stamp: int | Stamps
+    ) -> ApplyReport:
         return self._table.apply(keys, rows, deleted, stamp, self._threads)
 
     def all_keys(self) -> Iterator[Keys]:
@@ -120,7 +124,7 @@ class NativeInstanceTables:
         del values["instance"]
         return Progress(standing=Standing(values.pop("state")), **values)
 
-    def record_progress(self, progress: Sequence[Progress]) -> None:
+    def record_progress(self, progress: Sequence[Progress], commits: Sequence[Commit] = ()) -> None:
         """See InstanceTables."""
         self._tables.record_all_progress(
             [
@@ -136,7 +140,8 @@ class NativeInstanceTables:
                     publisher=entry.publisher,
                 )
                 for entry in progress
-            ]
+            ],
+            [(self._id, commit.partition, commit.version, commit.time_ns) for commit in commits],
         )
 
 
@@ -170,7 +175,7 @@ class NativeInstances:
         """See Instances. New tables inherit from the model's current tables of the same name.
 
         The capacity is the larger of the current table's capacity and the base's rows. The default
-        row is the current table's if dtype and dim are equal.
+        row is the current table's if dtype and dim are equal, and so is expire_after.
         """
         check_instance(self._model, name)
         current = self._tables.resolve(self._model)
@@ -198,6 +203,7 @@ class NativeInstances:
                 capacity=max(base.rows(table), old.status().capacity if old else 1),
                 feed="delta",
                 default_row=old.default_row() if old and has_same_rows else None,
+                expire_after=old.record.expire_after if old else 0,
             )
         return NativeInstanceTables(self._tables, name, threads=self._threads)
 

@@ -16,6 +16,7 @@ __all__ = [
     "ApplyReport",
     "BaseReader",
     "BaseSource",
+    "Commit",
     "DeadLetters",
     "InstanceTable",
     "InstanceTables",
@@ -27,6 +28,7 @@ __all__ = [
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
+Stamps = npt.NDArray[np.uint32]
 
 
 class Standing(enum.Enum):
@@ -63,6 +65,15 @@ class Progress:
     publisher: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The commit of a version in a partition; ``time_ns``: when it was published."""
+
+    partition: int
+    version: int
+    time_ns: int
+
+
 class ApplyReport(Protocol):
     """Result of an apply, in rows."""
 
@@ -90,10 +101,13 @@ class InstanceTable(Protocol):
     def holds(self, keys: Keys) -> Mask:
         """Return bool[n]: which of the keys the table holds now."""
 
-    def apply(self, keys: Keys, rows: Rows | None, deleted: Mask | None, stamp: int) -> ApplyReport:
+    def apply(
+        self, keys: Keys, rows: Rows | None, deleted: Mask | None, stamp: int | Stamps
+    ) -> ApplyReport:
         """Apply keys uint64[n], rows uint8[n, row_bytes] or None (all deleted), deleted bool[n].
 
-        ``stamp``: the low 32 bits of the version, which the slots keep. Durable on return.
+        ``stamp``: the low 32 bits of the version, which the slots keep, or uint32[n]. Durable on
+        return.
         """
 
     def all_keys(self) -> Iterator[Keys]:
@@ -124,8 +138,12 @@ class InstanceTables(Protocol):
     def progress(self, partition: int) -> Progress | None:
         """Return the partition's last recorded progress, or None."""
 
-    def record_progress(self, progress: Sequence[Progress]) -> None:
-        """Record the progress of partitions, each at most once. Durable on return."""
+    def record_progress(self, progress: Sequence[Progress], commits: Sequence[Commit] = ()) -> None:
+        """Record the progress of partitions, each at most once. Durable on return.
+
+        ``commits``: those that the progress covers, in order. A commit that was recorded before
+        changes nothing.
+        """
 
 
 class BaseReader(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +15,29 @@ from petps.delta.schema import partition_of
 from petps.errors import ResourceExhausted
 from petps.server.ingest.full import full_reason
 from petps.server.ingest.partition import PartitionState, Refusal
-from petps.server.ingest.protocols import InstanceTable, InstanceTables, Keys, Mask, Progress, Rows
+from petps.server.ingest.protocols import (
+    Commit,
+    InstanceTable,
+    InstanceTables,
+    Keys,
+    Mask,
+    Progress,
+    Rows,
+    Stamps,
+)
 
-__all__ = ["Merger", "Window"]
+__all__ = ["Merger", "VersionedBody", "Window"]
 
 Positions = npt.NDArray[np.intp]
+# Keys, rows, deleted, and the stamp of all rows or of each.
+Batch = tuple[Keys, Rows, Mask | None, int | Stamps]
+
+
+class VersionedBody(NamedTuple):
+    """Rows of one message. stamp: the low 32 bits of its version."""
+
+    stamp: int
+    body: RowsBody
 
 
 class Window:
@@ -29,8 +48,8 @@ class Window:
     """
 
     def __init__(self) -> None:
-        self._bodies: dict[str, list[tuple[PartitionState, RowsBody]]] = {}
-        self._stamps: dict[str, int] = {}
+        self._bodies: dict[str, list[tuple[PartitionState, VersionedBody]]] = {}
+        self._commits: list[tuple[PartitionState, Commit]] = []
         self._touched: dict[int, PartitionState] = {}
         self._progress: dict[int, Progress] = {}
         self._times: list[tuple[PartitionState, int, int]] = []
@@ -38,10 +57,14 @@ class Window:
 
     def add(self, state: PartitionState, header: RecordHeader, body: RowsBody) -> None:
         """Add the rows of a record."""
-        self._bodies.setdefault(header.table, []).append((state, body))
-        self._stamps[header.table] = max(self._stamps.get(header.table, 0), header.version)
+        versioned = VersionedBody(header.version & 0xFFFFFFFF, body)
+        self._bodies.setdefault(header.table, []).append((state, versioned))
         self._times.append((state, header.time_ns, len(body.keys)))
         self.rows += len(body.keys)
+
+    def commit(self, state: PartitionState, header: RecordHeader) -> None:
+        """Add the commit of a version, whose rows were added before."""
+        self._commits.append((state, Commit(state.partition, header.version, header.time_ns)))
 
     def touch(self, state: PartitionState) -> None:
         """Mark the partition: record() records its progress when the window is sealed."""
@@ -51,6 +74,7 @@ class Window:
         """Remove the rows and the progress of a partition."""
         self._touched.pop(state.partition, None)
         self._times = [entry for entry in self._times if entry[0] is not state]
+        self._commits = [entry for entry in self._commits if entry[0] is not state]
         for name, parts in self._bodies.items():
             self._bodies[name] = [part for part in parts if part[0] is not state]
 
@@ -71,19 +95,16 @@ class Window:
             accepted = [(state, body) for state, body in parts if state.refused is None]
             bodies = [body for _, body in accepted]
             try:
-                refused_keys = _apply(tables[name], merger, bodies, self._stamp(name))
+                refused_keys = _apply(tables[name], merger, bodies)
             except ResourceExhausted as error:
                 rows = Counter[int]()
                 for state, body in accepted:
-                    rows[state.partition] += len(body.keys)
+                    rows[state.partition] += len(body.body.keys)
                 self._refuse(name, rows, str(error))
                 continue
             if len(refused_keys):
                 rows = Counter(partition_of(refused_keys, partitions).tolist())
                 self._refuse(name, rows, full_reason(tables[name], len(refused_keys)))
-
-    def _stamp(self, name: str) -> int:
-        return self._stamps[name] & 0xFFFFFFFF
 
     def _refuse(self, table: str, rows: Mapping[int, int], reason: str) -> None:
         for partition, count in rows.items():
@@ -96,7 +117,9 @@ class Window:
         accepted = [state for state in self._touched.values() if state.refused is None]
         progress = [self._progress[state.partition] for state in accepted]
         if progress:
-            instance.record_progress(progress)
+            instance.record_progress(
+                progress, [commit for state, commit in self._commits if state.refused is None]
+            )
         for state, recorded in zip(accepted, progress, strict=True):
             state.record(recorded)
         now = time.time_ns()
@@ -106,23 +129,27 @@ class Window:
             state.count_applied(rows, (now - published_ns) / 1e6)
 
 
-def _apply(table: InstanceTable, merger: Merger, bodies: list[RowsBody], stamp: int) -> Keys:
+def _apply(table: InstanceTable, merger: Merger, bodies: list[VersionedBody]) -> Keys:
     """Apply bodies in order. Return the keys whose newest row could not be stored."""
     refused = np.empty(0, np.uint64)
     refused_rows = np.empty((0, table.schema.row_bytes), np.uint8)
-    for keys, rows, deleted in merger.merge(bodies):
+    refused_stamps = np.empty(0, np.uint32)
+    for keys, rows, deleted, stamp in merger.merge(bodies):
         report = table.apply(keys, rows, deleted, stamp)
         if len(refused):  # drop the refused rows that this batch replaces or deletes
             is_current = ~np.isin(refused, keys)
             refused, refused_rows = refused[is_current], refused_rows[is_current]
+            refused_stamps = refused_stamps[is_current]
         if report.refused:
             at = _missing_upserts(table, keys, deleted)
             refused = np.concatenate([refused, keys[at]])
             refused_rows = np.concatenate([refused_rows, rows[at]])
+            stamps = np.broadcast_to(np.asarray(stamp, np.uint32), keys.shape)
+            refused_stamps = np.concatenate([refused_stamps, stamps[at]])
     if len(refused) == 0:
         return refused
     # Later deletions in this window may have made room.
-    table.apply(refused, refused_rows, None, stamp)
+    table.apply(refused, refused_rows, None, refused_stamps)
     return refused[~table.holds(refused)]
 
 
@@ -148,18 +175,28 @@ class Merger:
         self._keys = np.empty(0, np.uint64)
         self._rows = np.empty(0, np.uint8)
 
-    def merge(self, bodies: list[RowsBody]) -> Iterator[tuple[Keys, Rows, Mask | None]]:
+    def merge(self, bodies: list[VersionedBody]) -> Iterator[Batch]:
         """Yield batches, each valid until the next. A batch of one body is not a copy."""
-        batch: list[RowsBody] = []
+        batch: list[VersionedBody] = []
         rows = 0
-        for body in bodies:
-            if batch and rows + len(body.keys) > self._rows_max:
-                yield self._join(batch, rows)
+        for versioned in bodies:
+            count = len(versioned.body.keys)
+            if batch and rows + count > self._rows_max:
+                yield self._batch(batch, rows)
                 batch, rows = [], 0
-            batch.append(body)
-            rows += len(body.keys)
+            batch.append(versioned)
+            rows += count
         if batch:
-            yield self._join(batch, rows)
+            yield self._batch(batch, rows)
+
+    def _batch(self, parts: list[VersionedBody], count: int) -> Batch:
+        stamp: int | Stamps = parts[0].stamp
+        if any(part.stamp != stamp for part in parts):
+            stamp = np.repeat(
+                np.array([part.stamp for part in parts], np.uint32),
+                [len(part.body.keys) for part in parts],
+            )
+        return (*self._join([part.body for part in parts], count), stamp)
 
     def _join(self, bodies: list[RowsBody], count: int) -> tuple[Keys, Rows, Mask | None]:
         if len(bodies) == 1:

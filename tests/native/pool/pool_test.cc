@@ -101,8 +101,8 @@ TEST(Pool, OpenRefusesANewerFormatVersion) {
   for (const uint64_t copy : kCopies) set_format_version(memory, copy, layout::kFormatVersion + 1);
   const auto pool = memory.attach();
   EXPECT_EQ(pool.status().code(), Code::kUnimplemented);
-  EXPECT_TRUE(contains(pool.status(), "format version 4")) << pool.status().to_string();
-  EXPECT_TRUE(contains(pool.status(), "reads versions 1 to 3")) << pool.status().to_string();
+  EXPECT_TRUE(contains(pool.status(), "format version 5")) << pool.status().to_string();
+  EXPECT_TRUE(contains(pool.status(), "reads versions 1 to 4")) << pool.status().to_string();
   EXPECT_TRUE(contains(pool.status(), "export")) << pool.status().to_string();
 }
 

@@ -112,6 +112,13 @@ std::unique_ptr<Tables> make_contents(media::SimulatedMedium& disk, Model* items
           .ok());
   EXPECT_TRUE(
       tables->record_progress({1, 0, 11, 15, 16, 17, pool::ProgressState::kFollowing, 0}).ok());
+  // From version 4 on: rows that expire.
+  EXPECT_TRUE(tables->set_expiry(b->id(), 4800).ok());
+  for (const uint64_t version : {18, 19}) {
+    const pool::Progress progress = {1, 0, 11, 15, 16, version};
+    const pool::Commit commit = {1, 0, version, version * 1'000'000'000'000};
+    EXPECT_TRUE(tables->record_progress({&progress, 1}, {&commit, 1}).ok());
+  }
   return tables;
 }
 
@@ -144,6 +151,18 @@ void expect_contents(const Tables& tables, const Model& items, const Model& user
   EXPECT_EQ(progress[3].state, pool::ProgressState::kIncomplete);
   EXPECT_EQ(progress[3].target, 45u);
   EXPECT_EQ(progress[3].publisher, 1u);
+  const auto clocks = const_cast<Tables&>(tables).pool().clocks(b->id());
+  ASSERT_EQ(clocks.size(), version < 4 ? 0u : 3u);
+  if (version < 4) return;
+  EXPECT_EQ(progress[0].version, 19u);
+  EXPECT_EQ(b->record().spec.expire_after, 4800u);
+  EXPECT_EQ(clocks[0].version, 19u);
+  EXPECT_EQ(clocks[0].time_ns, 19'000'000'000'000u);
+  EXPECT_EQ(clocks[0].cell_ns, 100'000'000'000u);
+  EXPECT_EQ(clocks[0].bounds[0], 20u);
+  EXPECT_EQ(clocks[0].bounds[10], 19u);
+  EXPECT_EQ(clocks[0].bounds[11], 0u);
+  EXPECT_EQ(clocks[1].time_ns, 0u);
 }
 
 struct Golden {
@@ -290,9 +309,36 @@ TEST_P(GoldenPoolBytes, ProgressAndExtents) {
   EXPECT_EQ(at<uint64_t>(extents, 32), 0u);
 }
 
+TEST(GoldenClocks, HaveTheirBytes) {
+  std::vector<std::byte> memory(kCapacity);
+  read_lines("clean-4", memory.data());
+  const std::byte* const copy =
+      at<uint64_t>(memory.data(), 24) > at<uint64_t>(memory.data() + 655360, 24)
+          ? memory.data()
+          : memory.data() + 655360;
+  EXPECT_EQ(at<uint32_t>(copy, 8), 4u);
+  EXPECT_EQ(at<uint32_t>(copy + 144 + 136, 20), 4800u);  // table 2: expire_after
+  const auto word = at<uint64_t>(memory.data() + 1576960, 32);
+  EXPECT_EQ(word & 15, 3u);  // clocks
+  EXPECT_EQ((word >> 16) & 0xFFFFFF, 2u);
+  // The pair of partition 0: turn 2 is in its first record. 2 MiB of metadata and four extents of
+  // 64 KiB are before it.
+  const std::byte* const record = memory.data() + 2097152 + uint64_t{4} * 65536;
+  EXPECT_EQ(at<uint32_t>(record, 0), 2u);                 // table
+  EXPECT_EQ(at<uint32_t>(record, 4), 0u);                 // partition
+  EXPECT_EQ(at<uint64_t>(record, 8), 2u);                 // turn
+  EXPECT_EQ(at<uint64_t>(record, 16), 100'000'000'000u);  // cell
+  EXPECT_EQ(at<uint64_t>(record, 24), 19'000'000'000'000u);
+  EXPECT_EQ(at<uint64_t>(record, 32), 19u);  // version
+  EXPECT_EQ(at<uint64_t>(record, 40), 20u);  // bounds[0]
+  EXPECT_EQ(at<uint64_t>(record, 504), base::checksum64(record, 504));
+  EXPECT_EQ(at<uint64_t>(record + 512, 8), 1u);
+}
+
 INSTANTIATE_TEST_SUITE_P(Pools, GoldenPool,
                          ::testing::Values(Golden{true, 1}, Golden{false, 1}, Golden{true, 2},
-                                           Golden{false, 2}, Golden{true, 3}, Golden{false, 3}),
+                                           Golden{false, 2}, Golden{true, 3}, Golden{false, 3},
+                                           Golden{true, 4}, Golden{false, 4}),
                          [](const auto& pool) {
                            return (pool.param.clean ? "clean_" : "killed_") +
                                   std::to_string(pool.param.version);

@@ -74,9 +74,9 @@ def test_status_refuses_what_is_no_pool(run: Command, pool: Path, tmp_path: Path
     assert "pool" in message
     message = run.fails(7, "status", "petps://127.0.0.1:1")
     assert "127.0.0.1:1" in message
-    forge(pool, version=4)
+    forge(pool, version=5)
     message = run.fails(1, "status", pool)
-    assert "format version 4, this build reads versions 1 to 3" in message
+    assert "format version 5, this build reads versions 1 to 4" in message
 
 
 def test_a_pool_that_was_copied_in_part_is_refused(run: Command, pool: Path) -> None:

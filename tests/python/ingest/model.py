@@ -11,6 +11,7 @@ import numpy.typing as npt
 from petps.delta import Message, TableSchema
 from petps.errors import IoError, PetpsError
 from petps.server.ingest import InstanceTable, Progress
+from petps.server.ingest.protocols import Commit, Stamps
 
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.uint8]
@@ -34,6 +35,7 @@ class MemoryTable:
         self._schema = schema
         self.capacity = capacity
         self.rows: dict[int, bytes] = {}
+        self.stamps: dict[int, int] = {}
         self.applies = 0
         self.fail_next = 0
         self.failure: type[PetpsError] = IoError
@@ -48,7 +50,9 @@ class MemoryTable:
     def holds(self, keys: Keys) -> Mask:
         return np.array([key in self.rows for key in keys.tolist()], np.bool_)
 
-    def apply(self, keys: Keys, rows: Rows | None, deleted: Mask | None, stamp: int) -> Report:
+    def apply(
+        self, keys: Keys, rows: Rows | None, deleted: Mask | None, stamp: int | Stamps
+    ) -> Report:
         if self.fail_next:
             if self.fail_next < ALWAYS:  # otherwise another thread resets it
                 self.fail_next -= 1
@@ -56,7 +60,8 @@ class MemoryTable:
         assert keys.dtype == np.uint64
         assert keys.flags.c_contiguous
         assert keys.flags.aligned
-        assert 0 <= stamp < 1 << 32
+        stamps = np.broadcast_to(stamp, keys.shape)
+        assert stamps.max(initial=0) < 1 << 32
         if rows is None:
             assert deleted is not None
             assert deleted.all()
@@ -81,6 +86,7 @@ class MemoryTable:
                 else:
                     report.inserted += 1
                 self.rows[key] = rows[at].tobytes()
+                self.stamps[key] = int(stamps[at])
         return report
 
     def all_keys(self) -> Iterator[Keys]:
@@ -103,6 +109,7 @@ class MemoryTables:
         self.by_name = {schema.name: MemoryTable(schema) for schema in schemas}
         self.recorded: dict[int, Progress] = {}
         self.history: list[Progress] = []
+        self.commits: list[Commit] = []
 
     @property
     def model(self) -> str:
@@ -121,10 +128,11 @@ class MemoryTables:
     def progress(self, partition: int) -> Progress | None:
         return self.recorded.get(partition)
 
-    def record_progress(self, progress: Sequence[Progress]) -> None:
+    def record_progress(self, progress: Sequence[Progress], commits: Sequence[Commit] = ()) -> None:
         assert len({entry.partition for entry in progress}) == len(progress)
         self.recorded.update({entry.partition: entry for entry in progress})
         self.history += progress
+        self.commits += commits
 
     def rows(self) -> dict[str, dict[int, bytes]]:
         return {name: table.rows for name, table in self.by_name.items()}

@@ -17,6 +17,7 @@ from petps.delta.schema import partition_of
 from petps.errors import PetpsError
 from petps.publish import Publisher
 from petps.server.ingest import Mode, Progress, Standing
+from petps.server.ingest.protocols import Commit, Stamps
 from tests.python.checkpoint.test_base import Reads
 from tests.python.ingest.driver import (
     SCHEMAS,
@@ -34,7 +35,7 @@ from tests.python.ingest.model import Rows as StoredRows
 from tests.python.ingest.world import damage_chunk, write_rows
 from tests.python.waiting import wait_until
 
-Apply = Callable[[Keys, StoredRows | None, Mask | None, int], Report]
+Apply = Callable[[Keys, StoredRows | None, Mask | None, int | Stamps], Report]
 
 
 class Killed(Exception):
@@ -51,7 +52,9 @@ class MortalTables(MemoryTables):
             table.apply = self._mortal(table.apply)  # type: ignore[assignment, method-assign]
 
     def _mortal(self, apply: Apply) -> Apply:
-        def mortal(keys: Keys, rows: StoredRows | None, deleted: Mask | None, stamp: int) -> Report:
+        def mortal(
+            keys: Keys, rows: StoredRows | None, deleted: Mask | None, stamp: int | Stamps
+        ) -> Report:
             self.spend()
             return apply(keys, rows, deleted, stamp)
 
@@ -62,9 +65,9 @@ class MortalTables(MemoryTables):
         if self.left < 0:
             raise Killed
 
-    def record_progress(self, progress: Sequence[Progress]) -> None:
+    def record_progress(self, progress: Sequence[Progress], commits: Sequence[Commit] = ()) -> None:
         self.spend()
-        super().record_progress(progress)
+        super().record_progress(progress, commits)
 
 
 def open_log(path: Path) -> DirectoryLog:

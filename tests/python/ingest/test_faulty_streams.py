@@ -17,6 +17,7 @@ from petps.delta import Message, TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.publish import Position, Publisher
 from petps.server.ingest import Mode, Progress, Standing
+from petps.server.ingest.protocols import Commit
 from tests.python.ingest.driver import (
     SCHEMAS,
     Driver,
@@ -95,8 +96,8 @@ class WatchedTables(MemoryTables):
 
     stream: Stream
 
-    def record_progress(self, progress: Sequence[Progress]) -> None:
-        super().record_progress(progress)
+    def record_progress(self, progress: Sequence[Progress], commits: Sequence[Commit] = ()) -> None:
+        super().record_progress(progress, commits)
         rows = rows_by_partition(self)
         for entry in progress:
             expected = self.stream.rows_at(entry.partition, entry.run, entry.seq)

@@ -1,0 +1,205 @@
+// Expiry: a walk deletes the rows whose version has grown too old in event time. EXPIRY.md explains
+// why a crash, or a write beside the walk, never loses a row that has not expired.
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "base/hash.h"
+#include "base/prefetch.h"
+#include "table/slice.h"
+
+namespace petps::table {
+
+using base::Code;
+using base::Result;
+using base::Status;
+using media::Flusher;
+using media::Site;
+using pool::EventClock;
+using SteadyClock = std::chrono::steady_clock;
+
+namespace {
+
+constexpr uint64_t kBucketsInStep = 64;  // for which a pin is held
+// Deleted with the drains of one batch; more where a drain flushes the disk.
+constexpr size_t kDeletedTogether = 512;
+constexpr size_t kDeletedTogetherSynced = 16384;
+// A paced walk works at least so long before it pauses, because a pause costs 60 us more.
+constexpr auto kWorkBeforePause = std::chrono::microseconds(300);
+
+double seconds(uint64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e9; }
+
+}  // namespace
+
+Result<uint64_t> Table::expire(const ExpireOptions& options) { return impl_->expire(options); }
+
+Result<uint64_t> Table::Impl::expire(const ExpireOptions& options) {
+  const std::lock_guard one(expire_mutex);
+  PETPS_RETURN_IF_ERROR(check_writable());
+  const uint32_t rule = expire_after.load();
+  const std::vector<EventClock> clocks = pool.clocks(record.id);
+  const auto is_due = [](const EventClock& clock) { return clock.bounds.back() > 0; };
+  uint64_t deleted = 0;
+  if (std::any_of(clocks.begin(), clocks.end(), is_due)) {
+    epoch::Reader* const reader = epochs.lease();
+    if (reader == nullptr) {
+      return Status(Code::kUnavailable, "table '" + record.spec.name +
+                                            "': no reader place is free for the walk that expires "
+                                            "rows; close some connections");
+    }
+    ExpireOptions ended_by_change = options;
+    ended_by_change.progress = [&](uint64_t done, uint64_t all) {
+      return expire_after.load() == rule &&
+             (options.progress == nullptr || options.progress(done, all));
+    };
+    const Result<bool> complete = walk_expired(ended_by_change, clocks, *reader, &deleted);
+    epochs.release(reader);
+    expired.fetch_add(deleted, std::memory_order_relaxed);
+    if (!complete.ok()) return complete.status();
+    if (!complete.value()) return deleted;
+  }
+  const std::lock_guard state(expiry_state_mutex);
+  expired_until.clear();
+  for (const EventClock& clock : clocks) expired_until.push_back(clock.time_ns);
+  return deleted;
+}
+
+// Return false if it was ended early.
+Result<bool> Table::Impl::walk_expired(const ExpireOptions& options,
+                                       const std::vector<EventClock>& clocks, epoch::Reader& reader,
+                                       uint64_t* deleted) {
+  const size_t together = synced() ? kDeletedTogetherSynced : kDeletedTogether;
+  const index::Index* array = nullptr;
+  std::vector<uint64_t> keys;
+  std::vector<uint32_t> stamps;
+  uint64_t number = 0;
+  uint64_t count = 0;
+  auto since = SteadyClock::now();
+  do {
+    {
+      const epoch::Pin pin = reader.pin();
+      if (array != &index()) {  // the table has grown, and each key has another bucket
+        array = &index();
+        count = array->bucket_count();
+        number = 0;
+      }
+      collect_expired(*array, clocks, number, &keys, &stamps);
+      number = std::min(count, number + kBucketsInStep);
+    }
+    if (keys.size() >= together || number == count) {
+      PETPS_RETURN_IF_ERROR(delete_of_stamp(keys, stamps, deleted));
+      keys.clear();
+      stamps.clear();
+    }
+    if (!options.progress(number, count)) return false;
+    const auto worked = SteadyClock::now() - since;
+    if (!options.paced || worked < kWorkBeforePause) continue;
+    std::this_thread::sleep_for(kPace * worked);
+    since = SteadyClock::now();
+  } while (number < count);
+  return true;
+}
+
+// Append the expired rows of kBucketsInStep buckets. The caller holds a pin, so no slot that an
+// entry names is reused.
+void Table::Impl::collect_expired(const index::Index& array, const std::vector<EventClock>& clocks,
+                                  uint64_t from, std::vector<uint64_t>* keys,
+                                  std::vector<uint32_t>* stamps) const {
+  std::vector<index::Entry> entries;
+  read_ahead(from);
+  for (uint64_t i = from; i < std::min(array.bucket_count(), from + kBucketsInStep); ++i) {
+    const index::Index::LiveEntries live = array.read_bucket(i);
+    for (size_t e = 0; e < live.count; ++e) {
+      base::prefetch(slots.header(live.entries[e].ref), sizeof(pool::SlotHeader));
+      entries.push_back(live.entries[e]);
+    }
+  }
+  for (const index::Entry& entry : entries) {
+    const pool::SlotHeader& header = *slots.header(entry.ref);
+    const uint64_t partition =
+        clocks.size() == 1 ? 0 : base::partition_hash(entry.key) % clocks.size();
+    if (header.key != entry.key || !clocks[partition].expires(header.stamp)) continue;
+    keys->push_back(entry.key);
+    stamps->push_back(header.stamp);
+  }
+}
+
+Status Table::Impl::delete_of_stamp(std::span<const uint64_t> keys,
+                                    std::span<const uint32_t> stamps, uint64_t* deleted) {
+  if (keys.empty()) return Status();
+  const std::vector<uint8_t> all(keys.size(), 1);
+  Batch batch;
+  batch.keys = keys;
+  batch.deleted = all;
+  batch.stamps = stamps;
+  batch.only_of_stamp = true;
+  const Result<ApplyReport> report = apply_batch(*this, batch, nullptr);
+  if (report.ok()) *deleted += report.value().deleted;
+  return report.status();
+}
+
+void Table::Impl::refresh_push_stamp() {
+  const bool is_given = record.spec.feed == pool::Feed::kPush && expire_after.load() > 0;
+  uint64_t stamp = 0;
+  if (is_given) {
+    const std::vector<EventClock> clocks = pool.clocks(record.id);
+    stamp = clocks[0].time_ns == 0 ? pool::kFirstPushVersion : clocks[0].version + 1;
+  }
+  push_stamp.store(stamp, std::memory_order_release);
+}
+
+void Table::Impl::describe_expiry(TableStatus* status) const {
+  status->expire_after = expire_after.load(std::memory_order_relaxed);
+  status->expired = expired.load(std::memory_order_relaxed);
+  if (status->expire_after == 0) return;
+  const std::vector<EventClock> clocks = pool.clocks(record.id);
+  const std::lock_guard state(expiry_state_mutex);
+  for (size_t p = 0; p < clocks.size(); ++p) {
+    const EventClock& clock = clocks[p];
+    if (clock.time_ns == 0) continue;
+    if (status->event_time_ns == 0 || clock.time_ns < status->event_time_ns)
+      status->event_time_ns = clock.time_ns;
+    if (clock.bounds.back() == 0 || status->expiry_delay < 0) continue;  // nothing is due
+    const uint64_t until = p < expired_until.size() ? expired_until[p] : 0;
+    const double behind = seconds(clock.time_ns - until + 2 * clock.cell_ns);
+    status->expiry_delay = until == 0 ? -1.0 : std::max(status->expiry_delay, behind);
+  }
+}
+
+Status Tables::set_expiry(uint32_t id, uint32_t seconds) {
+  const TablePointer table = find(id);
+  if (table == nullptr)
+    return Status(Code::kNotFound, "table id " + std::to_string(id) + " does not exist");
+  Table::Impl& impl = table->impl();
+  const std::lock_guard one(impl.expiry_mutex);
+  PETPS_RETURN_IF_ERROR(impl_->pool->set_expiry(id, seconds));
+  impl.expire_after.store(seconds, std::memory_order_relaxed);
+  impl.refresh_push_stamp();
+  return Status();
+}
+
+Status Tables::tick(uint32_t id, uint64_t now_ns) {
+  const TablePointer table = find(id);
+  if (table == nullptr)
+    return Status(Code::kNotFound, "table id " + std::to_string(id) + " does not exist");
+  Table::Impl& impl = table->impl();
+  const std::lock_guard one(impl.expiry_mutex);
+  const uint64_t version = impl.push_stamp.load();
+  if (version == 0) {
+    return Status(
+        Code::kFailedPrecondition,
+        "table '" + impl.record.spec.name +
+            "' takes no event time from a clock: its rows never expire, or deltas feed it");
+  }
+  const EventClock clock = pool().clocks(id)[0];
+  if (clock.time_ns != 0 && now_ns / clock.cell_ns <= clock.time_ns / clock.cell_ns)
+    return Status();
+  Flusher flusher(impl.pool.medium());
+  const Result<bool> changed = impl.pool.write_clock(id, version, now_ns, flusher);
+  if (!changed.ok()) return changed.status();
+  PETPS_RETURN_IF_ERROR(flusher.drain(Site::kClocked));
+  impl.refresh_push_stamp();
+  return Status();
+}
+
+}  // namespace petps::table
