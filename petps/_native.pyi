@@ -33,6 +33,8 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 Stamps = npt.NDArray[np.uint32]
+GoesOn = Callable[[int, int], bool] | None
+Clock = tuple[int, int, int, list[int]]  # native/pool/clock.h: cell_ns, time_ns, version, bounds
 Durability = Literal["power", "process"]
 
 class PoolInfo:
@@ -201,8 +203,16 @@ class Table:
         32 bits are stored, or these bits of each, uint32[n]. ``threads``: the number of threads,
         the caller included, that may work on a large batch.
         """
-    def pull(self, keys: Keys, out: Floats | Bytes, mask: Mask | None = None) -> int:
+    def pull(
+        self,
+        keys: Keys,
+        out: Floats | Bytes,
+        mask: Mask | None = None,
+        stamps: Stamps | None = None,
+    ) -> int:
         """Fill out (float32[n, dim], or uint8[n, row_bytes] for stored bytes) and mask (bool[n]).
+
+        stamps (uint32[n]): those of the found rows.
 
         Missing keys get the table's default row. Return the number of keys found.
         """
@@ -292,31 +302,20 @@ class Tables:
     ) -> Table: ...
     def set_expiry(self, table: int, seconds: int) -> None: ...
     def tick(self, table: int, now_ns: int) -> None: ...
-    def expire(
-        self, table: int, *, paced: bool = True, progress: Callable[[int, int], bool] | None = None
-    ) -> int:
-        """Delete a table's expired rows; return how many (native/table/EXPIRY.md).
-
-        progress: as of grow(), with the buckets done; False ends the walk.
-        """
+    def clocks(self, table: int) -> list[Clock]: ...
+    def adopt_clock(self, table: int, partition: int, clock: Clock) -> None: ...
+    def expire(self, table: int, *, paced: bool = True, progress: GoesOn = None) -> int:
+        """Delete a table's expired rows; return how many (native/table/EXPIRY.md)."""
     def grow(
-        self,
-        table: int,
-        capacity: int,
-        *,
-        paced: bool = True,
-        progress: Callable[[int, int], bool] | None = None,
+        self, table: int, capacity: int, *, paced: bool = True, progress: GoesOn = None
     ) -> None:
         """Give a table, by its id, more capacity (native/table/GROW.md).
 
         progress: receives the buckets copied and the buckets in all, at most every 50 ms; False
         gives up, and so does an exception, which is raised.
         """
-    def shrink(self, progress: Callable[[int, int], bool] | None = None) -> int:
-        """Give the blocks of free space back to the disk; return its bytes.
-
-        progress: see grow(), with bytes.
-        """
+    def shrink(self, progress: GoesOn = None) -> int:
+        """Give the blocks of free space back to the disk; return its bytes."""
     def find(self, instance: str, table: str) -> Table:
         """Return a table of an instance. Raise NotFound, which lists the instance's tables."""
     def find_id(self, table: int) -> Table: ...

@@ -68,6 +68,14 @@ std::span<const uint32_t> stamps_of(const py::object& object, const char* name, 
   return {static_cast<const uint32_t*>(array.data()), n};
 }
 
+std::span<uint32_t> writable_stamps_of(const py::object& object, const char* name, size_t n) {
+  if (object.is_none()) return {};
+  const std::span<const uint32_t> stamps = stamps_of(object, name, n);
+  py::array array = check_array<uint32_t>(object, name, "uint32[n]", 1);
+  require_writable(array, name);
+  return {static_cast<uint32_t*>(array.mutable_data()), stamps.size()};
+}
+
 std::span<const uint8_t> mask_of(const py::object& object, const char* name, size_t n) {
   if (object.is_none()) return {};
   return {static_cast<const uint8_t*>(mask_array(object, name, n).data()), n};

@@ -16,6 +16,7 @@ namespace petps::bindings {
 // `name` is the argument's name, for error texts. A view is valid as long as its Python object.
 std::span<const uint64_t> keys_of(const py::object& object, const char* name = "keys");
 // View uint32[n] with exactly n items.
+std::span<uint32_t> writable_stamps_of(const py::object& object, const char* name, size_t n);
 std::span<const uint32_t> stamps_of(const py::object& object, const char* name, size_t n);
 // View bool[n] (or uint8[n]) with exactly n rows; empty for None.
 std::span<const uint8_t> mask_of(const py::object& object, const char* name, size_t n);

@@ -49,12 +49,13 @@ table::ApplyReport apply(const TableHandle& handle, const py::object& keys, cons
 }
 
 uint64_t pull(const TableHandle& handle, const py::object& keys, const py::object& out,
-              const py::object& mask) {
+              const py::object& mask, const py::object& stamps) {
   const std::span<const uint64_t> key_list = keys_of(keys);
   const Out target =
       out_of(out, key_list.size(), handle.record.spec.dim, handle.record.spec.row_bytes);
   const PullTarget pull_target{target.data, target.stored,
-                               writable_mask_of(mask, "mask", key_list.size())};
+                               writable_mask_of(mask, "mask", key_list.size()),
+                               writable_stamps_of(stamps, "stamps", key_list.size())};
   return with_table(handle, [&](const table::Table& table) {
     return pull_rows(*handle.session, table, key_list, pull_target);
   });
@@ -91,6 +92,7 @@ void bind_data(py::class_<TableHandle>& table) {
             "row_bytes] or None, deleted: bool[n] or None. stamp: the version's low 32 bits, or "
             "uint32[n]. threads: of a large batch, at most.");
   table.def("pull", pull, py::arg("keys"), py::arg("out"), py::arg("mask") = py::none(),
+            py::arg("stamps") = py::none(),
             "Fill out (float32[n, dim], or uint8[n, row_bytes] as stored) and mask (bool[n]). "
             "Return the number of keys found.");
 }

@@ -188,6 +188,10 @@ void bind_catalogue(TablesClass& tables) {
              py::arg("table"), py::arg("feed"));
 }
 
+// An event time as Python has it: cell_ns, time_ns, version, bounds.
+using ClockValues =
+    std::tuple<uint64_t, uint64_t, uint64_t, std::array<uint64_t, pool::kExpiryBounds>>;
+
 // The shortest time between two calls of a caller's `progress`: each needs the GIL.
 constexpr auto kProgressPause = std::chrono::milliseconds(50);
 
@@ -292,6 +296,20 @@ void bind_tables_of_pool(TablesClass& tables) {
                check(open.tick(table, now_ns));
              }),
              py::arg("table"), py::arg("now_ns"));
+  tables.def("clocks", method([](table::Tables& open, uint32_t table) {
+               std::vector<ClockValues> all;
+               for (const pool::EventClock& clock : open.pool().clocks(table))
+                 all.emplace_back(clock.cell_ns, clock.time_ns, clock.version, clock.bounds);
+               return all;
+             }),
+             py::arg("table"));
+  tables.def("adopt_clock",
+             method([](table::Tables& open, uint32_t table, uint32_t partition,
+                       const ClockValues& values) {
+               const auto& [cell_ns, time_ns, version, bounds] = values;
+               check(open.adopt_clock(table, partition, {cell_ns, time_ns, version, bounds}));
+             }),
+             py::arg("table"), py::arg("partition"), py::arg("clock"));
   tables.def("expire", expire, py::arg("table"), py::kw_only(), py::arg("paced") = true,
              py::arg("progress") = py::none());
   tables.def("find", find, py::arg("instance"), py::arg("table"));

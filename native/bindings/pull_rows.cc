@@ -76,6 +76,8 @@ uint64_t pull_rows(const std::function<epoch::Pin()>& take_pin, const table::Tab
       if (ready == table::kNoKey) return;
       const bool is_found = gather.copy(rows[ready], first + ready * gather.out_bytes());
       if (mask != nullptr) mask[ready] = is_found ? 1 : 0;
+      if (is_found && !target.stamps.empty())
+        target.stamps[from + ready] = table.stamp_of(rows[ready]);
       found += is_found ? 1 : 0;
     };
     table.lookup(keys.subspan(from, n), rows.data(), step);

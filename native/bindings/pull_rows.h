@@ -18,9 +18,10 @@ namespace petps::bindings {
 inline constexpr size_t kPullBatch = 4096;
 
 struct PullTarget {
-  void* out;                // n rows of float32[dim], or n stored rows
-  bool stored;              // out takes the stored bytes
-  std::span<uint8_t> mask;  // empty, or n: 1 = the key was found
+  void* out;                        // n rows of float32[dim], or n stored rows
+  bool stored;                      // out takes the stored bytes
+  std::span<uint8_t> mask;          // empty, or n: 1 = the key was found
+  std::span<uint32_t> stamps = {};  // empty, or n: the stamp of a row that was found
 };
 
 // Fill the target for every key; a missing key gets the table's default row. Return the number of

@@ -184,14 +184,18 @@ bool Pool::write_table_clocks(const TableRecord& table, std::span<const Commit> 
       if (changed.insert(commit.partition).second) place.turn += 1;
     }
   }
-  for (const uint32_t partition : changed) {
-    const Clocks::Place& place = clocks->partitions[partition];  // only this thread changes it
-    const ClockEntry entry = entry_of(place, table.id, partition);
-    flusher.copy(base_ + clocks->offset + partition * layout::kClockPairBytes +
-                     (place.turn % 2) * sizeof entry,
-                 &entry, sizeof entry, Site::kClock);
-  }
+  for (const uint32_t partition : changed) write_clock_entry(table.id, partition, *clocks, flusher);
   return !changed.empty();
+}
+
+// Write the newest record of a partition. The caller holds mutex_, so nobody changes it meanwhile.
+void Pool::write_clock_entry(uint32_t table, uint32_t partition, const Clocks& clocks,
+                             Flusher& flusher) {
+  const Clocks::Place& place = clocks.partitions[partition];
+  const ClockEntry entry = entry_of(place, table, partition);
+  flusher.copy(
+      base_ + clocks.offset + partition * layout::kClockPairBytes + (place.turn % 2) * sizeof entry,
+      &entry, sizeof entry, Site::kClock);
 }
 
 Result<bool> Pool::write_clocks(std::span<const Commit> commits, Flusher& flusher) {
@@ -212,6 +216,33 @@ Result<bool> Pool::write_clocks(std::span<const Commit> commits, Flusher& flushe
       changed = write_table_clocks(table, commits, flusher) || changed;
   }
   return changed;
+}
+
+Result<bool> Pool::adopt_clock(uint32_t table, uint32_t partition, const EventClock& clock,
+                               Flusher& flusher) {
+  std::lock_guard lock(mutex_);
+  PETPS_RETURN_IF_ERROR(check_writable());
+  const TableRecord* record = catalogue_->table(table);
+  if (record == nullptr)
+    return Status(Code::kNotFound, "table id " + std::to_string(table) + " was dropped");
+  if (record->spec.expire_after == 0 || clock.time_ns == 0 || clock.cell_ns == 0) return false;
+  Clocks* clocks = nullptr;
+  {
+    const std::lock_guard state(state_mutex_);
+    clocks = &catalogue_->clocks.at(table);
+    if (partition >= clocks->partitions.size()) {
+      return Status(Code::kInvalidArgument, "table '" + record->spec.name + "' has no partition " +
+                                                std::to_string(partition));
+    }
+    Clocks::Place& place = clocks->partitions[partition];
+    if (place.value.time_ns != 0 && place.value.version >= clock.version) return false;
+    const uint64_t cell = place.value.cell_ns;
+    place.value = clock;
+    if (clock.cell_ns != cell) place.value.change_cell(cell);
+    place.turn += 1;
+  }
+  write_clock_entry(table, partition, *clocks, flusher);
+  return true;
 }
 
 Result<bool> Pool::write_clock(uint32_t table, uint64_t version, uint64_t time_ns,

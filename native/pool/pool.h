@@ -152,6 +152,7 @@ struct Options {
 };
 
 class Slots;
+struct Clocks;
 namespace layout {
 struct Map;
 }
@@ -248,6 +249,10 @@ class Pool {
   // tables that pushes feed see write_clock(). Those that were counted before change nothing.
   // Durable after the flusher's drain. Return whether there is something to drain.
   base::Result<bool> write_clocks(std::span<const Commit> commits, media::Flusher& flusher);
+  // Take over the event time of a partition that a base has, unless the table's own counts a later
+  // version, or its rows never expire. Durable after the flusher's drain.
+  base::Result<bool> adopt_clock(uint32_t table, uint32_t partition, const EventClock& clock,
+                                 media::Flusher& flusher);
   // Count one commit in the event time of one table's partition 0.
   base::Result<bool> write_clock(uint32_t table, uint64_t version, uint64_t time_ns,
                                  media::Flusher& flusher);
@@ -303,6 +308,8 @@ class Pool {
   base::Status load_clocks(const TableRecord& table);
   base::Status add_clocks(const TableRecord& record);
   base::Status check_expiry(uint32_t seconds) const;
+  void write_clock_entry(uint32_t table, uint32_t partition, const Clocks& clocks,
+                         media::Flusher& flusher);
   bool write_table_clocks(const TableRecord& table, std::span<const Commit> commits,
                           media::Flusher& flusher);
   base::Status check_progress(std::span<const Progress> all) const;

@@ -202,4 +202,15 @@ Status Tables::tick(uint32_t id, uint64_t now_ns) {
   return Status();
 }
 
+uint32_t Table::stamp_of(const std::byte* row) const {
+  return impl_->slots.header(static_cast<uint64_t>(row - impl_->pool.at(0)))->stamp;
+}
+
+Status Tables::adopt_clock(uint32_t table, uint32_t partition, const EventClock& clock) {
+  Flusher flusher(pool().medium());
+  const Result<bool> changed = pool().adopt_clock(table, partition, clock, flusher);
+  if (!changed.ok()) return changed.status();
+  return changed.value() ? flusher.drain(Site::kClocked) : Status();
+}
+
 }  // namespace petps::table

@@ -146,6 +146,8 @@ class Table {
   }
   // Find the same row, one key at a time without prefetching (the reference for tests).
   const std::byte* lookup_one(uint64_t key) const;
+  // Return the stamp of a row that a lookup found, under its pin.
+  uint32_t stamp_of(const std::byte* row) const;
   // Return the table's default row, or null if it is all zeros.
   const std::byte* default_row() const;
 
@@ -268,6 +270,8 @@ class Tables {
   // Advance the event time of a table that pushes feed to now_ns of the server's clock, or to what
   // one commit may advance it. Later pushes belong to the next version. Durable on return.
   base::Status tick(uint32_t table, uint64_t now_ns);
+  // Take over a base's event time of a partition. Durable on return. See Pool::adopt_clock.
+  base::Status adopt_clock(uint32_t table, uint32_t partition, const pool::EventClock& clock);
   // Return a number that grows when tables are dropped. A Table* that was found earlier, under
   // another Pin, is valid only while this number is the same.
   uint64_t change_count() const;

@@ -10,7 +10,7 @@ from petps.checkpoint.checkpointer import Checkpointer, Source
 from petps.checkpoint.chunk import Column, Rows, Table
 from petps.checkpoint.on_ray import OnRay
 from petps.checkpoint.policy import POLICIES, Policy
-from petps.checkpoint.published import BaseInfo, list_positions
+from petps.checkpoint.published import BaseInfo, ClockEntry, list_positions
 from petps.checkpoint.quantise import Quantising
 from petps.checkpoint.stages import Device, SourceDevice, Stager
 from petps.checkpoint.staging import Bandwidth, StagedCheckpointer
@@ -23,6 +23,7 @@ __all__ = [
     "BaseFolder",
     "BaseInfo",
     "Checkpointer",
+    "ClockEntry",
     "Column",
     "Device",
     "OnRay",

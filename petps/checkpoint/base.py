@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from petps.checkpoint.bundle import CHUNK_BYTES
-from petps.checkpoint.chunk import ROW, Bytes, Column, Keys, Mask, Rows, Table
+from petps.checkpoint.chunk import ROW, STAMP, Bytes, Column, Keys, Mask, Rows, Stamps, Table
 from petps.checkpoint.files import LocalFiles
 from petps.checkpoint.old_base import MANIFEST, OldBase
 from petps.checkpoint.published import BASE_PART, BaseInfo
@@ -49,6 +49,8 @@ __all__ = [
 ]
 
 STATES: Final = "states/*.json"
+# An event time: cell_ns, time_ns, version, bounds.
+Clock = tuple[int, int, int, list[int]]
 
 
 # ---- writing ----
@@ -59,6 +61,8 @@ def write_base(
     model: str,
     info: BaseInfo,
     tables: Mapping[TableSchema, Generator[Rows]],
+    *,
+    stamped: Collection[str] = (),
 ) -> dict[str, int]:
     """Write a base, which exists once this returns. Return the number of rows by table.
 
@@ -68,6 +72,7 @@ def write_base(
         info: The instance and its positions. Read the positions **before** the first row: the
             deltas after them then correct every row that changes while the base is written.
         tables: For each table its rows, as split_by_partition() yields them.
+        stamped: The tables whose rows have stamps.
 
     Raises:
         AlreadyExists: The folder holds a base or a store.
@@ -84,13 +89,13 @@ def write_base(
         with contextlib.ExitStack() as stack:
             for rows in tables.values():
                 stack.enter_context(contextlib.closing(rows))
-            described = [Table.of(schema.name, schema.dim, schema.dtype) for schema in tables]
+            described = [_describe(schema, schema.name in stamped) for schema in tables]
             store = Store.create(files, model, described, commit_empty=False)
             store.write(
                 max(1, info.version),  # a store has no version 0
                 {schema.name: rows for schema, rows in tables.items()},
                 kind=BASE,
-                parts={BASE_PART: info.model_dump_json().encode()},
+                parts={BASE_PART: info.to_json()},
                 partitions=info.partitions,
             )
     except BaseException as error:
@@ -117,12 +122,18 @@ def check_is_new(folder: Path) -> None:
         raise AlreadyExists(f"{folder} holds a base already: name a new folder")
 
 
+def _describe(schema: TableSchema, stamped: bool) -> Table:
+    row = Column(ROW, schema.dtype, schema.dim)
+    return Table(schema.name, (row, Column(STAMP, "u32", 1)) if stamped else (row,))
+
+
 def split_by_partition(
     schema: TableSchema,
     keys: Keys,
     rows_of: Callable[[Keys], tuple[Bytes, Mask | None]],
     partitions: int,
     *,
+    stamps: Stamps | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Generator[Rows]:
@@ -133,6 +144,7 @@ def split_by_partition(
         keys: uint64[n] in any order, each once.
         rows_of: Takes m of them and returns uint8[m, row_bytes], and bool[m]: which of the keys
             exist (None: all). A key may be deleted while the base is written.
+        stamps: uint32[n or more]: rows_of also sets the first m of them, if the rows have stamps.
         partitions: P of the model.
         chunk_bytes: The size of a piece.
         progress: Called with the number of keys of each piece that was written.
@@ -140,7 +152,7 @@ def split_by_partition(
     Raises:
         InvalidArgument: A key appears twice.
     """
-    table = Table.of(schema.name, schema.dim, schema.dtype)
+    table = _describe(schema, stamps is not None)
     partition_by_key = partition_of(keys, partitions)
     order = np.lexsort((keys, partition_by_key))
     keys = keys[order]
@@ -153,7 +165,10 @@ def split_by_partition(
             piece = keys[start : min(start + step, end)]
             rows, present = rows_of(piece)
             chosen = slice(None) if present is None else present
-            yield Rows.of(table, piece[chosen], {ROW: rows[chosen]})
+            columns = {ROW: rows[chosen]}
+            if stamps is not None:
+                columns[STAMP] = stamps[: len(piece), None].view(np.uint8)[chosen]
+            yield Rows.of(table, piece[chosen], columns)
             progress(len(piece))
 
 
@@ -249,6 +264,7 @@ class Base:
         self._entry = store.state.version(version)
         self._positions = {entry.partition: (entry.run, entry.seq) for entry in info.positions}
         self._by_partition = info.by_partition
+        self._clocks = info.clocks
         self._chunks = lineage.chunks_of(version)
         self._tables = lineage.tables
         self._columns: dict[str, Column] = {}
@@ -299,10 +315,26 @@ class Base:
         """Return an upper bound of a table's rows: a key counts once in each chunk that has it."""
         return sum(chunk.rows for chunk in self._chunks if chunk.table == table)
 
+    def clocks(self, table: str) -> dict[int, Clock]:
+        """Return the event times of a table whose rows expire, by partition."""
+        return {
+            entry.partition: (entry.cell_ns, entry.time_ns, entry.version, entry.bounds)
+            for entry in self._clocks.get(table, [])
+        }
+
     def chunks(
         self, table: str, partitions: Collection[int] | None = None
     ) -> Iterator[tuple[Keys, Bytes]]:
+        """Yield keys and rows. See stamped_chunks()."""
+        for keys, rows, _ in self.stamped_chunks(table, partitions):
+            yield keys, rows
+
+    def stamped_chunks(
+        self, table: str, partitions: Collection[int] | None = None
+    ) -> Iterator[tuple[Keys, Bytes, Stamps | None]]:
         """Yield keys uint64[m] and rows uint8[m, row_bytes] of all or some partitions.
+
+        Also the rows' stamps uint32[m]; None if the base has none.
 
         Keys ascend within a partition. Of a base that write_base() wrote, read only the chunks of
         these partitions; otherwise read the whole table. Raise DataLoss. Raise NotFound if there is
@@ -320,11 +352,17 @@ class Base:
         else:
             pieces = self._read_chunks(table, chosen)
         stored = self._tables[table].columns[0]
+        is_stamped = Column(STAMP, "u32", 1) in self._tables[table].columns  # no trainer's column
         for rows in pieces:
             self._check_number()  # the store may have been refreshed since
             if chosen is not None and not self._by_partition:
                 rows = rows.at(np.isin(partition_of(rows.keys, self.partitions), chosen))
-            yield rows.keys, convert(stored, rows.columns[stored.name], self._columns[table])
+            stamps = rows.columns[STAMP] if is_stamped else None
+            yield (
+                rows.keys,
+                convert(stored, rows.columns[stored.name], self._columns[table]),
+                None if stamps is None else np.ascontiguousarray(stamps).view(np.uint32)[:, 0],
+            )
         self._check_number()
 
     def _read_chunks(self, table: str, partitions: Sequence[int] | None) -> Iterator[Rows]:

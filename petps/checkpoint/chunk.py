@@ -23,12 +23,14 @@ from petps.errors import DataLoss, InvalidArgument
 
 __all__ = [
     "ROW",
+    "STAMP",
     "Bloom",
     "Column",
     "Floats",
     "Hashes",
     "Keys",
     "Rows",
+    "Stamps",
     "Table",
     "are_consecutive",
     "decode",
@@ -43,6 +45,7 @@ Keys = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
+Stamps = npt.NDArray[np.uint32]
 Hashes = tuple[Keys, Keys]  # two hashes of each key
 
 # By dtype: the parameters of a quantised column that is given without parameters.
@@ -51,6 +54,9 @@ QUANTISED: Final = {
     for method in METHODS
     for bits in BITS
 }
+# Numbers that are no values of a row: kept as they are, never converted or quantised.
+RAW: Final = {"u32": 4}  # bytes by dtype
+STAMP: Final = "stamp"  # the column of a base's rows that expire: the low 32 bits of their versions
 BLOOM_BITS_PER_KEY: Final = 10
 BLOOM_PROBES: Final = 7
 BLOOM_KEYS: Final = 1 << 14  # keys that are hashed at a time
@@ -60,7 +66,8 @@ BLOOM_KEYS: Final = 1 << 14  # keys that are hashed at a time
 class Column:
     """A column with ``dim`` values a key, stored as ``dtype``.
 
-    dtype: one of petps.delta.schema.DTYPES, or method and bits of petps.codec ("adaptive4").
+    dtype: one of petps.delta.schema.DTYPES, method and bits of petps.codec ("adaptive4"), or "u32",
+    of which only the bytes are given.
     quantisation: the parameters with which rows are quantised; decoding needs no parameters.
     """
 
@@ -71,8 +78,8 @@ class Column:
 
     def __post_init__(self) -> None:
         check_name("column", self.name)
-        if self.dtype not in DTYPES and self.dtype not in QUANTISED:
-            dtypes = ", ".join((*DTYPES, *QUANTISED))
+        if self.dtype not in (*DTYPES, *QUANTISED, *RAW):
+            dtypes = ", ".join((*DTYPES, *QUANTISED, *RAW))
             raise InvalidArgument(
                 f"column {self.name}: unknown dtype {self.dtype!r}; known: {dtypes}"
             )
@@ -89,6 +96,8 @@ class Column:
         """Return the number of bytes for each key."""
         if self.dtype in QUANTISED:
             return QUANTISED[self.dtype].row_bytes(self.dim)
+        if self.dtype in RAW:
+            return RAW[self.dtype] * self.dim
         return _native.row_bytes(self.dtype, self.dim)
 
     def stored(self, values: Floats | Bytes) -> Bytes:
@@ -100,6 +109,11 @@ class Column:
             )
         if values.dtype == np.uint8:
             return np.ascontiguousarray(values)
+        if self.dtype in RAW:
+            raise InvalidArgument(
+                f"column {self.name}: {self.dtype} is given as uint8[n, {self.width}], not as "
+                f"{values.dtype}"
+            )
         floats = np.ascontiguousarray(values, np.float32)
         if not np.isfinite(floats).all():
             row = int(np.flatnonzero(~np.isfinite(floats).all(axis=1))[0])
@@ -112,6 +126,8 @@ class Column:
 
     def values(self, stored: Bytes) -> Floats:
         """Decode uint8[n, width] to float32[n, dim]."""
+        if self.dtype in RAW:
+            raise InvalidArgument(f"column {self.name}: {self.dtype} has no float values")
         if self.dtype in QUANTISED:
             return QUANTISED[self.dtype].dequantise(np.ascontiguousarray(stored), self.dim)
         return _native.decode_rows(self.dtype, self.dim, np.ascontiguousarray(stored))

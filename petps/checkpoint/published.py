@@ -31,6 +31,7 @@ __all__ = [
     "POSITION",
     "UNPUBLISHED",
     "BaseInfo",
+    "ClockEntry",
     "JsonModel",
     "PositionEntry",
     "Published",
@@ -43,6 +44,7 @@ BASE_PART: Final = "petps.base"  # the part that write_base() stores
 # writes both parts, with its rank appended (".0").
 POSITION: Final = "petps.position"
 UNPUBLISHED: Final = "petps.unpublished"
+BOUNDS: Final = 50  # native/pool/clock.h kExpiryBounds
 Unsigned = Annotated[int, Field(ge=0, lt=1 << 64)]
 
 
@@ -69,6 +71,16 @@ def list_positions(positions: Mapping[int, tuple[int, int]]) -> list[PositionEnt
     ]
 
 
+class ClockEntry(JsonModel):
+    """The event time of a partition of a table whose rows expire (native/table/EXPIRY.md)."""
+
+    partition: Annotated[int, Field(ge=0, lt=MAX_PARTITIONS)]
+    cell_ns: Annotated[int, Field(ge=1, lt=1 << 64)]
+    time_ns: Unsigned
+    version: Unsigned
+    bounds: Annotated[list[Unsigned], Field(min_length=BOUNDS, max_length=BOUNDS)]
+
+
 class BaseInfo(JsonModel):
     """The instance whose rows a version has, and how much of the log they hold.
 
@@ -77,6 +89,7 @@ class BaseInfo(JsonModel):
     dense: The location of that version's dense weights.
     behind: The number of partitions whose log is behind their rows; they are left out.
     by_partition: Whether each chunk holds keys of one partition.
+    clocks: The event times of tables whose rows expire, by table: at least those of the positions.
     """
 
     instance: str
@@ -86,6 +99,7 @@ class BaseInfo(JsonModel):
     dense: str | None = None
     behind: Annotated[int, Field(exclude=True)] = 0
     by_partition: bool = True
+    clocks: dict[str, list[ClockEntry]] = {}
 
     @staticmethod
     def has_parts(entry: Version) -> bool:
@@ -117,6 +131,10 @@ class BaseInfo(JsonModel):
             behind=len(behind),
             by_partition=False,
         )
+
+    def to_json(self) -> bytes:
+        """Return the bytes of the part, without the fields that are not needed."""
+        return self.model_dump_json(exclude=None if self.clocks else {"clocks"}).encode()
 
     @classmethod
     def parse(cls, text: bytes, where: str) -> Self:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from petps import _native, checkpoint
-from petps.checkpoint import BaseInfo, Rows, list_positions, split_by_partition
+from petps.checkpoint import BaseInfo, ClockEntry, Rows, list_positions, split_by_partition
 from petps.delta import TableSchema
 
 __all__ = ["Bar", "write_base"]
@@ -46,17 +46,33 @@ def write_base(
     version = tables.applied_version(instance.id)
     path = Path(folder)
     own = [table for table in tables.tables() if table.record.instance == instance.id]
+    # After the positions, because the clocks must cover them. A commit that a clock counts and a
+    # position does not is read again, and not counted again.
+    clocks = {
+        table.name: [
+            ClockEntry(
+                partition=partition, cell_ns=cell, time_ns=time, version=version, bounds=bounds
+            )
+            for partition, (cell, time, version, bounds) in enumerate(tables.clocks(table.id))
+            if time > 0
+        ]
+        for table in own
+        if table.status().expire_after > 0 and table.record.feed == "delta"
+    }
     info = BaseInfo(
         instance=instance.name,
         version=version,
         partitions=instance.partitions,
         positions=list_positions(positions),
+        clocks=clocks,
     )
     rows = {
-        TableSchema(table.name, table.dtype, table.dim): _read(table, instance.partitions, bar)
+        TableSchema(table.name, table.dtype, table.dim): _read(
+            table, instance.partitions, bar, stamped=table.name in clocks
+        )
         for table in own
     }
-    counts = checkpoint.write_base(path, instance.model, info, rows)
+    counts = checkpoint.write_base(path, instance.model, info, rows, stamped=clocks)
     return {
         "folder": str(path),
         "model": instance.model,
@@ -67,16 +83,20 @@ def write_base(
     }
 
 
-def _read(table: _native.Table, partitions: int, bar: Bar) -> Generator[Rows]:
+def _read(table: _native.Table, partitions: int, bar: Bar, *, stamped: bool) -> Generator[Rows]:
     def rows_of(
         keys: npt.NDArray[np.uint64],
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
         rows = np.empty((keys.shape[0], table.row_bytes), np.uint8)
         exists = np.empty(keys.shape[0], np.bool_)
-        table.pull(np.ascontiguousarray(keys), rows, exists)
+        own_stamps = None if stamps is None else stamps[: len(keys)]
+        table.pull(np.ascontiguousarray(keys), rows, exists, own_stamps)
         return rows, exists
 
     keys = np.unique(table.keys())  # a key deleted and rewritten during the scan may appear twice
+    stamps = np.empty(len(keys), np.uint32) if stamped else None
     schema = TableSchema(table.name, table.dtype, table.dim)
     with bar(table.name, len(keys)) as advance:
-        yield from split_by_partition(schema, keys, rows_of, partitions, progress=advance)
+        yield from split_by_partition(
+            schema, keys, rows_of, partitions, stamps=stamps, progress=advance
+        )

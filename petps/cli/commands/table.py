@@ -87,7 +87,7 @@ def expire(
 ) -> None:
     """Let the rows of a table expire, or keep them. Pulls, pushes and deltas go on.
 
-    A server deletes expired rows a little later, at most 1/24 of the age and the time of one walk
+    A server deletes expired rows a little later, by at most 1/16 of the age and the time of a walk
     over the table; `petps status` shows by how much. The age counts the time of the log's commits,
     so all servers of the log delete the same rows; in a table that pushes feed, it counts the
     server's clock. A pull does not make a row younger, a write does. Rows that were there before

@@ -150,7 +150,13 @@ def catch_up(
             partition_of(table_catch_up.refused, instance.partitions).tolist()
         ).items():
             refused[partition] = Refusal(reason, name, rows)
-    instance.record_progress([after for _, after in targets if after.partition not in refused])
+    complete = [after for _, after in targets if after.partition not in refused]
+    for table in tables.values():
+        clocks = base.clocks(table.schema.name)
+        for after in complete:
+            if after.partition in clocks:
+                table.adopt_clock(after.partition, clocks[after.partition])
+    instance.record_progress(complete)
     return refused
 
 
@@ -181,11 +187,13 @@ class _TableCatchUp:
         """Apply the base's rows."""
         kept = [np.empty(0, np.uint64)]
         self.refused = np.empty(0, np.uint64)
-        for keys, rows in self._base.chunks(self._table.schema.name, self._partitions):
+        chunks = self._base.stamped_chunks(self._table.schema.name, self._partitions)
+        for keys, rows, stamps in chunks:
             kept.append(keys)
             for start in range(0, len(keys), self._rows_max):
                 part = slice(start, start + self._rows_max)
-                report = self._table.apply(keys[part], rows[part], None, self._stamp)
+                stamp = self._stamp if stamps is None else np.ascontiguousarray(stamps[part])
+                report = self._table.apply(keys[part], rows[part], None, stamp)
                 if report.refused:
                     absent = keys[part][~self._table.holds(keys[part])]
                     self.refused = np.concatenate([self.refused, absent])

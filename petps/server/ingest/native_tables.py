@@ -15,6 +15,7 @@ from petps.errors import FailedPrecondition
 from petps.server.ingest.protocols import (
     ApplyReport,
     BaseReader,
+    Clock,
     Commit,
     InstanceTable,
     InstanceTables,
@@ -36,7 +37,8 @@ LOOKUP_KEYS: Final = 4096  # keys of one lookup, which needs memory for all thei
 class _NativeTable:
     """A native table as InstanceTable."""
 
-    def __init__(self, table: _native.Table, threads: int) -> None:
+    def __init__(self, tables: _native.Tables, table: _native.Table, threads: int) -> None:
+        self._tables = tables
         self._table = table
         self._threads = threads
         self._schema = TableSchema(table.name, table.dtype, table.dim)
@@ -64,6 +66,9 @@ class _NativeTable:
         self, keys: Keys, rows: Rows | None, deleted: Mask | None, stamp: int | Stamps
     ) -> ApplyReport:
         return self._table.apply(keys, rows, deleted, stamp, self._threads)
+
+    def adopt_clock(self, partition: int, clock: Clock) -> None:
+        self._tables.adopt_clock(self._table.id, partition, clock)
 
     def all_keys(self) -> Iterator[Keys]:
         with self._table.scan() as pages:
@@ -110,7 +115,7 @@ class NativeInstanceTables:
     def tables(self) -> dict[str, InstanceTable]:
         """See InstanceTables."""
         return {
-            table.name: _NativeTable(table, self._threads)
+            table.name: _NativeTable(self._tables, table, self._threads)
             for table in self._tables.tables()
             if table.record.instance == self._id and table.record.feed == "delta"
         }

@@ -29,6 +29,7 @@ Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 Stamps = npt.NDArray[np.uint32]
+Clock = tuple[int, int, int, list[int]]  # an event time: cell_ns, time_ns, version, bounds
 
 
 class Standing(enum.Enum):
@@ -110,6 +111,9 @@ class InstanceTable(Protocol):
         return.
         """
 
+    def adopt_clock(self, partition: int, clock: Clock) -> None:
+        """Take over a base's event time, unless the table's own counts a later version."""
+
     def all_keys(self) -> Iterator[Keys]:
         """Yield pages with every key that exists during the whole scan, and perhaps others."""
 
@@ -182,10 +186,16 @@ class BaseReader(Protocol):
     def rows(self, table: str) -> int:
         """Return an upper bound of a table's rows."""
 
-    def chunks(
+    def stamped_chunks(
         self, table: str, partitions: Collection[int] | None = None
-    ) -> Iterator[tuple[Keys, Rows]]:
-        """Yield the rows of some partitions. Raises PetpsError if they cannot be read whole."""
+    ) -> Iterator[tuple[Keys, Rows, Stamps | None]]:
+        """Yield the rows of some partitions, with their stamps, if the base has them.
+
+        Raises PetpsError if they cannot be read whole.
+        """
+
+    def clocks(self, table: str) -> Mapping[int, Clock]:
+        """Return the event times of a table whose rows expire, by partition."""
 
 
 class Instances(Protocol):

@@ -14,10 +14,11 @@ from petps.server import Serving
 from tests.python.cli.conftest import COUNT, DIM, Command, expected, save_rows
 
 
-def settings(path: Path) -> config.Config:
+def settings(path: Path, **tables: dict[str, Any]) -> config.Config:
     given: dict[str, dict[str, Any]] = {
         "pool": {"path": path},
         "server": {"port": 0, "http": False, "grpc_port": 0},
+        "tables": tables,
     }
     return config.merge(None, given, "test")
 

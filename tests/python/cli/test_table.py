@@ -23,12 +23,14 @@ from petps.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from petps.pool.audited import audit_log_of
 from petps.server import Serving
 from tests.python.cli.conftest import DIM, Command, expected
 from tests.python.cli.test_server_target import settings
 from tests.python.waiting import wait_until
 
 FIVE = 5
+DAY = 86400
 
 
 @pytest.fixture
@@ -235,3 +237,65 @@ def test_a_path_too_long_for_a_socket(tmp_path: Path) -> None:
         assert not socket_of(path).exists()
     assert any("too long for a socket" in line for line in lines)
     assert os.listdir(folder) == ["my.pool"]
+
+
+# ---- rows that expire
+
+
+def age_of(path: Path) -> int:
+    with petps.open(path, read_only=True) as pool:
+        (table,) = pool.status()["tables"]
+        return int(table["expire_after"])
+
+
+def test_the_age_of_rows_in_a_closed_pool(run: Command, small: Path) -> None:
+    assert "never" in run("status", small)
+    assert "expire 30d after they were written" in run(
+        "table", "expire", small, "items", "--after", "30d"
+    )
+    assert age_of(small) == 30 * DAY
+    assert "30d" in run("status", small)
+    report = run.json("table", "expire", small, "items", "--after", "never")
+    assert report == {"table": "items", "expire_after": 0}
+    assert age_of(small) == 0
+
+
+def test_the_age_of_rows_in_a_served_pool(run: Command, small: Path) -> None:
+    with Serving(settings(small)) as serving:
+        run("table", "expire", small, "items", "--after", "90m")
+        (table,) = serving.status()["tables"]
+        assert table["expire_after"] == 5400
+        assert "90m, late by 0 s" in run("status", small)
+        run("create", small, "--add", "--table", "young:4:f32:10", "--expire-after", "1h")
+        young = next(t for t in serving.status()["tables"] if t["name"] == "young")
+        assert young["expire_after"] == 3600
+        assert "no table 'none'" in run.fails(3, "table", "expire", small, "none", "--after", "1d")
+    lines = audit_log_of(small).read_text()  # type: ignore[union-attr]
+    assert "let table items of default@0 expire after 5400 seconds" in lines
+
+
+def test_an_age_that_is_none(run: Command, small: Path) -> None:
+    for text in ("30", "1w", "-3d", "0h"):
+        message = run.fails(2, "table", "expire", small, "items", f"--after={text}")
+        assert (
+            "--after must be a whole number with its unit, such as 90s, 15m, 6h or 30d" in message
+        )
+        assert f"'{text}'" in message
+    message = run.fails(2, "table", "expire", small, "items", "--after", "40000d")
+    assert "at most 100 years" in message
+    assert age_of(small) == 0
+
+
+def test_a_configuration_gives_a_new_table_its_age(run: Command, tmp_path: Path) -> None:
+    path, file = tmp_path / "new.pool", tmp_path / "petps.toml"
+    file.write_text(
+        f'[pool]\npath = "{path}"\n[tables.items]\ndim = 4\ncapacity = 10\nexpire_after = "6h"\n'
+    )
+    run("create", "--config", file)
+    assert age_of(path) == 6 * 3600
+    lines: list[str] = []
+    with Serving(settings(path, items={"dim": 4, "capacity": 10}), log=lines.append):
+        pass
+    (line,) = (line for line in lines if "expire_after" in line)
+    assert "expire_after = 'never' is ignored: the pool's table has '6h'" in line
+    assert "petps table expire" in line

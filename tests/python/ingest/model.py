@@ -11,7 +11,7 @@ import numpy.typing as npt
 from petps.delta import Message, TableSchema
 from petps.errors import IoError, PetpsError
 from petps.server.ingest import InstanceTable, Progress
-from petps.server.ingest.protocols import Commit, Stamps
+from petps.server.ingest.protocols import Clock, Commit, Stamps
 
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.uint8]
@@ -36,6 +36,7 @@ class MemoryTable:
         self.capacity = capacity
         self.rows: dict[int, bytes] = {}
         self.stamps: dict[int, int] = {}
+        self.clocks: dict[int, Clock] = {}
         self.applies = 0
         self.fail_next = 0
         self.failure: type[PetpsError] = IoError
@@ -88,6 +89,9 @@ class MemoryTable:
                 self.rows[key] = rows[at].tobytes()
                 self.stamps[key] = int(stamps[at])
         return report
+
+    def adopt_clock(self, partition: int, clock: Clock) -> None:
+        self.clocks[partition] = clock
 
     def all_keys(self) -> Iterator[Keys]:
         keys = np.array(sorted(self.rows), dtype=np.uint64)

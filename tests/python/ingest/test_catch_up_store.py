@@ -468,23 +468,23 @@ def test_a_version_that_was_rolled_back_is_not_read_as_another_with_its_number(
     store = trainer.store
     store.write(2, none, kind=DELTA, parts=Published(Position(1, (5, 5, 5), 3), {}).parts())
     waiting = source.of_model("m")[0]
-    reading = source.of_model("m")[0].chunks("user")
+    reading = source.of_model("m")[0].stamped_chunks("user")
     next(reading)
     store.rollback(1)
     store.write(2, none, kind=DELTA, parts=Published(Position(2, (1, 1, 1), 3), {}).parts())
     anew = source.of_model("m")[0]
     assert anew.name == waiting.name
     with pytest.raises(NotFound, match="rolled back"):
-        list(waiting.chunks("user"))
+        list(waiting.stamped_chunks("user"))
     with pytest.raises(NotFound, match="rolled back"):
         list(reading)
-    assert sum(len(keys) for keys, _ in anew.chunks("user")) > 0
+    assert sum(len(keys) for keys, _, _ in anew.stamped_chunks("user")) > 0
     store.rollback(1)
     store.write(2, none, kind=DELTA)  # a trainer's version that is not published
     assert [entry.version for entry in store.state.versions()] == [1, 2]
     assert len(source.of_model("m")) == 1
     with pytest.raises(NotFound, match="rolled back"):
-        list(anew.chunks("user"))
+        list(anew.stamped_chunks("user"))
 
 
 def test_servers_follow_a_trainer_that_goes_back(tmp_path: Path) -> None:

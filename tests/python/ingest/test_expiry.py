@@ -5,14 +5,18 @@ Does not cover the arithmetic of event time (tests/native/pool/clock_test.cc).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import petps.pool.export
 from petps import _native
+from petps.checkpoint import BaseFolder
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
+from petps.errors import InvalidArgument
 from petps.publish import Publisher
 from petps.server.ingest.native_tables import NativeInstanceTables
 from petps.server.ingest.protocols import Commit
@@ -87,7 +91,13 @@ def test_a_refused_row_keeps_its_version_until_there_is_room(trainer: Trainer) -
 class Replica:
     """A pool in memory that follows the log, with walks when the test wants them."""
 
-    def __init__(self, log: DirectoryLog) -> None:
+    def __init__(
+        self,
+        log: DirectoryLog,
+        bases: BaseFolder | None = None,
+        skip: Callable[[int], int] | None = None,
+    ) -> None:
+        """skip: the offset at which the log begins for this replica, by partition."""
         self.tables = _native.Tables.create("", background=False)
         instance = self.tables.create_instance("m", "m@1", P)
         for schema in SCHEMAS:
@@ -96,7 +106,14 @@ class Replica:
                 capacity=5000, feed="delta", expire_after=EXPIRE_AFTER,
             )  # fmt: skip
         native = NativeInstanceTables(self.tables, "m")
-        self.driver = Driver(log, native, Letters())  # type: ignore[arg-type]
+        self.driver = Driver(log, native, Letters(), bases)  # type: ignore[arg-type]
+        if skip is not None:
+            for partition, state in self.driver.states.items():
+                state.skip_to(skip(partition))
+            self.driver.subscription.close()
+            self.driver.subscription = log.subscribe(
+                {p: state.offset for p, state in self.driver.states.items()}
+            )
 
     def walk(self) -> None:
         for table in self.tables.tables():
@@ -136,6 +153,59 @@ def test_replicas_that_read_the_log_at_different_times_keep_the_same_rows(
         kept = set(late.keys("user"))
         assert {k for k, at in written.items() if at > now - EXPIRE_AFTER} <= kept
         assert not {k for k, at in written.items() if at < now - EXPIRE_AFTER * 50 / 48} & kept
+
+
+def test_a_replica_that_begins_with_a_base_keeps_the_same_rows(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    """The base carries the versions of its rows, and the event times."""
+    random = np.random.default_rng(5)
+    eager = Replica(trainer.log)
+    now = 0.0
+    for round_number in range(100):
+        now += float(random.exponential(1.5))
+        trainer.version(random.integers(0, 2000, 20).tolist(), now)
+        if round_number == 88:  # rows of versions before the base and after it remain
+            eager.driver.read()
+            eager.walk()
+            instance = eager.tables.resolve("m@1")
+            petps.pool.export.write_base(eager.tables, instance, tmp_path / "bases" / "b")
+            trainer.publisher.base("b")
+    eager.driver.read()
+    first = trainer.log.end_offsets(range(P))
+    late = Replica(trainer.log, BaseFolder(tmp_path / "bases"), skip=lambda p: first[p] // 2)
+    late.driver.run()
+    assert all(state.catch_ups == 1 for state in late.driver.states.values())
+    stamps = np.empty(2000, np.uint32), np.empty(2000, np.uint32)
+    for replica, own in zip((eager, late), stamps, strict=True):
+        replica.walk()
+        keys = np.arange(2000, dtype=np.uint64)
+        table = replica.tables.find("m@1", "user")
+        own[:] = 0
+        table.pull(keys, np.empty((2000, 4), np.float32), None, own)
+    np.testing.assert_array_equal(*stamps)
+    assert eager.keys("user") == late.keys("user")
+    assert 0 < len(late.keys("user")) < 1000
+    for name in ("user", "item"):
+        of = [r.tables.clocks(r.tables.find("m@1", name).id) for r in (eager, late)]
+        assert of[0] == of[1]
+
+
+def test_a_base_without_event_times_leaves_those_of_the_table(tmp_path: Path) -> None:
+    replica = Replica(DirectoryLog(tmp_path / "log", partitions=P))
+    number = replica.tables.find("m@1", "user").id
+    bounds = [9] + [0] * 49
+    replica.tables.adopt_clock(number, 1, (SECOND_NS, START_NS, 8, bounds))
+    assert replica.tables.clocks(number)[1] == (SECOND_NS, START_NS, 8, bounds)
+    replica.tables.adopt_clock(number, 1, (SECOND_NS, START_NS + 5, 7, bounds))  # older
+    replica.tables.adopt_clock(number, 1, (0, 0, 90, bounds))  # none
+    assert replica.tables.clocks(number)[1] == (SECOND_NS, START_NS, 8, bounds)
+    replica.tables.adopt_clock(number, 1, (2 * SECOND_NS, START_NS, 10, [11] * 50))
+    cell, _, version, changed = replica.tables.clocks(number)[1]
+    assert (cell, version) == (SECOND_NS, 10)
+    assert changed[0] == 11
+    with pytest.raises(InvalidArgument, match="no partition 3"):
+        replica.tables.adopt_clock(number, 3, (SECOND_NS, START_NS, 11, bounds))
 
 
 def test_a_new_instance_of_a_model_expires_like_the_one_before() -> None:
