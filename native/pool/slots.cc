@@ -48,7 +48,7 @@ Slots::Footprint Slots::footprint_of(uint32_t row_bytes, uint64_t capacity) {
   const uint64_t bits = words_for(slots) * 8;
   Footprint most;
   most.pool = slots * (row_bytes + sizeof(SlotHeader)) + bits;
-  most.memory = bits + most.pool / kRegionBytes * sizeof(uint16_t);
+  most.memory = bits + most.pool / kRegionBytes * sizeof(uint16_t) + kMaxRecent * sizeof(SlotRef);
   return most;
 }
 
