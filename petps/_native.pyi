@@ -34,7 +34,8 @@ Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 Stamps = npt.NDArray[np.uint32]
 GoesOn = Callable[[int, int], bool] | None
-Clock = tuple[int, int, int, list[int]]  # native/pool/clock.h: cell_ns, time_ns, version, bounds
+# native/pool/clock.h: cell_ns, time_ns, version, bounds, shown_ns
+Clock = tuple[int, int, int, list[int], int]
 Durability = Literal["power", "process"]
 
 class PoolInfo:
@@ -98,10 +99,10 @@ class TableStatus:
     walked: bool
     expire_after: int
     event_time_ns: int
-    """The lowest of its partitions, of those that have one; 0: none has."""
     expired: int
     expiry_delay: float
-    """How long a row may be served beyond expire_after, in seconds; -1: unknown."""
+    evicted: int
+    heat_bytes: int
     def as_dict(self) -> dict[str, Any]: ...
 
 class ApplyReport:
@@ -302,6 +303,7 @@ class Tables:
     ) -> Table: ...
     def set_expiry(self, table: int, seconds: int) -> None: ...
     def tick(self, table: int, now_ns: int) -> None: ...
+    def set_when_full(self, table: int, rule: str) -> None: ...
     def clocks(self, table: int) -> list[Clock]: ...
     def adopt_clock(self, table: int, partition: int, clock: Clock) -> None: ...
     def expire(self, table: int, *, paced: bool = True, progress: GoesOn = None) -> int:

@@ -110,7 +110,9 @@ void bind_table_records(py::module_& module) {
       .field("expire_after", &Status::expire_after)
       .field("event_time_ns", &Status::event_time_ns)
       .field("expired", &Status::expired)
-      .field("expiry_delay", &Status::expiry_delay);
+      .field("expiry_delay", &Status::expiry_delay)
+      .field("evicted", &Status::evicted)
+      .field("heat_bytes", &Status::heat_bytes);
   using Apply = table::ApplyReport;
   Record<Apply>(module, "ApplyReport", "What one batch did.")
       .field("inserted", &Apply::inserted)

@@ -188,9 +188,19 @@ void bind_catalogue(TablesClass& tables) {
              py::arg("table"), py::arg("feed"));
 }
 
-// An event time as Python has it: cell_ns, time_ns, version, bounds.
+table::WhenFull parse_when_full(const std::string& rule) {
+  if (rule == "refuse") return table::WhenFull::kRefuse;
+  if (rule == "evict_oldest") return table::WhenFull::kEvictOldest;
+  if (rule == "evict_coldest") return table::WhenFull::kEvictColdest;
+  throw StatusError(base::Status(base::Code::kInvalidArgument,
+                                 "when_full '" + rule +
+                                     "' is unknown; write 'refuse', 'evict_oldest' or "
+                                     "'evict_coldest'"));
+}
+
+// An event time as Python has it: cell_ns, time_ns, version, bounds, shown_ns.
 using ClockValues =
-    std::tuple<uint64_t, uint64_t, uint64_t, std::array<uint64_t, pool::kExpiryBounds>>;
+    std::tuple<uint64_t, uint64_t, uint64_t, std::array<uint64_t, pool::kExpiryBounds>, uint64_t>;
 
 // The shortest time between two calls of a caller's `progress`: each needs the GIL.
 constexpr auto kProgressPause = std::chrono::milliseconds(50);
@@ -296,20 +306,27 @@ void bind_tables_of_pool(TablesClass& tables) {
                check(open.tick(table, now_ns));
              }),
              py::arg("table"), py::arg("now_ns"));
+  tables.def("set_when_full",
+             method([](table::Tables& open, uint32_t table, const std::string& rule) {
+               check(open.set_when_full(table, parse_when_full(rule)));
+             }),
+             py::arg("table"), py::arg("rule"));
   tables.def("clocks", method([](table::Tables& open, uint32_t table) {
                std::vector<ClockValues> all;
                for (const pool::EventClock& clock : open.pool().clocks(table))
-                 all.emplace_back(clock.cell_ns, clock.time_ns, clock.version, clock.bounds);
+                 all.emplace_back(clock.cell_ns, clock.time_ns, clock.version, clock.bounds,
+                                  clock.shown_ns);
                return all;
              }),
              py::arg("table"));
-  tables.def("adopt_clock",
-             method([](table::Tables& open, uint32_t table, uint32_t partition,
-                       const ClockValues& values) {
-               const auto& [cell_ns, time_ns, version, bounds] = values;
-               check(open.adopt_clock(table, partition, {cell_ns, time_ns, version, bounds}));
-             }),
-             py::arg("table"), py::arg("partition"), py::arg("clock"));
+  tables.def(
+      "adopt_clock",
+      method([](table::Tables& open, uint32_t table, uint32_t partition,
+                const ClockValues& values) {
+        const auto& [cell_ns, time_ns, version, bounds, shown_ns] = values;
+        check(open.adopt_clock(table, partition, {cell_ns, time_ns, version, bounds, shown_ns}));
+      }),
+      py::arg("table"), py::arg("partition"), py::arg("clock"));
   tables.def("expire", expire, py::arg("table"), py::kw_only(), py::arg("paced") = true,
              py::arg("progress") = py::none());
   tables.def("find", find, py::arg("instance"), py::arg("table"));

@@ -81,6 +81,7 @@ uint64_t pull_rows(const std::function<epoch::Pin()>& take_pin, const table::Tab
       found += is_found ? 1 : 0;
     };
     table.lookup(keys.subspan(from, n), rows.data(), step);
+    table.note_pulled(keys.subspan(from, n));
   }
   return found;
 }

@@ -418,6 +418,7 @@ Status Pool::make_table(const TableSpec& spec, TableRecord* created) {
     std::lock_guard lock(mutex_);
     PETPS_RETURN_IF_ERROR(check_writable());
     PETPS_RETURN_IF_ERROR(validate(spec));
+    if (spec.expire_after > 0) PETPS_RETURN_IF_ERROR(write_as_expiring());
     record.id = catalogue_->next_table++;
   }
   record.spec = spec;
@@ -445,7 +446,6 @@ Status Pool::make_table(const TableSpec& spec, TableRecord* created) {
   PETPS_RETURN_IF_ERROR(sync_new_table(record, *slots));
   std::lock_guard lock(mutex_);
   PETPS_RETURN_IF_ERROR(validate(spec));  // again: the instance may be gone or the name taken
-  if (spec.expire_after > 0) format_version_ = layout::kExpiryFormatVersion;
   catalogue_->tables.push_back(record);
   if (Status status = write_superblock(); !status.ok()) {
     catalogue_->tables.pop_back();

@@ -35,6 +35,8 @@ struct Clocks {
     uint64_t turn = 0;  // of the newest whole record
     EventClock value;
   };
+  uint32_t expire_after = 0;  // of the table; 0: nothing is counted now
+  Feed feed = Feed::kDelta;
   uint64_t offset = 0;  // of the first pair of records
   uint64_t bytes = 0;
   std::vector<Place> partitions;

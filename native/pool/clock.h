@@ -2,6 +2,7 @@
 // commits alone, so every server that applies the same commits has the same.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -14,22 +15,27 @@ inline constexpr uint64_t kNsPerSecond = 1'000'000'000;
 inline constexpr uint64_t kExpiryCells = 48;
 // A row expires in the second cell after its age, so at the latest 2 / 48 of expire_after late.
 inline constexpr uint64_t kExpiryBounds = kExpiryCells + 2;
-// One commit advances event time by at most this part of expire_after, so that a publisher's clock
-// may jump without expiring a table.
+// One commit advances event time by at most this part of expire_after. What is more is not made up
+// for later, so neither a jump of a publisher's clock nor a pause expires a table.
 inline constexpr uint64_t kExpirySteps = 4;
 
 // A stamp that is at most so much above the last commit's belongs to a version that is not
-// committed yet; any other one to an older version. So rows must not stay for 2^32 - 2^24 versions.
-inline constexpr uint32_t kVersionsAhead = 1 << 24;
-// The first version of a table that pushes feed. The stamps of rows from before count as older.
+// committed yet; any other one to an older version. So a row stays whose version is 2^32 - 2^30
+// versions old.
+inline constexpr uint32_t kVersionsAhead = uint32_t{1} << 30;
+// Event time begins at most at this time (the year 2116), so that it never overflows.
+inline constexpr uint64_t kLatestStart = uint64_t{1} << 62;
+// The first version of a table that pushes feed. Stamps up to 2^31 of rows from before count as
+// older.
 inline constexpr uint64_t kFirstPushVersion = (uint64_t{1} << 32) + (uint64_t{1} << 31);
 
 struct EventClock {
   uint64_t cell_ns = 0;  // 0: the rows never expire
-  uint64_t time_ns = 0;  // event time: the highest of the commits; 0: no commit yet
+  uint64_t time_ns = 0;  // event time; 0: no commit yet
   uint64_t version = 0;  // of the last commit
   // Every version below bounds[i] was committed i cells before the present one, or earlier.
   std::array<uint64_t, kExpiryBounds> bounds{};
+  uint64_t shown_ns = 0;  // the time that the last commit shows
 
   bool operator==(const EventClock&) const = default;
 
@@ -40,19 +46,23 @@ struct EventClock {
   // Count a commit. Return false if it, or a later one, was counted before.
   bool commit(uint64_t committed, uint64_t at_ns) {
     if (time_ns != 0 && committed <= version) return false;
-    uint64_t now = at_ns == 0 ? 1 : at_ns;
-    uint64_t cells = 0;
-    if (time_ns != 0) {
-      const uint64_t step = cell_ns * kExpiryCells / kExpirySteps;
-      now = now < time_ns ? time_ns : now - time_ns > step ? time_ns + step : now;
-      cells = now / cell_ns - time_ns / cell_ns;
+    if (time_ns == 0) {
+      time_ns = std::clamp<uint64_t>(at_ns, 1, kLatestStart);
+    } else {
+      const uint64_t now = time_after(at_ns);
+      move_on(now / cell_ns - time_ns / cell_ns);
+      time_ns = now;
     }
-    for (uint64_t i = kExpiryBounds; cells > 0 && i-- > 0;)
-      bounds[i] = i >= cells ? bounds[i - cells] : bounds[0];
     bounds[0] = committed + 1;
     version = committed;
-    time_ns = now;
+    shown_ns = at_ns;
     return true;
+  }
+
+  // Return the event time after a commit that shows this time.
+  uint64_t time_after(uint64_t at_ns) const {
+    const uint64_t passed = at_ns > shown_ns ? at_ns - shown_ns : 0;
+    return time_ns + std::min(passed, cell_ns * kExpiryCells / kExpirySteps);
   }
 
   // Take another expire_after over. Rows may expire later than by either, but not earlier.
@@ -67,12 +77,26 @@ struct EventClock {
     cell_ns = to_ns;
   }
 
+  // Begin again, as if no commit had come; versions go on.
+  void forget(uint64_t to_cell_ns) {
+    const uint64_t last = version;
+    *this = {};
+    cell_ns = to_cell_ns;
+    version = last;
+  }
+
   // Return whether a row with this stamp, the low 32 bits of its version, has expired.
   bool expires(uint32_t stamp) const {
     const uint32_t ahead = stamp - static_cast<uint32_t>(version);
     if (ahead != 0 && ahead <= kVersionsAhead) return false;  // not committed yet
     const uint32_t age = static_cast<uint32_t>(version) - stamp;
     return age <= version && version - age < bounds[kExpiryBounds - 1];
+  }
+
+ private:
+  void move_on(uint64_t cells) {
+    for (uint64_t i = kExpiryBounds; cells > 0 && i-- > 0;)
+      bounds[i] = i >= cells ? bounds[i - cells] : bounds[0];
   }
 };
 

@@ -31,8 +31,11 @@ Clocks::Place read_pair(const std::byte* pair, uint32_t table, uint32_t partitio
                           entry.partition == partition;
     if (!is_whole || entry.turn <= newest.turn) continue;
     newest.turn = entry.turn;
-    newest.value = {entry.cell_ns, entry.time_ns, entry.version, {}};
+    newest.value.cell_ns = entry.cell_ns;
+    newest.value.time_ns = entry.time_ns;
+    newest.value.version = entry.version;
     std::copy(std::begin(entry.bounds), std::end(entry.bounds), newest.value.bounds.begin());
+    newest.value.shown_ns = entry.shown_ns;
   }
   return newest;
 }
@@ -46,6 +49,7 @@ ClockEntry entry_of(const Clocks::Place& place, uint32_t table, uint32_t partiti
   entry.time_ns = place.value.time_ns;
   entry.version = place.value.version;
   std::copy(place.value.bounds.begin(), place.value.bounds.end(), entry.bounds);
+  entry.shown_ns = place.value.shown_ns;
   entry.checksum = entry_checksum(entry);
   return entry;
 }
@@ -53,10 +57,13 @@ ClockEntry entry_of(const Clocks::Place& place, uint32_t table, uint32_t partiti
 }  // namespace
 
 Status Pool::load_clocks(const TableRecord& table) {
+  if (read_only_) return Status();
   const auto known = catalogue_->clocks.find(table.id);
   const bool exists = known != catalogue_->clocks.end();
   const uint32_t partitions = catalogue_->instance(table.spec.instance)->partitions;
   if (exists && known->second.bytes >= partitions * layout::kClockPairBytes) {
+    known->second.expire_after = table.spec.expire_after;
+    known->second.feed = table.spec.feed;
     const uint64_t cell = EventClock::cell_of(table.spec.expire_after);
     for (uint32_t partition = 0; partition < partitions; ++partition) {
       const uint64_t at = known->second.offset + partition * layout::kClockPairBytes;
@@ -93,17 +100,42 @@ Status Pool::add_clocks(const TableRecord& record) {
   for (const InstanceRecord& instance : instances()) {
     if (instance.id == record.spec.instance) partitions = instance.partitions;
   }
+  if (partitions == 0) {
+    return Status(Code::kNotFound,
+                  "instance " + std::to_string(record.spec.instance) + " was dropped");
+  }
   const uint64_t bytes = partitions * layout::kClockPairBytes;
   auto extent = add_extent(static_cast<uint32_t>(layout::ExtentKind::kClocks), record.id,
                            length_of_buckets(bytes));
   if (!extent.ok()) return extent.status();
-  Clocks clocks{extent.value().offset, extent.value().bytes, {}};
+  Clocks clocks;
+  clocks.expire_after = record.spec.expire_after;
+  clocks.feed = record.spec.feed;
+  clocks.offset = extent.value().offset;
+  clocks.bytes = extent.value().bytes;
   Clocks::Place none;
   none.value.cell_ns = EventClock::cell_of(record.spec.expire_after);
   clocks.partitions.assign(partitions, none);
   const std::lock_guard state(state_mutex_);
   catalogue_->clocks[record.id] = std::move(clocks);
   return Status();
+}
+
+// Let the clocks of a table begin again. On the disk when it returns.
+Status Pool::forget_clocks(uint32_t table, Clocks* clocks, uint64_t cell_ns) {
+  {
+    const std::lock_guard state(state_mutex_);
+    for (Clocks::Place& place : clocks->partitions) {
+      place.value.forget(cell_ns);
+      place.turn += 1;
+    }
+  }
+  Flusher flusher(*media_);
+  for (uint32_t partition = 0; partition < clocks->partitions.size(); ++partition)
+    write_clock_entry(table, partition, *clocks, flusher);
+  PETPS_RETURN_IF_ERROR(flusher.drain(Site::kClocked));
+  return media_->sync_range(base_ + clocks->offset,
+                            clocks->partitions.size() * layout::kClockPairBytes, Site::kReusedSync);
 }
 
 Status Pool::set_expiry(uint32_t table, uint32_t seconds) {
@@ -114,25 +146,16 @@ Status Pool::set_expiry(uint32_t table, uint32_t seconds) {
   if (record == nullptr)
     return Status(Code::kNotFound, "table id " + std::to_string(table) + " does not exist");
   const TableRecord before = *record;
-  const uint32_t version_before = format_version_;
   if (before.spec.expire_after == seconds) return Status();
   TableRecord after = before;
   after.spec.expire_after = seconds;
   if (before.spec.expire_after == 0) {
+    PETPS_RETURN_IF_ERROR(write_as_expiring());
     // Times of an earlier expiry must not count again.
-    if (const auto known = catalogue_->clocks.find(table); known == catalogue_->clocks.end()) {
+    if (Clocks* const known = find_clocks(table); known == nullptr) {
       PETPS_RETURN_IF_ERROR(add_clocks(after));
     } else {
-      Flusher flusher(*media_);
-      const uint64_t from = known->second.offset;
-      const uint64_t bytes = known->second.partitions.size() * layout::kClockPairBytes;
-      zero(from, from + bytes, Site::kReusedExtent, flusher);
-      PETPS_RETURN_IF_ERROR(flusher.drain(Site::kExtentRecordDrain));
-      PETPS_RETURN_IF_ERROR(media_->sync_range(base_ + from, bytes, Site::kReusedSync));
-      const std::lock_guard state(state_mutex_);
-      Clocks::Place none;
-      none.value.cell_ns = EventClock::cell_of(seconds);
-      std::ranges::fill(known->second.partitions, none);
+      PETPS_RETURN_IF_ERROR(forget_clocks(table, known, EventClock::cell_of(seconds)));
     }
     size_t records = 0;
     {
@@ -141,30 +164,49 @@ Status Pool::set_expiry(uint32_t table, uint32_t seconds) {
     }
     PETPS_RETURN_IF_ERROR(
         media_->sync_range(base_ + map_->extents(), records * 8, Site::kNewTableSync));
-    format_version_ = layout::kExpiryFormatVersion;
   }
   *record = after;
   if (Status status = write_superblock(); !status.ok()) {
     *record = before;
-    format_version_ = version_before;
     return status;
   }
-  if (seconds == 0 || before.spec.expire_after == 0) return Status();
   const std::lock_guard state(state_mutex_);
-  for (Clocks::Place& place : catalogue_->clocks.at(table).partitions)
+  Clocks& clocks = catalogue_->clocks.at(table);
+  clocks.expire_after = seconds;
+  if (seconds == 0 || before.spec.expire_after == 0) return Status();
+  for (Clocks::Place& place : clocks.partitions)
     place.value.change_cell(EventClock::cell_of(seconds));
   return Status();
+}
+
+// Return the clocks of a table of the catalogue, which stay while the caller holds mutex_; or null.
+Clocks* Pool::find_clocks(uint32_t table) {
+  const std::lock_guard state(state_mutex_);
+  const auto known = catalogue_->clocks.find(table);
+  return known == catalogue_->clocks.end() ? nullptr : &known->second;
+}
+
+// From the first extent of clocks on, a release that does not know them must refuse the pool. The
+// caller holds mutex_.
+Status Pool::write_as_expiring() {
+  if (format_version_ >= layout::kExpiryFormatVersion) return Status();
+  const uint32_t before = format_version_;
+  format_version_ = layout::kExpiryFormatVersion;
+  Status status = write_superblock();
+  if (!status.ok()) format_version_ = before;
+  return status;
 }
 
 std::vector<EventClock> Pool::clocks(uint32_t table) const {
   const std::lock_guard state(state_mutex_);
   std::vector<EventClock> all;
-  for (const TableRecord& record : snapshot_->tables) {
-    if (record.id != table || record.spec.expire_after == 0) continue;
-    for (const Clocks::Place& place : catalogue_->clocks.at(table).partitions)
-      all.push_back(place.value);
-    if (record.spec.feed == Feed::kPush) all.resize(1);
-  }
+  const auto known = catalogue_->clocks.find(table);
+  if (known == catalogue_->clocks.end() || known->second.expire_after == 0) return all;
+  const Clocks& clocks = known->second;
+  const size_t used = clocks.feed == Feed::kPush ? 1 : clocks.partitions.size();
+  all.reserve(used);
+  for (size_t i = 0; i < used && i < clocks.partitions.size(); ++i)
+    all.push_back(clocks.partitions[i].value);
   return all;
 }
 

@@ -134,7 +134,8 @@ struct ClockEntry {
   uint64_t time_ns;
   uint64_t version;
   uint64_t bounds[kExpiryBounds];
-  uint64_t reserved[8];
+  uint64_t shown_ns;
+  uint64_t reserved[7];
   uint64_t checksum;  // XXH3-64 of the bytes before
 };
 static_assert(sizeof(ClockEntry) == 512, "pinned by FORMAT.md");

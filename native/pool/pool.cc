@@ -322,7 +322,9 @@ Status Pool::load_slots() {
     } else if (place.kind == static_cast<uint32_t>(layout::ExtentKind::kSlots)) {
       slots->second->add(place.offset, place.bytes, /*old=*/true);
     } else if (place.kind == static_cast<uint32_t>(layout::ExtentKind::kClocks)) {
-      catalogue_->clocks[place.table] = {place.offset, place.bytes, {}};
+      Clocks& clocks = catalogue_->clocks[place.table];
+      clocks.offset = place.offset;
+      clocks.bytes = place.bytes;
     } else if (catalogue_->table(place.table)->bucket_offset != place.offset) {
       place.table = 0;  // of an array that was copied, or was the table's before it grew
     } else {

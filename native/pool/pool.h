@@ -308,6 +308,9 @@ class Pool {
   base::Status load_clocks(const TableRecord& table);
   base::Status add_clocks(const TableRecord& record);
   base::Status check_expiry(uint32_t seconds) const;
+  Clocks* find_clocks(uint32_t table);
+  base::Status write_as_expiring();
+  base::Status forget_clocks(uint32_t table, Clocks* clocks, uint64_t cell_ns);
   void write_clock_entry(uint32_t table, uint32_t partition, const Clocks& clocks,
                          media::Flusher& flusher);
   bool write_table_clocks(const TableRecord& table, std::span<const Commit> commits,

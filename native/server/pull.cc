@@ -172,6 +172,7 @@ void Worker::gather_section(std::span<const uint64_t> keys, const table::Table& 
     table.lookup(keys, rows_.data());
     for (size_t i = 0; i < keys.size(); ++i) add(i);
   }
+  table.note_pulled(keys);
   section.row_bytes = row_bytes;
   section.rows_found = found;
 }

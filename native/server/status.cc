@@ -114,6 +114,8 @@ void write_tables(table::Tables& tables, JsonWriter& json) {
     json.member("event_time_ns", status.event_time_ns);
     json.member("expired", status.expired);
     json.member("expiry_delay", status.expiry_delay);
+    json.member("evicted", status.evicted);
+    json.member("heat_bytes", status.heat_bytes);
     json.end_object();
   }
   json.end_array();

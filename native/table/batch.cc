@@ -71,7 +71,8 @@ class Writer {
     return deletes_ && table_.occupied.load() + batch_.keys.size() > table_.capacity.load();
   }
   const uint32_t* stamps(size_t at) const {
-    return batch_.stamps.empty() ? nullptr : batch_.stamps.data() + at;
+    const bool are_given = table_.push_stamp.load() == 0 || batch_.only_of_stamp;
+    return batch_.stamps.empty() || !are_given ? nullptr : batch_.stamps.data() + at;
   }
   // The caller holds the slice's ranges.
   Status apply(const Slice& slice, Table::Impl::Scratch& scratch, Retiring& retiring,
@@ -244,6 +245,8 @@ Status check_batch(const Batch& batch) {
 Result<ApplyReport> Table::apply(const Batch& batch) {
   PETPS_RETURN_IF_ERROR(check_batch(batch));
   PETPS_RETURN_IF_ERROR(impl_->check_writable());
+  std::unique_lock<std::mutex> turn;
+  PETPS_RETURN_IF_ERROR(impl_->make_room(batch, &turn));
   return apply_batch(*impl_, batch, nullptr);
 }
 

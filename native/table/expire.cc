@@ -36,7 +36,6 @@ Result<uint64_t> Table::expire(const ExpireOptions& options) { return impl_->exp
 Result<uint64_t> Table::Impl::expire(const ExpireOptions& options) {
   const std::lock_guard one(expire_mutex);
   PETPS_RETURN_IF_ERROR(check_writable());
-  const uint32_t rule = expire_after.load();
   const std::vector<EventClock> clocks = pool.clocks(record.id);
   const auto is_due = [](const EventClock& clock) { return clock.bounds.back() > 0; };
   uint64_t deleted = 0;
@@ -47,12 +46,7 @@ Result<uint64_t> Table::Impl::expire(const ExpireOptions& options) {
                                             "': no reader place is free for the walk that expires "
                                             "rows; close some connections");
     }
-    ExpireOptions ended_by_change = options;
-    ended_by_change.progress = [&](uint64_t done, uint64_t all) {
-      return expire_after.load() == rule &&
-             (options.progress == nullptr || options.progress(done, all));
-    };
-    const Result<bool> complete = walk_expired(ended_by_change, clocks, *reader, &deleted);
+    const Result<bool> complete = walk_expired(options, *reader, &deleted);
     epochs.release(reader);
     expired.fetch_add(deleted, std::memory_order_relaxed);
     if (!complete.ok()) return complete.status();
@@ -65,17 +59,26 @@ Result<uint64_t> Table::Impl::expire(const ExpireOptions& options) {
 }
 
 // Return false if it was ended early.
-Result<bool> Table::Impl::walk_expired(const ExpireOptions& options,
-                                       const std::vector<EventClock>& clocks, epoch::Reader& reader,
+Result<bool> Table::Impl::walk_expired(const ExpireOptions& options, epoch::Reader& reader,
                                        uint64_t* deleted) {
   const size_t together = synced() ? kDeletedTogetherSynced : kDeletedTogether;
   const index::Index* array = nullptr;
   std::vector<uint64_t> keys;
   std::vector<uint32_t> stamps;
+  std::vector<EventClock> clocks;
+  uint64_t rule_then = 0;
+  {
+    const std::lock_guard held(rule_mutex);
+    rule_then = expiry_rule;
+  }
   uint64_t number = 0;
   uint64_t count = 0;
   auto since = SteadyClock::now();
   do {
+    // Anew for each batch: rows of versions that were committed since must not look older than the
+    // ones that an earlier clock knows.
+    if (keys.empty()) clocks = pool.clocks(record.id);
+    if (clocks.empty()) return false;  // dropped, or the rows never expire any more
     {
       const epoch::Pin pin = reader.pin();
       if (array != &index()) {  // the table has grown, and each key has another bucket
@@ -87,17 +90,28 @@ Result<bool> Table::Impl::walk_expired(const ExpireOptions& options,
       number = std::min(count, number + kBucketsInStep);
     }
     if (keys.size() >= together || number == count) {
-      PETPS_RETURN_IF_ERROR(delete_of_stamp(keys, stamps, deleted));
-      keys.clear();
-      stamps.clear();
+      bool ends = false;
+      PETPS_RETURN_IF_ERROR(delete_expired(rule_then, &keys, &stamps, deleted, &ends));
+      if (ends) return false;
     }
-    if (!options.progress(number, count)) return false;
+    if (options.progress != nullptr && !options.progress(number, count)) return false;
     const auto worked = SteadyClock::now() - since;
     if (!options.paced || worked < kWorkBeforePause) continue;
     std::this_thread::sleep_for(kPace * worked);
     since = SteadyClock::now();
   } while (number < count);
   return true;
+}
+
+// Delete the rows, unless the rule has changed since the walk began.
+Status Table::Impl::delete_expired(uint64_t rule_then, std::vector<uint64_t>* keys,
+                                   std::vector<uint32_t>* stamps, uint64_t* deleted, bool* ends) {
+  const std::lock_guard held(rule_mutex);
+  *ends = expiry_rule != rule_then;
+  if (!*ends) PETPS_RETURN_IF_ERROR(delete_of_stamp(*keys, *stamps, deleted));
+  keys->clear();
+  stamps->clear();
+  return Status();
 }
 
 // Append the expired rows of kBucketsInStep buckets. The caller holds a pin, so no slot that an
@@ -139,13 +153,13 @@ Status Table::Impl::delete_of_stamp(std::span<const uint64_t> keys,
 }
 
 void Table::Impl::refresh_push_stamp() {
-  const bool is_given = record.spec.feed == pool::Feed::kPush && expire_after.load() > 0;
   uint64_t stamp = 0;
-  if (is_given) {
+  if (record.spec.feed == pool::Feed::kPush && expire_after.load() > 0) {
     const std::vector<EventClock> clocks = pool.clocks(record.id);
-    stamp = clocks[0].time_ns == 0 ? pool::kFirstPushVersion : clocks[0].version + 1;
+    if (!clocks.empty()) stamp = std::max(pool::kFirstPushVersion, clocks[0].version + 1);
   }
   push_stamp.store(stamp, std::memory_order_release);
+  advance_push_stamp();
 }
 
 void Table::Impl::describe_expiry(TableStatus* status) const {
@@ -172,7 +186,13 @@ Status Tables::set_expiry(uint32_t id, uint32_t seconds) {
     return Status(Code::kNotFound, "table id " + std::to_string(id) + " does not exist");
   Table::Impl& impl = table->impl();
   const std::lock_guard one(impl.expiry_mutex);
+  const std::lock_guard held(impl.rule_mutex);
   PETPS_RETURN_IF_ERROR(impl_->pool->set_expiry(id, seconds));
+  impl.expiry_rule += 1;
+  if (seconds == 0 || impl.expire_after.load() == 0) {
+    const std::lock_guard state(impl.expiry_state_mutex);
+    impl.expired_until.clear();
+  }
   impl.expire_after.store(seconds, std::memory_order_relaxed);
   impl.refresh_push_stamp();
   return Status();
@@ -185,14 +205,18 @@ Status Tables::tick(uint32_t id, uint64_t now_ns) {
   Table::Impl& impl = table->impl();
   const std::lock_guard one(impl.expiry_mutex);
   const uint64_t version = impl.push_stamp.load();
-  if (version == 0) {
+  if (impl.expire_after.load() == 0 || version == 0) {
     return Status(
         Code::kFailedPrecondition,
         "table '" + impl.record.spec.name +
             "' takes no event time from a clock: its rows never expire, or deltas feed it");
   }
-  const EventClock clock = pool().clocks(id)[0];
-  if (clock.time_ns != 0 && now_ns / clock.cell_ns <= clock.time_ns / clock.cell_ns)
+  const std::vector<EventClock> clocks = pool().clocks(id);
+  if (clocks.empty())
+    return Status(Code::kNotFound, "table '" + impl.record.spec.name + "' was dropped");
+  const EventClock& clock = clocks[0];
+  if (clock.time_ns != 0 &&
+      clock.time_after(now_ns) / clock.cell_ns == clock.time_ns / clock.cell_ns)
     return Status();
   Flusher flusher(impl.pool.medium());
   const Result<bool> changed = impl.pool.write_clock(id, version, now_ns, flusher);

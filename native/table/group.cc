@@ -70,14 +70,17 @@ Status Table::apply_together(std::span<const Batch> batches, std::span<ApplyRepo
     return report.status();
   }
   PETPS_RETURN_IF_ERROR(impl_->check_writable());
+  impl_->advance_push_stamp();
   const uint64_t row_bytes = record().spec.row_bytes;
   std::vector<uint64_t> keys;
   std::vector<const std::byte*> rows;
   std::vector<uint8_t> deleted;
   bool deletes = false;
+  const bool is_given = impl_->push_stamp.load() != 0;  // by the table
   for (const Batch& batch : batches) {
     PETPS_RETURN_IF_ERROR(check_batch(batch));
-    if (impl_->stamp_of(batch) != impl_->stamp_of(batches[0]) || !batch.stamps.empty())
+    const bool is_same = is_given || batch.stamp == batches[0].stamp;
+    if (!is_same || !batch.stamps.empty())
       return Status(Code::kInvalidArgument, "the batches of a group need one stamp");
     keys.insert(keys.end(), batch.keys.begin(), batch.keys.end());
     for (size_t i = 0; i < batch.keys.size(); ++i) {
@@ -92,6 +95,8 @@ Status Table::apply_together(std::span<const Batch> batches, std::span<ApplyRepo
   all.keys = keys;
   all.stamp = batches[0].stamp;
   if (deletes) all.deleted = deleted;
+  std::unique_lock<std::mutex> turn;
+  PETPS_RETURN_IF_ERROR(impl_->make_room(all, &turn));
   PETPS_RETURN_IF_ERROR(apply_batch(*impl_, all, &group).status());
   Replay replay(keys, outcomes);
   for (size_t i = 0; i < batches.size(); ++i) reports[i] = replay.count(batches[i]);

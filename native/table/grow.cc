@@ -186,6 +186,7 @@ Status Table::Impl::swap_locked(const pool::BucketArray& array, index::Index* co
   second_index_bytes.store(array_bytes(index()), std::memory_order_relaxed);
   current.store(copy, std::memory_order_release);
   capacity.store(array.capacity, std::memory_order_relaxed);
+  renew_heat();
   *is_swapped = true;
   return Status();
 }

@@ -14,6 +14,7 @@
 #include "epoch/epoch.h"
 #include "index/index.h"
 #include "pool/slots.h"
+#include "table/heat.h"
 #include "table/hot.h"
 #include "table/range_locks.h"
 #include "table/table.h"
@@ -77,15 +78,26 @@ struct Table::Impl final : epoch::Reclaimer {
   }
   void refresh_push_stamp();
   base::Result<uint64_t> expire(const ExpireOptions& options);
-  base::Result<bool> walk_expired(const ExpireOptions& options,
-                                  const std::vector<pool::EventClock>& clocks,
-                                  epoch::Reader& reader, uint64_t* deleted);
+  base::Result<bool> walk_expired(const ExpireOptions& options, epoch::Reader& reader,
+                                  uint64_t* deleted);
   void collect_expired(const index::Index& array, const std::vector<pool::EventClock>& clocks,
                        uint64_t from, std::vector<uint64_t>* keys,
                        std::vector<uint32_t>* stamps) const;
+  base::Status delete_expired(uint64_t rule_then, std::vector<uint64_t>* keys,
+                              std::vector<uint32_t>* stamps, uint64_t* deleted, bool* ends);
   base::Status delete_of_stamp(std::span<const uint64_t> keys, std::span<const uint32_t> stamps,
                                uint64_t* deleted);
   void describe_expiry(TableStatus* status) const;
+
+  // ---- eviction: evict.cc, EVICTION.md
+  base::Status make_room(const Batch& batch, std::unique_lock<std::mutex>* turn);
+  uint64_t count_absent(std::span<const uint64_t> keys, epoch::Reader& reader);
+  base::Status evict_rows(uint64_t count, WhenFull rule, std::span<const uint64_t> kept,
+                          epoch::Reader& reader, uint64_t* deleted);
+  void choose_victims(uint64_t bucket, WhenFull rule, std::span<const uint64_t> kept,
+                      std::vector<uint64_t>* keys, std::vector<uint32_t>* stamps);
+  void renew_heat();
+  void advance_push_stamp();
 
   Tables::Impl& owner;
   pool::Pool& pool;
@@ -99,15 +111,25 @@ struct Table::Impl final : epoch::Reclaimer {
   std::vector<std::unique_ptr<index::Index>> arrays;  // of this open; under owner.moves_mutex
   std::atomic<uint64_t> capacity;
   std::atomic<uint32_t> expire_after;  // seconds, 0: never
-  // The version of a push that is applied now; 0: pushes have the stamps that they give.
+  // The version of a push that is applied now, or its time if rows do not expire but are evicted.
+  // 0: pushes have the stamps that they give.
   std::atomic<uint64_t> push_stamp{0};
   std::atomic<uint64_t> expired{0};  // rows, since the open
   std::mutex expire_mutex;           // one walk at a time
   std::mutex expiry_mutex;           // one tick or one change of expire_after at a time
+  std::mutex rule_mutex;             // held while rows are deleted by the present rule
+  uint64_t expiry_rule = 0;          // changes with expire_after; under rule_mutex
   mutable std::mutex expiry_state_mutex;
   // By partition: the event time when the last complete walk began; under expiry_state_mutex.
   std::vector<uint64_t> expired_until;
-  uint32_t row_lines;  // cache lines of a row that lookup prefetches
+  std::atomic<WhenFull> when_full{WhenFull::kRefuse};
+  std::mutex evict_mutex;            // one batch makes room, and takes it, at a time
+  std::atomic<uint64_t> evicted{0};  // rows, since the open
+  // How often keys are pulled, if the coldest rows are evicted. Pulls may hold an earlier one.
+  std::atomic<Heat*> heat{nullptr};
+  std::mutex heat_mutex;
+  std::vector<std::unique_ptr<Heat>> heats;  // all of this open; under heat_mutex
+  uint32_t row_lines;                        // cache lines of a row that lookup prefetches
   // Rows, and reserved room for new keys of batches in flight. When a reservation becomes a row,
   // this number stays; a deletion is subtracted once it is durable. Until the walk has counted
   // the rows of an unclean open, it holds the largest possible number of rows.

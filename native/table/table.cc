@@ -138,6 +138,9 @@ TableStatus Table::status() const {
   status.displaced = table.index().displaced();
   status.walked = table.walked();
   table.describe_expiry(&status);
+  status.evicted = table.evicted.load(std::memory_order_relaxed);
+  const Heat* const heat = table.heat.load(std::memory_order_acquire);
+  status.heat_bytes = heat == nullptr ? 0 : heat->bytes();
   return status;
 }
 

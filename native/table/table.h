@@ -73,6 +73,8 @@ struct TableStatus {
   uint64_t event_time_ns = 0;
   uint64_t expired = 0;
   double expiry_delay = 0.0;
+  uint64_t evicted = 0;     // rows since the open
+  uint64_t heat_bytes = 0;  // DRAM for how often keys are pulled
 };
 
 struct VerifyReport {
@@ -94,6 +96,9 @@ struct GrowOptions {
   // after the swap it ends the wait for the last reader of the array before.
   std::function<bool(uint64_t done, uint64_t all)> progress;
 };
+
+// What a full table that pushes feed does with a new key (EVICTION.md).
+enum class WhenFull : uint8_t { kRefuse, kEvictOldest, kEvictColdest };
 
 struct ExpireOptions {
   bool paced = true;  // leave most of the time to pulls and writers
@@ -146,6 +151,8 @@ class Table {
   }
   // Find the same row, one key at a time without prefetching (the reference for tests).
   const std::byte* lookup_one(uint64_t key) const;
+  // Count a pull of these keys for eviction. Nothing if the table does not evict its coldest rows.
+  void note_pulled(std::span<const uint64_t> keys) const;
   // Return the stamp of a row that a lookup found, under its pin.
   uint32_t stamp_of(const std::byte* row) const;
   // Return the table's default row, or null if it is all zeros.
@@ -270,6 +277,9 @@ class Tables {
   // Advance the event time of a table that pushes feed to now_ns of the server's clock, or to what
   // one commit may advance it. Later pushes belong to the next version. Durable on return.
   base::Status tick(uint32_t table, uint64_t now_ns);
+  // Set what the table does when it is full, until the pool is closed. Return kFailedPrecondition
+  // for a table that deltas feed.
+  base::Status set_when_full(uint32_t table, WhenFull rule);
   // Take over a base's event time of a partition. Durable on return. See Pool::adopt_clock.
   base::Status adopt_clock(uint32_t table, uint32_t partition, const pool::EventClock& clock);
   // Return a number that grows when tables are dropped. A Table* that was found earlier, under

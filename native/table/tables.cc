@@ -471,6 +471,7 @@ void Tables::Impl::background() {
       // here.
       if (!hot.empty() && !pool->medium().failed()) static_cast<void>(t.migrate(hot).ok());
       t.finish_growing();
+      if (Heat* const heat = t.heat.load(); heat != nullptr) heat->settle();
       const bool lost_many =
           t.erased.load(std::memory_order_relaxed) > t.index().rows() / kRehomeShare;
       if (lost_many && t.index().displaced() > 0 && !pool->medium().failed())

@@ -49,8 +49,8 @@ __all__ = [
 ]
 
 STATES: Final = "states/*.json"
-# An event time: cell_ns, time_ns, version, bounds.
-Clock = tuple[int, int, int, list[int]]
+# An event time: cell_ns, time_ns, version, bounds, shown_ns.
+Clock = tuple[int, int, int, list[int], int]
 
 
 # ---- writing ----
@@ -318,7 +318,13 @@ class Base:
     def clocks(self, table: str) -> dict[int, Clock]:
         """Return the event times of a table whose rows expire, by partition."""
         return {
-            entry.partition: (entry.cell_ns, entry.time_ns, entry.version, entry.bounds)
+            entry.partition: (
+                entry.cell_ns,
+                entry.time_ns,
+                entry.version,
+                entry.bounds,
+                entry.shown_ns,
+            )
             for entry in self._clocks.get(table, [])
         }
 

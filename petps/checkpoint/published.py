@@ -79,6 +79,7 @@ class ClockEntry(JsonModel):
     time_ns: Unsigned
     version: Unsigned
     bounds: Annotated[list[Unsigned], Field(min_length=BOUNDS, max_length=BOUNDS)]
+    shown_ns: Unsigned
 
 
 class BaseInfo(JsonModel):

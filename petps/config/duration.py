@@ -10,6 +10,7 @@ from petps.errors import InvalidArgument
 __all__ = ["NEVER", "duration_text", "parse_duration"]
 
 NEVER: Final = "never"
+MAX_SECONDS: Final = 36_600 * 86_400  # native/pool/clock.h kMaxExpireAfter
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -21,12 +22,13 @@ def parse_duration(text: str, what: str) -> int:
     if text == NEVER:
         return 0
     parts = re.fullmatch(r"([0-9]{1,10})([smhd])", text)
-    if parts is None or int(parts[1]) == 0:
+    seconds = 0 if parts is None else int(parts[1]) * _UNITS[parts[2]]
+    if not 0 < seconds <= MAX_SECONDS:
         raise InvalidArgument(
-            f"{what} must be a whole number with its unit, such as 90s, 15m, 6h or 30d, or "
-            f"'{NEVER}'; got '{text}'"
+            f"{what} must be a whole number with its unit, such as 90s, 15m, 6h or 30d, at most "
+            f"36600d, or '{NEVER}'; got '{text}'"
         )
-    return int(parts[1]) * _UNITS[parts[2]]
+    return seconds
 
 
 def duration_text(seconds: int) -> str:

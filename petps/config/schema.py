@@ -320,6 +320,12 @@ class TableConfig(Section):
         ge=1,
         description="The capacity beyond which the table does not grow automatically.",
     )
+    when_full: Literal["refuse", "evict_oldest", "evict_coldest"] = Field(
+        default="refuse",
+        description="What a full table that pushes feed does with a new key: refuse it, or evict "
+        "the rows that were written, or pulled, longest ago or least. Counts at each start, only "
+        "in a server without a shard map.",
+    )
     expire_after: str = Field(
         default=NEVER,
         description="The age at which a row is deleted that was not written again, such as '90s', "
@@ -341,7 +347,7 @@ class TableConfig(Section):
         try:
             parse_duration(value, "it")
         except InvalidArgument as error:
-            raise ValueError(str(error)) from None
+            raise ValueError(str(error).partition("; got")[0]) from None
         return value
 
     @field_validator("default")
@@ -359,6 +365,15 @@ class TableConfig(Section):
         if self.capacity_max is not None and self.capacity_max < self.capacity:
             raise ValueError(
                 f"capacity_max is {self.capacity_max}, below the capacity of {self.capacity}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _only_pushes_evict(self) -> TableConfig:
+        if self.when_full != "refuse" and self.feed == "delta":
+            raise ValueError(
+                f"when_full = '{self.when_full}' is for tables that pushes feed: the rows of one "
+                "with feed = 'delta' leave through the log, or by expire_after"
             )
         return self
 
@@ -398,6 +413,16 @@ class Config(Section):
     def _flat(cls, value: object) -> object:
         """Join nested tables to dotted names: TOML reads security.protocol = "SSL" as a table."""
         return dict(_flattened(value, "")) if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _one_server_evicts(self) -> Config:
+        evicting = [name for name, table in self.tables.items() if table.when_full != "refuse"]
+        if evicting and self.server.shard_map is not None:
+            raise ValueError(
+                f"tables.{evicting[0]}.when_full is for a server without a shard map: servers that "
+                "share a partition would evict different rows"
+            )
+        return self
 
     def ingest_model(self) -> str:
         """Return the model whose log is followed."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from petps import _native
+from petps.config.duration import duration_text
 from petps.delta.files import sync_folder
 from petps.errors import IoError
 from petps.pool.pool import DEFAULT_PARTITIONS, Pool
@@ -154,7 +155,8 @@ class AuditedPool(Pool):
     def set_expiry(self, table: str, seconds: int, *, model: str | None = None) -> None:
         """See Pool."""
         instance = self._instance(model).name
-        with self._line(f"let table {table} of {instance} expire after {seconds} seconds"):
+        age = f"expire {duration_text(seconds)} after they were written" if seconds else "stay"
+        with self._line(f"let rows of table {table} of {instance} {age}"):
             super().set_expiry(table, seconds, model=instance)
 
     def drop_table(self, table: str, *, model: str | None = None) -> None:

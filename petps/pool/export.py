@@ -51,9 +51,16 @@ def write_base(
     clocks = {
         table.name: [
             ClockEntry(
-                partition=partition, cell_ns=cell, time_ns=time, version=version, bounds=bounds
+                partition=partition,
+                cell_ns=cell,
+                time_ns=time,
+                version=version,
+                bounds=bounds,
+                shown_ns=shown,
             )
-            for partition, (cell, time, version, bounds) in enumerate(tables.clocks(table.id))
+            for partition, (cell, time, version, bounds, shown) in enumerate(
+                tables.clocks(table.id)
+            )
             if time > 0
         ]
         for table in own

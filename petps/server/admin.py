@@ -239,7 +239,9 @@ class _Service:
     def SetExpiry(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
         self._pool(context).set_expiry(request.table, request.seconds, model=request.model or None)
-        self._note(context, f"table '{request.table}' expires {duration_text(request.seconds)}")
+        model = f" of {request.model}" if request.model else ""
+        age = duration_text(request.seconds)
+        self._note(context, f"rows of table '{request.table}'{model} expire after: {age}")
         return {}
 
     @_answering

@@ -1,4 +1,4 @@
-"""Tables that grow automatically before they are full ([tables.NAME] grow = "auto")."""
+"""What full tables do: grow before, or evict rows ([tables.NAME] grow, when_full)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ LOOK_SECONDS: Final = 0.5
 class Growth:
     """A thread that gives tables more capacity, up to their ``capacity_max``, until close().
 
-    Every instance of the model grows by the same rule. If a table cannot grow, the reason is logged
-    once, and it is tried again.
+    It also tells tables what to do when they are full (native/table/EVICTION.md). Every instance of
+    the model follows the same rules. If a table cannot grow, the reason is logged once, and it is
+    tried again.
     """
 
     def __init__(self, config: Config, tables: _native.Tables, log: Callable[[str], None]) -> None:
@@ -29,34 +30,56 @@ class Growth:
         self._growing = {
             name: table for name, table in config.tables.items() if table.grow == "auto"
         }
+        self._evicting = {
+            name: table.when_full
+            for name, table in config.tables.items()
+            if table.when_full != "refuse"
+        }
+        self._told: set[int] = set()  # tables, by their id
         self._tables, self._log = tables, log
         self._stopping = threading.Event()
         self._logged: dict[int, str] = {}  # by the table's id
         self._thread = threading.Thread(target=self._run, name="petps-growth", daemon=True)
-        if self._growing:
+        if self._growing or self._evicting:
+            self._look()
             self._thread.start()
 
     def close(self) -> None:
         """Stop. A growth in progress leaves its table as it was."""
         self._stopping.set()
-        if self._growing:
+        if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
         while not self._stopping.wait(LOOK_SECONDS):
-            try:
-                self._grow_all()
-            except PetpsError as error:  # for example a pool that is being closed
-                self._log_once(0, f"tables cannot grow: {error}")
+            self._look()
 
-    def _grow_all(self) -> None:
+    def _look(self) -> None:
+        try:
+            self._look_at_all()
+        except PetpsError as error:  # for example a pool that is being closed
+            self._log_once(0, f"tables cannot grow: {error}")
+
+    def _look_at_all(self) -> None:
         instances = {
             instance.id for instance in self._tables.instances() if instance.model == self._model
         }
         for table in self._tables.tables():
+            if table.record.instance not in instances:
+                continue
+            rule = self._evicting.get(table.name)
+            if rule is not None and table.id not in self._told:
+                self._told.add(table.id)  # once: if it cannot be, it cannot be later
+                self._evict(table, rule)
             config = self._growing.get(table.name)
-            if config is not None and table.record.instance in instances:
+            if config is not None and self._thread.is_alive():
                 self._grow(table, config)
+
+    def _evict(self, table: _native.Table, rule: str) -> None:
+        try:
+            self._tables.set_when_full(table.id, rule)
+        except PetpsError as error:
+            self._log_once(table.id, f"when_full = '{rule}' is ignored: {error}")
 
     def _grow(self, table: _native.Table, config: TableConfig) -> None:
         try:

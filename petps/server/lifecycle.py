@@ -80,7 +80,8 @@ class Serving:
         self._http: Any = None
         self._grpc: Any = None
         self._admin: list[Any] = []
-        self._upkeep: list[Any] = []  # administration, and tables that grow automatically
+        self._expiry: Any = None
+        self._upkeep: list[Any] = []  # administration, tables that grow, rows that expire
         self._metrics: Any = None
         self._map_file: MapFile | None = None
         self._map: ShardMap | None = None
@@ -150,6 +151,9 @@ class Serving:
         if self._draining:
             return
         self._report_unready()
+        if self._expiry is not None:
+            faults = {str(table): text for table, text in self._expiry.faults.items()}
+            self._server.set_status_member("expiry_faults", json.dumps(faults))
         ingest = self._ingest  # a change of the shard map replaces it
         if ingest is None:
             return
@@ -212,6 +216,8 @@ class Serving:
         self._log(f"reloaded: {'; '.join(applied_settings) or nothing}")
         if restart_settings:
             self._log(f"changed, but needs a restart: {', '.join(restart_settings)}")
+        for line in ignored_tables(config, self._tables):
+            self._log(line)
 
     def set_ingest(self, *, paused: bool | None = None, rows_per_second: int | None = None) -> None:
         """Pause, continue or limit ingest (0: do not limit) until the server ends or reloads.
@@ -280,10 +286,8 @@ class Serving:
         from petps.server.expiry import Expiry
         from petps.server.growth import Growth
 
-        self._upkeep = [
-            Growth(self._config, self._tables, self._log),
-            Expiry(self._tables, self._log),
-        ]
+        self._expiry = Expiry(self._tables, self._log)
+        self._upkeep = [Growth(self._config, self._tables, self._log), self._expiry]
         port = self._config.server.admin_port
         self._admin = open_admin_door(self._config.pool.path, self._tables, self, self._log, port)
         self._upkeep += self._admin

@@ -201,6 +201,24 @@ def _table_metrics(status: dict[str, Any]) -> Iterator[Metric]:
             value = table[name] / 1e9 if name == "event_time_ns" else table[name]
             family.add_metric([table["instance"], table["name"]], math.inf if value < 0 else value)
         yield family
+    evicted = CounterMetricFamily(
+        "petps_table_evicted_rows",
+        "Rows that a full table has evicted since the start.",
+        labels=["instance", "table"],
+    )
+    for table in status["tables"]:
+        evicted.add_metric([table["instance"], table["name"]], table["evicted"])
+    yield evicted
+    faults = status.get("expiry_faults", {})
+    failed = GaugeMetricFamily(
+        "petps_table_expiry_failed",
+        "1: rows of the table cannot expire now; the status and the log say why.",
+        labels=["instance", "table"],
+    )
+    for table in expiring:
+        is_failed = str(table["id"]) in faults or "0" in faults
+        failed.add_metric([table["instance"], table["name"]], float(is_failed))
+    yield failed
     expired = CounterMetricFamily(
         "petps_table_expired_rows",
         "Rows that have expired since the start.",

@@ -249,20 +249,23 @@ void Driver::apply(const std::string& name, const std::vector<Change>& changes) 
 void Driver::commit(const std::vector<uint32_t>& partitions, uint64_t second) {
   constexpr uint64_t kFirst = uint64_t{1'700'000'000} * pool::kNsPerSecond;
   const uint64_t version = next_value();
+  next_value();
   std::vector<pool::Progress> all;
   std::vector<pool::Commit> commits;
   for (const uint32_t partition : partitions) {
-    all.push_back({1, partition, 1, version, 0, version});
+    all.push_back({1, partition, 1, version, 0, version + 1});
+    // Two versions of a partition, as in one window of ingest.
     commits.push_back({1, partition, version, kFirst + second * pool::kNsPerSecond});
+    commits.push_back({1, partition, version + 1, kFirst + second * pool::kNsPerSecond + 1});
   }
   step(
       "commit", [&] { return tables->record_progress(all, commits); },
       [&](World* w) {
-        for (size_t i = 0; i < all.size(); ++i) {
-          w->progress[{1, all[i].partition}] = all[i];
+        for (const pool::Progress& progress : all) w->progress[{1, progress.partition}] = progress;
+        for (const pool::Commit& commit : commits) {
           for (TableWorld& table : w->tables) {
             if (table.expire_after > 0 && table.feed == pool::Feed::kDelta)
-              table.clocks[all[i].partition].commit(version, commits[i].time_ns);
+              table.clocks[commit.partition].commit(commit.version, commit.time_ns);
           }
         }
       });

@@ -158,13 +158,13 @@ std::string check_clocks(const Tables& tables, const Choices& choices, World* ob
     const std::vector<pool::EventClock> clocks = pool.clocks(opened[i]->id());
     TableWorld& seen = observed->tables[i];
     const std::string& name = seen.shape->spec.name;
-    if (clocks.size() != seen.clocks.size())
+    if (clocks.size() != seen.shown_clocks().size())
       return "table '" + name + "' has " + std::to_string(clocks.size()) + " event times";
     const uint32_t instance = opened[i]->record().spec.instance;
     for (uint32_t p = 0; p < clocks.size(); ++p) {
       const auto is_as_in = [&](const World& world) {
         const TableWorld* of = world.find(name);
-        return of != nullptr && of->clocks.size() > p && of->clocks[p] == clocks[p];
+        return of != nullptr && of->expire_after == seen.expire_after && of->clocks[p] == clocks[p];
       };
       const auto old = choices.before.progress.find({instance, p});
       const auto now = observed->progress.find({instance, p});
@@ -176,7 +176,7 @@ std::string check_clocks(const Tables& tables, const Choices& choices, World* ob
              " is that of version " + std::to_string(clocks[p].version) +
              (is_covered ? ", older than the progress" : ", which no step left");
     }
-    seen.clocks = clocks;
+    if (!clocks.empty()) seen.clocks = clocks;
   }
   return "";
 }
@@ -232,7 +232,8 @@ std::string check_accepted(const Tables& tables, const Choices& choices,
     if (problem.empty()) problem = check_scan(*opened[i], table);
     if (problem.empty()) problem = check_default(*opened[i], table.shape->spec);
     if (!problem.empty()) return problem;
-    table.clocks = const_cast<Tables&>(tables).pool().clocks(opened[i]->id());  // perhaps older
+    const auto clocks = const_cast<Tables&>(tables).pool().clocks(opened[i]->id());
+    if (!clocks.empty()) table.clocks = clocks;  // perhaps older
   }
   const std::string problem = check_lowered_progress(tables, choices, &seen);
   *observed = std::move(seen);
@@ -248,13 +249,20 @@ void TableWorld::write(uint64_t key, uint64_t value) {
 
 void TableWorld::set_expiry(uint32_t seconds) {
   const uint64_t cell = pool::EventClock::cell_of(seconds);
-  if (expire_after == 0 || seconds == 0) {
-    clocks.assign(seconds == 0 ? 0 : feed == pool::Feed::kPush ? 1 : 3, {});
-    for (pool::EventClock& clock : clocks) clock.cell_ns = cell;
-  } else {
-    for (pool::EventClock& clock : clocks) clock.change_cell(cell);
+  if (clocks.empty() && seconds > 0) clocks.resize(feed == pool::Feed::kPush ? 1 : 3);
+  for (pool::EventClock& clock : clocks) {
+    if (seconds == 0) continue;
+    if (expire_after == 0) {
+      clock.forget(cell);
+    } else {
+      clock.change_cell(cell);
+    }
   }
   expire_after = seconds;
+}
+
+std::vector<pool::EventClock> TableWorld::shown_clocks() const {
+  return expire_after == 0 ? std::vector<pool::EventClock>() : clocks;
 }
 
 void TableWorld::delete_expired() {

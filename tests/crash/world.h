@@ -31,7 +31,7 @@ struct TableWorld {
   std::vector<uint8_t> written;  // of shape->keys; 1 = acknowledged since the pool was last opened
   pool::Feed feed = pool::Feed::kPush;
   uint32_t expire_after = 0;
-  std::vector<pool::EventClock> clocks;  // by partition, if rows expire
+  std::vector<pool::EventClock> clocks;  // by partition, once rows have expired
 
   explicit TableWorld(std::shared_ptr<const Shape> of)
       : shape(std::move(of)),
@@ -42,6 +42,7 @@ struct TableWorld {
   }
   void write(uint64_t key, uint64_t value);  // 0 deletes the key
   void set_expiry(uint32_t seconds);
+  std::vector<pool::EventClock> shown_clocks() const;
   void delete_expired();  // a row's value is the version that wrote it
 };
 

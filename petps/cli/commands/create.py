@@ -114,6 +114,11 @@ def create(
         petps create /dev/dax0.0 --table items:64:f32:1m
     """
     age = parse_duration(expire_after, "--expire-after")
+    if age and not table:
+        raise InvalidArgument(
+            "--expire-after is for the tables of --table: a configuration has expire_after, and "
+            "`petps table expire` changes a table that exists"
+        )
     specs = [_parse(text, feed, age) for text in table or []]
     names = [spec.name for spec in specs]
     if config is not None:

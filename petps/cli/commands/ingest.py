@@ -28,7 +28,7 @@ def _group() -> None:
 
 @app.command()
 def pause(pool: AdministeredPool) -> None:
-    """Stop reading the log. Pulls go on, and rows grow old; `petps status` shows it.
+    """Stop reading the log. Pulls go on, and rows become stale; `petps status` shows it.
 
     [bold]Examples[/bold]
 

@@ -50,6 +50,8 @@ def status(
         _show_ingest(report["ingest"])
     if report.get("shard_map_error"):
         typer.echo(f"shard map not used: {report['shard_map_error']}")
+    for fault in report.get("expiry_faults", {}).values():
+        typer.echo(f"not expiring: {fault}")
     for incident in report.get("incidents", []):
         typer.echo(f"incident: {incident}")
 
@@ -196,9 +198,18 @@ def _expiry_text(record: dict[str, Any]) -> str:
     seconds = record.get("expire_after", 0)  # servers before 0.2: none
     if seconds == 0:
         return NEVER
+    if record["event_time_ns"] == 0:
+        return f"{duration_text(seconds)}, nothing counted yet"
     delay = record["expiry_delay"]
-    late = "unknown" if delay < 0 else f"{delay:,.0f} s"
-    return f"{duration_text(seconds)}, late by {late}"
+    return f"{duration_text(seconds)}, late by {'unknown' if delay < 0 else _about(delay)}"
+
+
+def _about(seconds: float) -> str:
+    """Return a duration in its largest unit of which there are at least two."""
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.1f} s"
 
 
 def _state_text(ingest: dict[str, Any]) -> str:

@@ -88,10 +88,15 @@ def expire(
     """Let the rows of a table expire, or keep them. Pulls, pushes and deltas go on.
 
     A server deletes expired rows a little later, by at most 1/16 of the age and the time of a walk
-    over the table; `petps status` shows by how much. The age counts the time of the log's commits,
-    so all servers of the log delete the same rows; in a table that pushes feed, it counts the
-    server's clock. A pull does not make a row younger, a write does. Rows that were there before
-    the first such command count as written when the next version is committed.
+    over the table; `petps status` shows by how much. A pull does not make a row younger, a write
+    does. Rows that are there before the first such command count as written now. A lower age
+    deletes at once what is older.
+
+    In a table that a log feeds, the age counts the time of the log's commits, so all servers of the
+    log delete the same rows: give them all the same age. In a table that pushes feed, it counts the
+    server's clock. A pause of the log or the server counts as a quarter of the age at most; so a
+    log needs several commits in that time. From the first such command on, older releases do not
+    open the pool.
 
     [bold]Examples[/bold]
 

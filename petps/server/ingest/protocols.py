@@ -29,7 +29,8 @@ Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 Stamps = npt.NDArray[np.uint32]
-Clock = tuple[int, int, int, list[int]]  # an event time: cell_ns, time_ns, version, bounds
+# An event time: cell_ns, time_ns, version, bounds, shown_ns.
+Clock = tuple[int, int, int, list[int], int]
 
 
 class Standing(enum.Enum):

@@ -25,10 +25,13 @@ EventClock clock_for(uint32_t expire_after) {
 struct SlowClock {
   uint64_t expire_ns;
   uint64_t now = 0;
+  uint64_t shown = 0;
   std::map<uint64_t, uint64_t> times;  // version -> event time at its commit
   void commit(uint64_t version, uint64_t at) {
     if (!times.empty() && version <= times.rbegin()->first) return;
-    now = times.empty() ? at : std::max(now, std::min(at, now + expire_ns / 4));
+    if (times.empty()) now = at;
+    if (!times.empty() && at > shown) now += std::min(at - shown, expire_ns / 4);
+    shown = at;
     times[version] = now;
   }
 };
@@ -40,7 +43,7 @@ TEST(EventClock, ExpiresEachVersionWithinTheLastTwoCells) {
     const auto seconds = static_cast<uint32_t>(1 + random() % 1000);
     EventClock clock = clock_for(seconds);
     const uint64_t cell = clock.cell_ns;
-    SlowClock slow{cell * kExpiryCells, 0, {}};
+    SlowClock slow{cell * kExpiryCells, 0, 0, {}};
     uint64_t at = kStart + random() % slow.expire_ns;
     uint64_t version = random() % 3 == 0 ? (uint64_t{1} << 32) - 40 : random() % 100;
     for (int step = 0; step < 300; ++step) {
@@ -62,14 +65,60 @@ TEST(EventClock, ExpiresEachVersionWithinTheLastTwoCells) {
   }
 }
 
-TEST(EventClock, OneCommitAdvancesItByAQuarterAtMost) {
+TEST(EventClock, OneCommitAdvancesItByAQuarterAtMostAndNothingIsMadeUpFor) {
   EventClock clock = clock_for(4800);
   clock.commit(1, kStart);
-  clock.commit(2, kStart + 1'000'000 * kNsPerSecond);
+  uint64_t at = kStart + 1'000'000 * kNsPerSecond;  // a pause of 11 days, or a wrong clock
+  clock.commit(2, at);
   EXPECT_EQ(clock.time_ns, kStart + 1200 * kNsPerSecond);
+  for (uint64_t version = 3; version < 1000; ++version) clock.commit(version, at += kNsPerSecond);
+  EXPECT_EQ(clock.time_ns, kStart + (1200 + 997) * kNsPerSecond);
   EXPECT_FALSE(clock.expires(1));
-  clock.commit(3, kStart);  // the clock was set right
-  EXPECT_EQ(clock.time_ns, kStart + 1200 * kNsPerSecond);
+  clock.commit(1000, kStart);  // the clock was set right
+  EXPECT_EQ(clock.time_ns, kStart + (1200 + 997) * kNsPerSecond);
+  clock.commit(1001, kStart + 7 * kNsPerSecond);
+  EXPECT_EQ(clock.time_ns, kStart + (1200 + 997 + 7) * kNsPerSecond);
+}
+
+// Whatever commits show before, a row never expires before its age by a clock that is right since.
+TEST(EventClock, NoRowExpiresBeforeItsAge) {
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 200; ++round) {
+    EventClock clock = clock_for(100);
+    uint64_t version = 0;
+    uint64_t at = random() % 2 == 0 ? kStart : random() % 3;
+    for (int wrong = 0; wrong < 5; ++wrong) clock.commit(++version, random());
+    std::map<uint64_t, uint64_t> times;
+    for (int step = 0; step < 400; ++step) {
+      at += random() % 10 == 0 ? random() % (500 * kNsPerSecond) : random() % (3 * kNsPerSecond);
+      clock.commit(++version, at);
+      times[version] = at;
+      for (const auto& [committed, time] : times) {
+        ASSERT_TRUE(!clock.expires(static_cast<uint32_t>(committed)) ||
+                    at - time >= 100 * kNsPerSecond)
+            << round << " " << committed;
+      }
+    }
+    EXPECT_TRUE(clock.expires(static_cast<uint32_t>(times.begin()->first)));
+  }
+}
+
+TEST(EventClock, ItsTimesMayBeAnything) {
+  for (const uint64_t first : {uint64_t{0}, uint64_t{1}, UINT64_MAX}) {
+    for (const uint32_t seconds : {1u, kMaxExpireAfter}) {
+      EventClock clock = clock_for(seconds);
+      const uint64_t step = clock.cell_ns * kExpiryCells / kExpirySteps;
+      clock.commit(1, first);
+      uint64_t before = clock.time_ns;
+      for (uint64_t version = 2; version < 60; ++version) {
+        if (clock.time_ns > UINT64_MAX - 2 * step) break;
+        clock.commit(version, version % 2 == 0 ? UINT64_MAX : version);
+        EXPECT_GE(clock.time_ns, before);
+        EXPECT_LE(clock.time_ns - before, step);
+        before = clock.time_ns;
+      }
+    }
+  }
 }
 
 TEST(EventClock, CountsACommitOnce) {
@@ -204,6 +253,7 @@ TEST_F(Clocks, AnEarlierExpiryDoesNotCountAgain) {
   EXPECT_EQ(pool_->medium().size(), size);  // the extent is used again
   memory_.reopen(&pool_);
   EXPECT_EQ(pool_->clocks(table.id)[0].time_ns, 0u);
+  EXPECT_EQ(pool_->clocks(table.id)[0].version, 7u);  // versions go on
   EXPECT_EQ(pool_->clocks(table.id)[0].cell_ns, 120 * kNsPerSecond / 48);
 }
 

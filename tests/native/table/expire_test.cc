@@ -21,11 +21,12 @@ class Expire : public ::testing::Test {
     tables_ = Tables::attach(memory_.format(kPartitions), /*background=*/false).value();
     create(20'000);
   }
-  void create(uint64_t capacity) {
-    pool::TableSpec with = spec("t", capacity);
+  void create(uint64_t capacity, const std::string& name = "t") {
+    pool::TableSpec with = spec(name, capacity);
     with.feed = pool::Feed::kDelta;
     with.expire_after = kAfter;
-    table_ = tables_->create_table(with).value();
+    const TablePointer created = tables_->create_table(with).value();
+    if (name == "t") table_ = created;
   }
   void reopen() {
     memory_.keep(tables_->pool());
@@ -187,11 +188,13 @@ TEST_F(Expire, AWalkSurvivesTheGrowthOfItsTable) {
     if (!grown && done > all / 2) {
       grown = true;
       EXPECT_TRUE(table_->grow({40'000, false, nullptr}).ok());
+      write(keys(50'000, 60'000), [](uint64_t) { return 1u; });  // only in the new array
     }
     return true;
   };
   ASSERT_TRUE(table_->expire(options).ok());
   EXPECT_TRUE(grown);
+  EXPECT_EQ(table_->status().rows, 5000u);
   Model model;
   for (uint64_t key = 1; key < 10'000; key += 2) model[key] = 60;
   EXPECT_EQ(compare(*table_, model, keys(0, 10'000)), "");
@@ -235,6 +238,100 @@ TEST_F(Expire, ProgressIsRecordedWithItsCommits) {
   commit(0, 5, 40);  // read again after a crash: counted once
   EXPECT_EQ(tables_->pool().clocks(table_->id())[0].time_ns, kStart + 10 * kSecond);
   EXPECT_EQ(tables_->pool().read_progress(1, 0)->version, 5u);
+}
+
+// Stamps find their rows however a batch is divided: beside other writers, with threads, and for
+// keys that find room only later.
+TEST_F(Expire, EveryRowHasItsOwnStampHoweverABatchIsDivided) {
+  const auto check = [&](const std::vector<uint64_t>& written, uint32_t factor) {
+    std::vector<const std::byte*> rows(written.size());
+    table_->lookup(written, rows.data());
+    for (size_t i = 0; i < written.size(); ++i) {
+      ASSERT_NE(rows[i], nullptr);
+      EXPECT_EQ(table_->stamp_of(rows[i]), written[i] * factor) << written[i];
+    }
+  };
+  std::vector<uint64_t> many = keys(0, 12'000);
+  std::vector<std::byte> rows(many.size() * 64);
+  const auto apply = [&](uint32_t threads, uint32_t factor) {
+    std::vector<uint32_t> stamps;
+    for (const uint64_t key : many) stamps.push_back(static_cast<uint32_t>(key) * factor);
+    Batch batch;
+    batch.keys = many;
+    batch.rows = rows.data();
+    batch.stamps = stamps;
+    batch.threads = threads;
+    ASSERT_TRUE(table_->apply(batch).ok());
+  };
+  apply(3, 1);
+  check(many, 1);
+  std::atomic<bool> stop{false};
+  std::thread other([&] {
+    while (!stop) write(keys(15'000, 15'600), [](uint64_t) { return 1u; });
+  });
+  for (uint32_t round = 2; round < 6; ++round) {
+    apply(1, round);
+    check(many, round);
+  }
+  stop = true;
+  other.join();
+}
+
+TEST_F(Expire, StampsOfKeysThatFindRoomLateAreTheirOwn) {
+  create(100, "small");
+  const TablePointer small = tables_->find("model@1", "small");
+  std::vector<uint64_t> all = keys(0, 100);
+  std::vector<std::byte> rows(200 * 64);
+  Batch full;
+  full.keys = all;
+  full.rows = rows.data();
+  ASSERT_EQ(small->apply(full).value().inserted, 100u);
+  std::vector<uint64_t> mixed;  // new keys first, then deletions that make room
+  std::vector<uint8_t> deleted;
+  std::vector<uint32_t> stamps;
+  for (uint64_t i = 0; i < 100; ++i) {
+    mixed.push_back(1000 + i);
+    deleted.push_back(0);
+    stamps.push_back(static_cast<uint32_t>(7 * i));
+  }
+  for (uint64_t i = 0; i < 100; ++i) {
+    mixed.push_back(i);
+    deleted.push_back(1);
+    stamps.push_back(0);
+  }
+  Batch batch;
+  batch.keys = mixed;
+  batch.rows = rows.data();
+  batch.deleted = deleted;
+  batch.stamps = stamps;
+  ASSERT_EQ(small->apply(batch).value().inserted, 100u);
+  for (uint64_t i = 0; i < 100; ++i) EXPECT_EQ(small->stamp_of(small->lookup_one(1000 + i)), 7 * i);
+}
+
+TEST_F(Expire, AWalkReportsTheTimesOfItsBeginning) {
+  write(keys(0, 10'000), [](uint64_t) { return 1u; });
+  commit_all(1, 0);
+  for (uint64_t second = 12; second <= 60; second += 12) commit_all(second, second);
+  bool begun = false;
+  const auto commit_once = [&](uint64_t, uint64_t) {
+    if (!begun) commit_all(70, 70);
+    begun = true;
+    return true;
+  };
+  ASSERT_TRUE(table_->expire({false, commit_once}).ok());
+  EXPECT_EQ(table_->status().expiry_delay, 12.0);  // ten seconds and two cells
+}
+
+TEST_F(Expire, ATableThatIsDroppedEndsItsWalkAndItsTicks) {
+  pool::TableSpec pushed = spec("pushed", 100);
+  pushed.expire_after = kAfter;
+  const TablePointer table = tables_->create_table(pushed).value();
+  ASSERT_TRUE(tables_->tick(table->id(), kStart).ok());
+  ASSERT_TRUE(tables_->drop_table(table->id()).ok());
+  EXPECT_EQ(tables_->tick(table->id(), kStart + kSecond).code(), base::Code::kNotFound);
+  EXPECT_EQ(tables_->set_expiry(table->id(), 5).code(), base::Code::kNotFound);
+  EXPECT_TRUE(table->expire({}).ok());
+  EXPECT_EQ(table->status().expiry_delay, 0.0);
 }
 
 // ---- tables that pushes feed ----
@@ -299,6 +396,55 @@ TEST_F(ExpirePushes, AClockThatJumpsDoesNotExpireTheTable) {
   tick(0);
   tick(1'000'000);
   tick(2'000'000);
+  EXPECT_EQ(expire(), 0u);
+}
+
+TEST_F(ExpirePushes, RowsOfAnEarlierRuleAgeFromTheNextOne) {
+  let_expire(kAfter);
+  for (uint64_t second = 0; second < 200; ++second) tick(second);
+  write(0, 10);
+  tick(200);
+  let_expire(0);
+  EXPECT_EQ(rig_.table->status().expiry_delay, 0.0);
+  let_expire(kAfter);
+  for (uint64_t second = 1000; second <= 1048; ++second) tick(second);
+  EXPECT_EQ(expire(), 0u);
+  tick(1049);
+  EXPECT_EQ(expire(), 10u);
+}
+
+TEST_F(ExpirePushes, ARowThatIsPushedAfterAPauseStays) {
+  let_expire(kAfter);
+  write(0, 10);
+  for (uint64_t second = 0; second <= 10; ++second) tick(second);
+  rig_.reopen();
+  write(10, 20);  // a month later
+  for (uint64_t second = 3'000'000; second <= 3'000'040; ++second) tick(second);
+  rig_.tables->walk();
+  EXPECT_EQ(expire(), 10u);  // the pause counts a quarter, and the first rows are old
+  EXPECT_EQ(rig_.table->status().rows, 10u);
+}
+
+TEST_F(ExpirePushes, ALowerAgeSparesWhatWasJustPushed) {
+  let_expire(48 * 3600);
+  tick(0);
+  write(0, 10);
+  let_expire(60);  // half an hour later, before the next tick
+  for (uint64_t second = 1800; second < 1840; ++second) tick(second);
+  EXPECT_EQ(expire(), 0u);
+}
+
+TEST_F(ExpirePushes, AStampThatAPushGivesDoesNotCount) {
+  let_expire(kAfter);
+  const std::vector<uint64_t> all = {1, 2};
+  const std::vector<std::byte> rows(128);
+  const std::vector<uint32_t> stamps = {1, 2};
+  Batch batch;
+  batch.keys = all;
+  batch.rows = rows.data();
+  batch.stamps = stamps;
+  ASSERT_TRUE(rig_.table->apply(batch).ok());
+  for (uint64_t second = 0; second < 40; ++second) tick(second);
   EXPECT_EQ(expire(), 0u);
 }
 

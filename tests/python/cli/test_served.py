@@ -187,13 +187,13 @@ def test_an_export_whose_caller_goes_away_leaves_no_base(
 
     split: Any = split_by_partition
 
-    def slow(*arguments: Any, progress: Callable[[int], None]) -> Any:
+    def slow(*arguments: Any, progress: Callable[[int], None], **options: Any) -> Any:
         def advance(count: int) -> None:
             progress(count)
             assert left.wait(30)
             wait_until(lambda: is_gone(progress))
 
-        return split(*arguments, progress=advance)
+        return split(*arguments, progress=advance, **options)
 
     def is_gone(progress: Callable[[int], None]) -> bool:
         progress(0)  # raises once the server knows that the caller has gone

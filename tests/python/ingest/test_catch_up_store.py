@@ -222,13 +222,15 @@ def test_a_store_is_read_once_for_many_partitions(
         trainer.checkpoint()
     trainer.lose_the_log()
     reads: list[str] = []
-    chunks = Base.chunks  # whether the policy wrote a base or deltas depends on the times measured
+    chunks = (
+        Base.stamped_chunks
+    )  # whether the policy wrote a base or deltas depends on the times measured
 
     def count_reads(base: Base, table: str, partitions: Collection[int] | None = None) -> Any:
         reads.append(table)
         return chunks(base, table, partitions)
 
-    monkeypatch.setattr(Base, "chunks", count_reads)
+    monkeypatch.setattr(Base, "stamped_chunks", count_reads)
     server = MemoryTables(SCHEMAS, P)
     driver_of(trainer, server).run().close()
     assert server.rows() == trainer.rows()

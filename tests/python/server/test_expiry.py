@@ -69,8 +69,8 @@ def test_a_walk_that_fails_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> No
         class Failing:
             tried = 0
 
-            def tables(self) -> list[object]:
-                return list(pool.native.tables())
+            def __getattr__(self, name: str) -> object:
+                return getattr(pool.native, name)
 
             def tick(self, table: int, now_ns: int) -> None:
                 self.tried += 1
@@ -79,13 +79,15 @@ def test_a_walk_that_fails_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> No
         failing = Failing()
         expiry = Expiry(failing, lines.append)  # type: ignore[arg-type]
         wait_until(lambda: failing.tried > 3)
+        assert list(expiry.faults.values()) == lines
         expiry.close()
-    assert lines == ["table 'items': rows cannot expire: the disk sleeps"]
+    assert lines == ["rows of table 'items' cannot expire: the disk sleeps"]
 
 
 def test_a_served_table_expires_and_shows_it(pool: Path) -> None:
     with petps.open(pool) as opened:
         opened.set_expiry("items", 2)
+        number = opened.table("items").id
     with (
         Serving(settings(pool), log=lambda _: None) as serving,
         petps_client.connect(f"petps://127.0.0.1:{serving.port}") as client,
@@ -107,6 +109,24 @@ def test_a_served_table_expires_and_shows_it(pool: Path) -> None:
         assert f"petps_table_expire_after_seconds{labels} 2.0" in metrics
         assert f"petps_table_expired_rows_total{labels}" in metrics
         assert 'petps_table_expire_after_seconds{instance="default@0",table="fed"}' not in metrics
+        assert f"petps_table_expiry_failed{labels} 0.0" in metrics
+        serving._expiry._faults["test", number] = "the disk sleeps"
+        assert f"petps_table_expiry_failed{labels} 1.0" in serving._metrics_text().decode()
+        assert serving.status()["expiry_faults"] == {str(number): "the disk sleeps"}
+
+
+def test_a_frozen_instance_keeps_its_rows(pool: Path) -> None:
+    with petps.open(pool) as opened:
+        opened.set_expiry("items", 1)
+        opened.create_instance("default@1")
+        opened.switch_alias("default", "default@1")
+        old, new = opened.table("items", "default@0"), opened.table("items", "default@1")
+        opened.push("items", KEYS, np.ones((100, 4), np.float32), model="default@1")
+        expiry = Expiry(opened.native, lambda _: None)
+        wait_until(lambda: new.status().expired == 100)
+        expiry.close()
+        assert old.status().rows == 100
+        assert old.status().event_time_ns == 0
 
 
 @pytest.mark.parametrize("text", ["7", "d", "1w", "-1d", "0d", "1.5h", "1d 2h"])

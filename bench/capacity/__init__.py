@@ -1,0 +1,1 @@
+"""Measurements of what a full table does."""
