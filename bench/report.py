@@ -365,6 +365,8 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("apply", _apply),
     ("apply.zipf", _updates),
     ("capacity.grow", _grow),
+    ("capacity.sampling", _here("bench.capacity.sampling", "capacity")),
+    ("capacity.hit_rate", _here("bench.capacity.hit_rate", "capacity")),
     ("peers", _peers),
     ("scale", _scale),
     ("index.search", _search),

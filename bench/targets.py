@@ -34,6 +34,7 @@ TARGETS: Final[dict[str, Target]] = {
     "capacity.grow.throughput": ("ratio", 0.85, True),
     "capacity.grow.unpaced": ("ratio", 3.0, False),
     "capacity.grow.paced": ("value", 60.0, False),
+    "capacity.sampling": ("ratio", 0.97, True),
     "peers.tcp.redis": ("ratio", 8.0, True),
     "peers.tcp.memcached": ("ratio", 5.0, True),
     "peers.inprocess.rocksdb": ("ratio", 2.5, True),

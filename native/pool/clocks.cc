@@ -57,7 +57,7 @@ ClockEntry entry_of(const Clocks::Place& place, uint32_t table, uint32_t partiti
 }  // namespace
 
 Status Pool::load_clocks(const TableRecord& table) {
-  if (read_only_) return Status();
+  if (media_->is_read_beside()) return Status();  // a reader needs none
   const auto known = catalogue_->clocks.find(table.id);
   const bool exists = known != catalogue_->clocks.end();
   const uint32_t partitions = catalogue_->instance(table.spec.instance)->partitions;

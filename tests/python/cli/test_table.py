@@ -270,6 +270,7 @@ def test_the_age_of_rows_in_a_served_pool(run: Command, small: Path) -> None:
         young = next(t for t in serving.status()["tables"] if t["name"] == "young")
         assert young["expire_after"] == 3600
         assert "no table 'none'" in run.fails(3, "table", "expire", small, "none", "--after", "1d")
+    assert "90m, late by 0.0 s" in run("status", small)  # closed, and read only
     lines = audit_log_of(small).read_text()  # type: ignore[union-attr]
     assert "let rows of table items of default@0 expire 90m after they were written" in lines
 

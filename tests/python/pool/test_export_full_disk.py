@@ -76,7 +76,7 @@ def test_an_io_error_leaves_nothing(
 def test_an_error_of_petps_keeps_its_class_and_attributes(
     pool: petps.Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[PetpsError]
 ) -> None:
-    def fails(*_: object) -> Iterator[None]:
+    def fails(*_: object, stamped: bool) -> Iterator[None]:
         yield from ()
         if kind is DeltaError:
             raise DeltaError(Fault.CHECKSUM, "altered")
