@@ -34,8 +34,8 @@ Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 Stamps = npt.NDArray[np.uint32]
 GoesOn = Callable[[int, int], bool] | None
-# native/pool/clock.h: cell_ns, time_ns, version, bounds, shown_ns
-Clock = tuple[int, int, int, list[int], int]
+# native/pool/clock.h: cell_ns, time_ns, version, bounds, shown_ns, debt_ns
+Clock = tuple[int, int, int, list[int], int, int]
 Durability = Literal["power", "process"]
 
 class PoolInfo:

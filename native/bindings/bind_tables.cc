@@ -198,9 +198,9 @@ table::WhenFull parse_when_full(const std::string& rule) {
                                      "'evict_coldest'"));
 }
 
-// An event time as Python has it: cell_ns, time_ns, version, bounds, shown_ns.
-using ClockValues =
-    std::tuple<uint64_t, uint64_t, uint64_t, std::array<uint64_t, pool::kExpiryBounds>, uint64_t>;
+// An event time as Python has it: cell_ns, time_ns, version, bounds, shown_ns, debt_ns.
+using ClockValues = std::tuple<uint64_t, uint64_t, uint64_t,
+                               std::array<uint64_t, pool::kExpiryBounds>, uint64_t, uint64_t>;
 
 // The shortest time between two calls of a caller's `progress`: each needs the GIL.
 constexpr auto kProgressPause = std::chrono::milliseconds(50);
@@ -315,18 +315,18 @@ void bind_tables_of_pool(TablesClass& tables) {
                std::vector<ClockValues> all;
                for (const pool::EventClock& clock : open.pool().clocks(table))
                  all.emplace_back(clock.cell_ns, clock.time_ns, clock.version, clock.bounds,
-                                  clock.shown_ns);
+                                  clock.shown_ns, clock.debt_ns);
                return all;
              }),
              py::arg("table"));
-  tables.def(
-      "adopt_clock",
-      method([](table::Tables& open, uint32_t table, uint32_t partition,
-                const ClockValues& values) {
-        const auto& [cell_ns, time_ns, version, bounds, shown_ns] = values;
-        check(open.adopt_clock(table, partition, {cell_ns, time_ns, version, bounds, shown_ns}));
-      }),
-      py::arg("table"), py::arg("partition"), py::arg("clock"));
+  tables.def("adopt_clock",
+             method([](table::Tables& open, uint32_t table, uint32_t partition,
+                       const ClockValues& values) {
+               const auto& [cell_ns, time_ns, version, bounds, shown_ns, debt_ns] = values;
+               check(open.adopt_clock(table, partition,
+                                      {cell_ns, time_ns, version, bounds, shown_ns, debt_ns}));
+             }),
+             py::arg("table"), py::arg("partition"), py::arg("clock"));
   tables.def("expire", expire, py::arg("table"), py::kw_only(), py::arg("paced") = true,
              py::arg("progress") = py::none());
   tables.def("find", find, py::arg("instance"), py::arg("table"));

@@ -36,6 +36,9 @@ struct EventClock {
   // Every version below bounds[i] was committed i cells before the present one, or earlier.
   std::array<uint64_t, kExpiryBounds> bounds{};
   uint64_t shown_ns = 0;  // the time that the last commit shows
+  // By how much commits have gone back in what they show. Their next steps forward pay for it, or
+  // two publishers whose clocks differ would push event time at each change.
+  uint64_t debt_ns = 0;
 
   bool operator==(const EventClock&) const = default;
 
@@ -50,6 +53,11 @@ struct EventClock {
       time_ns = std::clamp<uint64_t>(at_ns, 1, kLatestStart);
     } else {
       const uint64_t now = time_after(at_ns);
+      if (at_ns < shown_ns) {
+        debt_ns = std::min(debt_ns + (shown_ns - at_ns), step_ns());
+      } else {
+        debt_ns -= std::min(debt_ns, at_ns - shown_ns);
+      }
       move_on(now / cell_ns - time_ns / cell_ns);
       time_ns = now;
     }
@@ -61,9 +69,11 @@ struct EventClock {
 
   // Return the event time after a commit that shows this time.
   uint64_t time_after(uint64_t at_ns) const {
-    const uint64_t passed = at_ns > shown_ns ? at_ns - shown_ns : 0;
-    return time_ns + std::min(passed, cell_ns * kExpiryCells / kExpirySteps);
+    const uint64_t passed = std::min(at_ns > shown_ns ? at_ns - shown_ns : 0, step_ns());
+    return time_ns + passed - std::min(passed, debt_ns);
   }
+  // The most by which one commit advances event time.
+  uint64_t step_ns() const { return cell_ns * kExpiryCells / kExpirySteps; }
 
   // Take another expire_after over. Rows may expire later than by either, but not earlier.
   void change_cell(uint64_t to_ns) {

@@ -36,6 +36,7 @@ Clocks::Place read_pair(const std::byte* pair, uint32_t table, uint32_t partitio
     newest.value.version = entry.version;
     std::copy(std::begin(entry.bounds), std::end(entry.bounds), newest.value.bounds.begin());
     newest.value.shown_ns = entry.shown_ns;
+    newest.value.debt_ns = entry.debt_ns;
   }
   return newest;
 }
@@ -50,6 +51,7 @@ ClockEntry entry_of(const Clocks::Place& place, uint32_t table, uint32_t partiti
   entry.version = place.value.version;
   std::copy(place.value.bounds.begin(), place.value.bounds.end(), entry.bounds);
   entry.shown_ns = place.value.shown_ns;
+  entry.debt_ns = place.value.debt_ns;
   entry.checksum = entry_checksum(entry);
   return entry;
 }

@@ -135,7 +135,8 @@ struct ClockEntry {
   uint64_t version;
   uint64_t bounds[kExpiryBounds];
   uint64_t shown_ns;
-  uint64_t reserved[7];
+  uint64_t debt_ns;
+  uint64_t reserved[6];
   uint64_t checksum;  // XXH3-64 of the bytes before
 };
 static_assert(sizeof(ClockEntry) == 512, "pinned by FORMAT.md");

@@ -19,12 +19,12 @@ constexpr size_t kOfGroup = 16;        // one of so many of them goes
 // Rows to evict at once, beyond those that a batch needs: the drains of their deletion are shared.
 constexpr uint64_t kShareAtOnce = 512;  // of the capacity
 constexpr uint64_t kMostAtOnce = 4096;
-// The unit of a time as a stamp: 32 bits of them are 17 years.
+// The unit of a time as a stamp, and where it begins. Up to 2034 such stamps are below the versions
+// that rows get once they expire.
 constexpr uint64_t kMsOfStamp = 125;
+constexpr int64_t kMsOf2026 = 1'767'225'600'000;
 // Where less than this share of the capacity is free, batches take turns.
 constexpr uint64_t kFullShare = 16;
-// How often room is made for one batch, if others take it meanwhile.
-constexpr int kRounds = 8;
 
 }  // namespace
 
@@ -41,14 +41,11 @@ Status Table::Impl::make_room(const Batch& batch, std::unique_lock<std::mutex>* 
   };
   if (has_room(kFullShare)) return Status();
   *turn = std::unique_lock(evict_mutex);
-  if (!walked()) owner.walk();  // until then rows count that do not exist
-  if (has_room(UINT64_MAX)) return Status();
+  if (!walked()) owner.walk();
+  if (!walked() || has_room(UINT64_MAX))
+    return Status();  // before it, rows count that are not there
   epoch::Reader* const reader = epochs.lease();
-  if (reader == nullptr) {
-    return Status(Code::kUnavailable, "table '" + record.spec.name +
-                                          "' is full, and no reader place is free to choose rows "
-                                          "to evict: close some connections");
-  }
+  if (reader == nullptr) return Status();
   std::vector<uint64_t> own;
   for (size_t i = 0; i < batch.keys.size(); ++i) {
     if (batch.deleted.empty() || batch.deleted[i] == 0) own.push_back(batch.keys[i]);
@@ -56,7 +53,7 @@ Status Table::Impl::make_room(const Batch& batch, std::unique_lock<std::mutex>* 
   std::sort(own.begin(), own.end());
   own.erase(std::unique(own.begin(), own.end()), own.end());
   Status status;
-  for (int round = 0; round < kRounds && status.ok(); ++round) {
+  for (bool goes_on = true; goes_on && status.ok();) {
     const uint64_t most = capacity.load(std::memory_order_relaxed);
     const uint64_t needed = occupied.load() + count_absent(own, *reader);
     if (needed <= most) break;
@@ -64,7 +61,7 @@ Status Table::Impl::make_room(const Batch& batch, std::unique_lock<std::mutex>* 
     uint64_t deleted = 0;
     status = evict_rows(needed - most + spare, rule, own, *reader, &deleted);
     evicted.fetch_add(deleted, std::memory_order_relaxed);
-    if (deleted == 0) break;  // every row is of this batch, or was written meanwhile
+    goes_on = deleted > 0;  // else every row is of this batch, or was written meanwhile
   }
   epochs.release(reader);
   return status;
@@ -85,11 +82,15 @@ Status Table::Impl::evict_rows(uint64_t count, WhenFull rule, std::span<const ui
   std::vector<uint64_t> keys;
   std::vector<uint32_t> stamps;
   thread_local std::mt19937_64 random(std::random_device{}());
-  // A table with few rows may have groups without one that may go: look at all of it, at most.
-  const uint64_t groups = 2 * (index().bucket_count() / kGroupBuckets + 1) + count;
-  for (uint64_t group = 0; group < groups && keys.size() < count; ++group) {
+  for (uint64_t group = 0; group < count && keys.size() < count; ++group) {
     const epoch::Pin pin = reader.pin();
     choose_victims(random() % index().bucket_count(), rule, kept, &keys, &stamps);
+  }
+  // Few rows may go, so that random places miss them: look at all.
+  for (uint64_t bucket = 0; keys.empty() && bucket < index().bucket_count();
+       bucket += kGroupBuckets) {
+    const epoch::Pin pin = reader.pin();
+    choose_victims(bucket, rule, kept, &keys, &stamps);
   }
   if (keys.size() > count) {
     keys.resize(count);
@@ -122,7 +123,8 @@ void Table::Impl::choose_victims(uint64_t bucket, WhenFull rule, std::span<const
   const auto now = static_cast<uint32_t>(push_stamp.load(std::memory_order_relaxed));
   for (Candidate& candidate : candidates) {
     candidate.stamp = slots.header(candidate.ref)->stamp;
-    candidate.age = now - candidate.stamp;
+    const uint32_t ahead = candidate.stamp - now;  // of a clock that has been set back
+    candidate.age = ahead <= pool::kVersionsAhead ? 0 : now - candidate.stamp;
     if (rule == WhenFull::kEvictColdest && counted != nullptr)
       candidate.heat = counted->of(candidate.key);
   }
@@ -151,29 +153,34 @@ Status Tables::set_when_full(uint32_t id, WhenFull rule) {
   const std::lock_guard one(impl.expiry_mutex);
   if (impl.when_full.load() == rule) return Status();
   impl.when_full.store(rule, std::memory_order_relaxed);
-  impl.renew_heat();
+  impl.renew_heat(impl.capacity.load());
   impl.refresh_push_stamp();
   return Status();
 }
 
-// Give a table that evicts its coldest rows counters for its present capacity.
-void Table::Impl::renew_heat() {
+// Give a table that evicts its coldest rows counters for so many rows.
+void Table::Impl::renew_heat(uint64_t rows) {
   const std::lock_guard lock(heat_mutex);
   if (when_full.load() != WhenFull::kEvictColdest) {
     heat.store(nullptr, std::memory_order_release);
     return;
   }
-  heats.push_back(std::make_unique<Heat>(capacity.load()));
+  heats.push_back(std::make_unique<Heat>(rows));
   heat.store(heats.back().get(), std::memory_order_release);
+}
+
+uint64_t Table::Impl::time_as_stamp() {
+  const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::system_clock::now().time_since_epoch());
+  return std::max<uint64_t>(
+      1, static_cast<uint64_t>(std::max<int64_t>(0, now.count() - kMsOf2026)) / kMsOfStamp);
 }
 
 // Give pushes the time as their stamp, if rows are evicted and do not expire.
 void Table::Impl::advance_push_stamp() {
   if (when_full.load(std::memory_order_relaxed) == WhenFull::kRefuse || expire_after.load() > 0)
     return;
-  const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
-      std::chrono::system_clock::now().time_since_epoch());
-  const uint64_t stamp = static_cast<uint64_t>(now.count()) / kMsOfStamp;
+  const uint64_t stamp = time_as_stamp();
   uint64_t before = push_stamp.load();
   while (before < stamp && !push_stamp.compare_exchange_weak(before, stamp)) {
   }

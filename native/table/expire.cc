@@ -36,7 +36,12 @@ Result<uint64_t> Table::expire(const ExpireOptions& options) { return impl_->exp
 Result<uint64_t> Table::Impl::expire(const ExpireOptions& options) {
   const std::lock_guard one(expire_mutex);
   PETPS_RETURN_IF_ERROR(check_writable());
-  const std::vector<EventClock> clocks = pool.clocks(record.id);
+  uint64_t rule_then = 0;
+  {
+    const std::lock_guard held(rule_mutex);
+    rule_then = expiry_rule;
+  }
+  const std::vector<EventClock> clocks = due_clocks();
   const auto is_due = [](const EventClock& clock) { return clock.bounds.back() > 0; };
   uint64_t deleted = 0;
   if (std::any_of(clocks.begin(), clocks.end(), is_due)) {
@@ -46,38 +51,48 @@ Result<uint64_t> Table::Impl::expire(const ExpireOptions& options) {
                                             "': no reader place is free for the walk that expires "
                                             "rows; close some connections");
     }
-    const Result<bool> complete = walk_expired(options, *reader, &deleted);
+    const Result<bool> complete = walk_expired(options, rule_then, *reader, &deleted);
     epochs.release(reader);
     expired.fetch_add(deleted, std::memory_order_relaxed);
     if (!complete.ok()) return complete.status();
     if (!complete.value()) return deleted;
   }
+  const std::lock_guard held(rule_mutex);
+  if (expiry_rule != rule_then) return deleted;
   const std::lock_guard state(expiry_state_mutex);
   expired_until.clear();
   for (const EventClock& clock : clocks) expired_until.push_back(clock.time_ns);
   return deleted;
 }
 
+// Return the clocks. Those of partitions that catch up expire nothing: the versions of their rows may
+// be far above what the clock knows.
+std::vector<EventClock> Table::Impl::due_clocks() const {
+  std::vector<EventClock> clocks = pool.clocks(record.id);
+  if (record.spec.feed != pool::Feed::kDelta || clocks.empty()) return clocks;
+  for (const pool::Progress& progress : pool.all_progress()) {
+    if (progress.instance == record.spec.instance && progress.partition < clocks.size() &&
+        progress.state == pool::ProgressState::kCatchingUp)
+      clocks[progress.partition].bounds.fill(0);
+  }
+  return clocks;
+}
+
 // Return false if it was ended early.
-Result<bool> Table::Impl::walk_expired(const ExpireOptions& options, epoch::Reader& reader,
-                                       uint64_t* deleted) {
+Result<bool> Table::Impl::walk_expired(const ExpireOptions& options, uint64_t rule_then,
+                                       epoch::Reader& reader, uint64_t* deleted) {
   const size_t together = synced() ? kDeletedTogetherSynced : kDeletedTogether;
   const index::Index* array = nullptr;
   std::vector<uint64_t> keys;
   std::vector<uint32_t> stamps;
   std::vector<EventClock> clocks;
-  uint64_t rule_then = 0;
-  {
-    const std::lock_guard held(rule_mutex);
-    rule_then = expiry_rule;
-  }
   uint64_t number = 0;
   uint64_t count = 0;
   auto since = SteadyClock::now();
   do {
     // Anew for each batch: rows of versions that were committed since must not look older than the
     // ones that an earlier clock knows.
-    if (keys.empty()) clocks = pool.clocks(record.id);
+    if (keys.empty()) clocks = due_clocks();
     if (clocks.empty()) return false;  // dropped, or the rows never expire any more
     {
       const epoch::Pin pin = reader.pin();
@@ -153,13 +168,12 @@ Status Table::Impl::delete_of_stamp(std::span<const uint64_t> keys,
 }
 
 void Table::Impl::refresh_push_stamp() {
-  uint64_t stamp = 0;
+  uint64_t stamp = when_full.load() == WhenFull::kRefuse ? 0 : time_as_stamp();
   if (record.spec.feed == pool::Feed::kPush && expire_after.load() > 0) {
     const std::vector<EventClock> clocks = pool.clocks(record.id);
     if (!clocks.empty()) stamp = std::max(pool::kFirstPushVersion, clocks[0].version + 1);
   }
   push_stamp.store(stamp, std::memory_order_release);
-  advance_push_stamp();
 }
 
 void Table::Impl::describe_expiry(TableStatus* status) const {
@@ -175,7 +189,8 @@ void Table::Impl::describe_expiry(TableStatus* status) const {
       status->event_time_ns = clock.time_ns;
     if (clock.bounds.back() == 0 || status->expiry_delay < 0) continue;  // nothing is due
     const uint64_t until = p < expired_until.size() ? expired_until[p] : 0;
-    const double behind = seconds(clock.time_ns - until + 2 * clock.cell_ns);
+    const uint64_t since = clock.time_ns - std::min(clock.time_ns, until);
+    const double behind = seconds(since + 2 * clock.cell_ns);
     status->expiry_delay = until == 0 ? -1.0 : std::max(status->expiry_delay, behind);
   }
 }
@@ -189,7 +204,7 @@ Status Tables::set_expiry(uint32_t id, uint32_t seconds) {
   const std::lock_guard held(impl.rule_mutex);
   PETPS_RETURN_IF_ERROR(impl_->pool->set_expiry(id, seconds));
   impl.expiry_rule += 1;
-  if (seconds == 0 || impl.expire_after.load() == 0) {
+  {
     const std::lock_guard state(impl.expiry_state_mutex);
     impl.expired_until.clear();
   }
@@ -215,8 +230,9 @@ Status Tables::tick(uint32_t id, uint64_t now_ns) {
   if (clocks.empty())
     return Status(Code::kNotFound, "table '" + impl.record.spec.name + "' was dropped");
   const EventClock& clock = clocks[0];
-  if (clock.time_ns != 0 &&
-      clock.time_after(now_ns) / clock.cell_ns == clock.time_ns / clock.cell_ns)
+  // A tick is also needed to see that the server's clock goes back, and to pay for that.
+  const bool goes_on = clock.time_ns != 0 && clock.debt_ns == 0 && now_ns >= clock.shown_ns;
+  if (goes_on && clock.time_after(now_ns) / clock.cell_ns == clock.time_ns / clock.cell_ns)
     return Status();
   Flusher flusher(impl.pool.medium());
   const Result<bool> changed = impl.pool.write_clock(id, version, now_ns, flusher);

@@ -151,6 +151,7 @@ Status Table::Impl::copy_buckets(const GrowOptions& options) {
 Status Table::Impl::swap_array(const pool::BucketArray& array, index::Index* copy,
                                const GrowOptions& options) {
   const uint64_t count = index().bucket_count();
+  renew_heat(array.capacity);
   for (bool is_swapped = false; !is_swapped;) {
     while (moves_gate.has_scan()) {
       if (!goes_on(options, count, count)) return cancelled(record.spec.name);
@@ -186,7 +187,6 @@ Status Table::Impl::swap_locked(const pool::BucketArray& array, index::Index* co
   second_index_bytes.store(array_bytes(index()), std::memory_order_relaxed);
   current.store(copy, std::memory_order_release);
   capacity.store(array.capacity, std::memory_order_relaxed);
-  renew_heat();
   *is_swapped = true;
   return Status();
 }

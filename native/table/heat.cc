@@ -49,6 +49,7 @@ void Heat::settle() {
   const std::lock_guard lock(mutex_);
   for (Shard& shard : shards_) {
     const uint64_t end = shard.next.load(std::memory_order_acquire);
+    shard.counted = std::min(shard.counted, end);  // threads that share it may go back
     if (end - shard.counted > kSamples) shard.counted = end - kSamples;
     for (; shard.counted < end; ++shard.counted)
       add_locked(shard.keys[shard.counted % kSamples].load(std::memory_order_relaxed));

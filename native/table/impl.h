@@ -78,8 +78,9 @@ struct Table::Impl final : epoch::Reclaimer {
   }
   void refresh_push_stamp();
   base::Result<uint64_t> expire(const ExpireOptions& options);
-  base::Result<bool> walk_expired(const ExpireOptions& options, epoch::Reader& reader,
-                                  uint64_t* deleted);
+  std::vector<pool::EventClock> due_clocks() const;
+  base::Result<bool> walk_expired(const ExpireOptions& options, uint64_t rule_then,
+                                  epoch::Reader& reader, uint64_t* deleted);
   void collect_expired(const index::Index& array, const std::vector<pool::EventClock>& clocks,
                        uint64_t from, std::vector<uint64_t>* keys,
                        std::vector<uint32_t>* stamps) const;
@@ -96,7 +97,8 @@ struct Table::Impl final : epoch::Reclaimer {
                           epoch::Reader& reader, uint64_t* deleted);
   void choose_victims(uint64_t bucket, WhenFull rule, std::span<const uint64_t> kept,
                       std::vector<uint64_t>* keys, std::vector<uint32_t>* stamps);
-  void renew_heat();
+  void renew_heat(uint64_t rows);
+  static uint64_t time_as_stamp();
   void advance_push_stamp();
 
   Tables::Impl& owner;

@@ -49,8 +49,8 @@ __all__ = [
 ]
 
 STATES: Final = "states/*.json"
-# An event time: cell_ns, time_ns, version, bounds, shown_ns.
-Clock = tuple[int, int, int, list[int], int]
+# An event time: cell_ns, time_ns, version, bounds, shown_ns, debt_ns.
+Clock = tuple[int, int, int, list[int], int, int]
 
 
 # ---- writing ----
@@ -324,6 +324,7 @@ class Base:
                 entry.version,
                 entry.bounds,
                 entry.shown_ns,
+                entry.debt_ns,
             )
             for entry in self._clocks.get(table, [])
         }

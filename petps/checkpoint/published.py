@@ -80,6 +80,7 @@ class ClockEntry(JsonModel):
     version: Unsigned
     bounds: Annotated[list[Unsigned], Field(min_length=BOUNDS, max_length=BOUNDS)]
     shown_ns: Unsigned
+    debt_ns: Unsigned
 
 
 class BaseInfo(JsonModel):

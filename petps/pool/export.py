@@ -57,8 +57,9 @@ def write_base(
                 version=version,
                 bounds=bounds,
                 shown_ns=shown,
+                debt_ns=debt,
             )
-            for partition, (cell, time, version, bounds, shown) in enumerate(
+            for partition, (cell, time, version, bounds, shown, debt) in enumerate(
                 tables.clocks(table.id)
             )
             if time > 0

@@ -62,10 +62,14 @@ class Expiry:
         while not self._stopping.wait(pause):
             pause = LOOK_SECONDS
             try:
+                seen = set()
                 for table in self._expiring():
+                    seen.add((name, table.id))
                     pause = min(pause, table.record.expire_after / CELLS / 2)
                     self._look_at(table, look, name)
-                self._faults.pop((name, 0), None)
+                for key in set(self._faults) - seen:
+                    if key[0] == name:  # of a table that expires no more, or of all
+                        self._faults.pop(key, None)
             except PetpsError as error:  # for example a pool that is being closed
                 self._note((name, 0), f"rows cannot expire: {error}")
 

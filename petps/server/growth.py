@@ -69,7 +69,6 @@ class Growth:
                 continue
             rule = self._evicting.get(table.name)
             if rule is not None and table.id not in self._told:
-                self._told.add(table.id)  # once: if it cannot be, it cannot be later
                 self._evict(table, rule)
             config = self._growing.get(table.name)
             if config is not None and self._thread.is_alive():
@@ -78,6 +77,7 @@ class Growth:
     def _evict(self, table: _native.Table, rule: str) -> None:
         try:
             self._tables.set_when_full(table.id, rule)
+            self._told.add(table.id)
         except PetpsError as error:
             self._log_once(table.id, f"when_full = '{rule}' is ignored: {error}")
 

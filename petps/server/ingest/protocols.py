@@ -29,8 +29,8 @@ Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 Stamps = npt.NDArray[np.uint32]
-# An event time: cell_ns, time_ns, version, bounds, shown_ns.
-Clock = tuple[int, int, int, list[int], int]
+# An event time: cell_ns, time_ns, version, bounds, shown_ns, debt_ns.
+Clock = tuple[int, int, int, list[int], int, int]
 
 
 class Standing(enum.Enum):

@@ -26,11 +26,17 @@ struct SlowClock {
   uint64_t expire_ns;
   uint64_t now = 0;
   uint64_t shown = 0;
+  uint64_t debt = 0;
   std::map<uint64_t, uint64_t> times;  // version -> event time at its commit
   void commit(uint64_t version, uint64_t at) {
     if (!times.empty() && version <= times.rbegin()->first) return;
     if (times.empty()) now = at;
-    if (!times.empty() && at > shown) now += std::min(at - shown, expire_ns / 4);
+    if (!times.empty() && at < shown) debt = std::min(debt + shown - at, expire_ns / 4);
+    if (!times.empty() && at > shown) {
+      const uint64_t passed = std::min(at - shown, expire_ns / 4);
+      now += passed - std::min(passed, debt);
+      debt -= std::min(debt, at - shown);
+    }
     shown = at;
     times[version] = now;
   }
@@ -43,7 +49,7 @@ TEST(EventClock, ExpiresEachVersionWithinTheLastTwoCells) {
     const auto seconds = static_cast<uint32_t>(1 + random() % 1000);
     EventClock clock = clock_for(seconds);
     const uint64_t cell = clock.cell_ns;
-    SlowClock slow{cell * kExpiryCells, 0, 0, {}};
+    SlowClock slow{cell * kExpiryCells, 0, 0, 0, {}};
     uint64_t at = kStart + random() % slow.expire_ns;
     uint64_t version = random() % 3 == 0 ? (uint64_t{1} << 32) - 40 : random() % 100;
     for (int step = 0; step < 300; ++step) {
@@ -74,10 +80,25 @@ TEST(EventClock, OneCommitAdvancesItByAQuarterAtMostAndNothingIsMadeUpFor) {
   for (uint64_t version = 3; version < 1000; ++version) clock.commit(version, at += kNsPerSecond);
   EXPECT_EQ(clock.time_ns, kStart + (1200 + 997) * kNsPerSecond);
   EXPECT_FALSE(clock.expires(1));
-  clock.commit(1000, kStart);  // the clock was set right
+  clock.commit(1000, kStart);  // the clock was set right, by more than a quarter
   EXPECT_EQ(clock.time_ns, kStart + (1200 + 997) * kNsPerSecond);
-  clock.commit(1001, kStart + 7 * kNsPerSecond);
+  clock.commit(1001, kStart + 1200 * kNsPerSecond);  // pays for that
+  EXPECT_EQ(clock.time_ns, kStart + (1200 + 997) * kNsPerSecond);
+  clock.commit(1002, kStart + 1207 * kNsPerSecond);
   EXPECT_EQ(clock.time_ns, kStart + (1200 + 997 + 7) * kNsPerSecond);
+}
+
+// The clocks of two publishers, or one that flaps, differ: event time does not gain that each time.
+TEST(EventClock, AlternatingClocksDoNotPushIt) {
+  for (const uint64_t skew : {uint64_t{60}, uint64_t{900}, uint64_t{1'000'000}}) {
+    EventClock clock = clock_for(4800);
+    uint64_t at = kStart;
+    for (uint64_t version = 1; version <= 1000; ++version, at += kNsPerSecond)
+      clock.commit(version, at + (version % 2) * skew * kNsPerSecond);
+    const uint64_t advanced = (clock.time_ns - kStart) / kNsPerSecond;
+    EXPECT_LE(advanced, skew + 1000 + 1200) << skew;
+    EXPECT_LE(advanced - std::min<uint64_t>(advanced, skew), 2300u) << skew;
+  }
 }
 
 // Whatever commits show before, a row never expires before its age by a clock that is right since.

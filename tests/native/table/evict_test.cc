@@ -113,6 +113,37 @@ TEST_F(Evict, ABatchLargerThanTheTableKeepsWhatFits) {
   EXPECT_EQ(write(1000, 1000 + kCapacity).refused, 0u);  // keys that it has need no room
 }
 
+TEST_F(Evict, ABatchAsLargeAsTheTableFindsRoomAmongRowsOfAllAges) {
+  set(WhenFull::kEvictOldest);
+  for (uint64_t key = 0; key < kCapacity; key += 10) {
+    write(key, key + 10);
+    rig_.table->impl().push_stamp.fetch_add(1);
+  }
+  EXPECT_EQ(write(50'000, 50'000 + kCapacity).refused, 0u);
+  EXPECT_EQ(count(0, kCapacity), 0u);
+}
+
+TEST_F(Evict, TheLastRowThatMayGoIsFound) {
+  set(WhenFull::kEvictOldest);
+  write(0, kCapacity);
+  std::vector<Change> batch;  // all rows but one, and one more key
+  for (uint64_t key = 1; key < kCapacity; ++key) batch.push_back({key, key * 3 + 1, false});
+  batch.push_back({70'000, 70'000 * 3 + 1, false});
+  EXPECT_EQ(testing::apply(*rig_.table, batch).value().refused, 0u);
+  EXPECT_EQ(count(0, 1), 0u);
+  EXPECT_EQ(count(1, kCapacity), kCapacity - 1);
+}
+
+TEST_F(Evict, RowsOfAClockThatWasAheadAreYoung) {
+  set(WhenFull::kEvictOldest);
+  write(0, kCapacity / 2);
+  rig_.table->impl().push_stamp.fetch_add(100'000);
+  write(kCapacity / 2, kCapacity);
+  rig_.table->impl().push_stamp.fetch_sub(50'000);  // a restart, with the clock set right
+  for (uint64_t key = 10'000; key < 10'500; key += 50) write(key, key + 50);
+  EXPECT_GT(count(kCapacity / 2, kCapacity), kCapacity / 2 - 20);  // few places have only such rows
+}
+
 TEST_F(Evict, DeletionsAndUpdatesEvictNothing) {
   set(WhenFull::kEvictOldest);
   write(0, kCapacity);

@@ -233,6 +233,27 @@ TEST_F(Expire, ARuleThatIsLiftedEndsTheWalk) {
   EXPECT_EQ(table_->record_now().spec.expire_after, 0u);
 }
 
+TEST_F(Expire, PartitionsThatCatchUpExpireNothing) {
+  write(keys(0, 300), [](uint64_t) { return 1u; });
+  commit_all(1, 0);
+  for (uint64_t second = 12; second <= 60; second += 12) commit_all(second, second);
+  pool::Progress progress = *tables_->pool().read_progress(1, 2);
+  progress.state = pool::ProgressState::kCatchingUp;
+  ASSERT_TRUE(tables_->record_progress(progress).ok());
+  expire();
+  for (uint64_t key = 0; key < 300; ++key)
+    EXPECT_EQ(table_->lookup_one(key) != nullptr, partition_of(key) == 2) << key;
+}
+
+TEST_F(Expire, ALowerAgeIsNotReportedAsDone) {
+  write(keys(0, 100), [](uint64_t) { return 1u; });
+  for (uint64_t second = 0; second <= 60; second += 12) commit_all(second + 1, second);
+  expire();
+  EXPECT_GE(table_->status().expiry_delay, 0.0);
+  ASSERT_TRUE(tables_->set_expiry(table_->id(), 12).ok());
+  EXPECT_EQ(table_->status().expiry_delay, -1.0);
+}
+
 TEST_F(Expire, ProgressIsRecordedWithItsCommits) {
   commit(0, 5, 10);
   commit(0, 5, 40);  // read again after a crash: counted once
@@ -387,6 +408,15 @@ TEST_F(ExpirePushes, TimeNeverGoesBackOverARestart) {
   EXPECT_EQ(rig_.table->status().event_time_ns, kStart + 30 * kSecond);
   write(10, 20);
   for (uint64_t second = 31; second <= 50; ++second) tick(second);
+  EXPECT_EQ(expire(), 10u);
+}
+
+TEST_F(ExpirePushes, AClockThatIsSetBackGoesOnFromThere) {
+  let_expire(kAfter);
+  tick(1000);
+  write(0, 10);
+  tick(0);  // a quarter of the age is paid for first
+  for (uint64_t second = 1; second <= 12 + 50; ++second) tick(second);
   EXPECT_EQ(expire(), 10u);
 }
 

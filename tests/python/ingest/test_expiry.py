@@ -195,17 +195,19 @@ def test_a_base_without_event_times_leaves_those_of_the_table(tmp_path: Path) ->
     replica = Replica(DirectoryLog(tmp_path / "log", partitions=P))
     number = replica.tables.find("m@1", "user").id
     bounds = [9] + [0] * 49
-    replica.tables.adopt_clock(number, 1, (SECOND_NS, START_NS, 8, bounds, START_NS))
-    assert replica.tables.clocks(number)[1] == (SECOND_NS, START_NS, 8, bounds, START_NS)
-    replica.tables.adopt_clock(number, 1, (SECOND_NS, START_NS + 5, 7, bounds, START_NS))  # older
-    replica.tables.adopt_clock(number, 1, (0, 0, 90, bounds, 0))  # none
-    assert replica.tables.clocks(number)[1] == (SECOND_NS, START_NS, 8, bounds, START_NS)
-    replica.tables.adopt_clock(number, 1, (2 * SECOND_NS, START_NS, 10, [11] * 50, START_NS))
+    replica.tables.adopt_clock(number, 1, (SECOND_NS, START_NS, 8, bounds, START_NS, 5))
+    assert replica.tables.clocks(number)[1] == (SECOND_NS, START_NS, 8, bounds, START_NS, 5)
+    replica.tables.adopt_clock(
+        number, 1, (SECOND_NS, START_NS + 5, 7, bounds, START_NS, 5)
+    )  # older
+    replica.tables.adopt_clock(number, 1, (0, 0, 90, bounds, 0, 0))  # none
+    assert replica.tables.clocks(number)[1] == (SECOND_NS, START_NS, 8, bounds, START_NS, 5)
+    replica.tables.adopt_clock(number, 1, (2 * SECOND_NS, START_NS, 10, [11] * 50, START_NS, 5))
     cell, _, version, changed, *_ = replica.tables.clocks(number)[1]
     assert (cell, version) == (SECOND_NS, 10)
     assert changed[0] == 11
     with pytest.raises(InvalidArgument, match="no partition 3"):
-        replica.tables.adopt_clock(number, 3, (SECOND_NS, START_NS, 11, bounds, START_NS))
+        replica.tables.adopt_clock(number, 3, (SECOND_NS, START_NS, 11, bounds, START_NS, 5))
 
 
 def test_a_new_instance_of_a_model_expires_like_the_one_before() -> None:
