@@ -65,8 +65,8 @@ Result<uint64_t> Table::Impl::expire(const ExpireOptions& options) {
   return deleted;
 }
 
-// Return the clocks. Those of partitions that catch up expire nothing: the versions of their rows may
-// be far above what the clock knows.
+// Return the clocks. Those of partitions that catch up expire nothing: the versions of their rows
+// may be far above what the clock knows.
 std::vector<EventClock> Table::Impl::due_clocks() const {
   std::vector<EventClock> clocks = pool.clocks(record.id);
   if (record.spec.feed != pool::Feed::kDelta || clocks.empty()) return clocks;
