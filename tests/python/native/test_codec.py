@@ -71,5 +71,5 @@ def test_crc32c_check_value() -> None:
 
 
 def test_formats_and_cpu_features() -> None:
-    assert _native.formats() == {"pool": 3, "wire": 1}
+    assert _native.formats() == {"pool": 4, "wire": 1}
     assert isinstance(_native.cpu_features()["avx2"], bool)
