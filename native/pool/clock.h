@@ -19,8 +19,8 @@ inline constexpr uint64_t kExpiryBounds = kExpiryCells + 2;
 // for later, so neither a jump of a publisher's clock nor a pause expires a table.
 inline constexpr uint64_t kExpirySteps = 4;
 
-// A stamp that is at most so much above the last commit's belongs to a version that is not
-// committed yet; any other one to an older version. So a row stays whose version is 2^32 - 2^30
+// A stamp that is above the last commit's by at most this number belongs to a version that is not
+// committed yet; any other one to an older version. So a row stays if its version is 2^32 - 2^30
 // versions old.
 inline constexpr uint32_t kVersionsAhead = uint32_t{1} << 30;
 // Event time begins at most at this time (the year 2116), so that it never overflows.

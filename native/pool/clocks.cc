@@ -232,7 +232,8 @@ bool Pool::write_table_clocks(const TableRecord& table, std::span<const Commit> 
   return !changed.empty();
 }
 
-// Write the newest record of a partition. The caller holds mutex_, so nobody changes it meanwhile.
+// Write the newest record of a partition. The caller holds mutex_, so nobody changes the record
+// during this call.
 void Pool::write_clock_entry(uint32_t table, uint32_t partition, const Clocks& clocks,
                              Flusher& flusher) {
   const Clocks::Place& place = clocks.partitions[partition];
@@ -262,13 +263,21 @@ Result<bool> Pool::write_clocks(std::span<const Commit> commits, Flusher& flushe
   return changed;
 }
 
-Result<bool> Pool::adopt_clock(uint32_t table, uint32_t partition, const EventClock& clock,
-                               Flusher& flusher) {
-  std::lock_guard lock(mutex_);
+// Return the record of a table that may be written. The caller holds mutex_.
+Result<const TableRecord*> Pool::writable_table(uint32_t table) const {
   PETPS_RETURN_IF_ERROR(check_writable());
   const TableRecord* record = catalogue_->table(table);
   if (record == nullptr)
-    return Status(Code::kNotFound, "table id " + std::to_string(table) + " was dropped");
+    return Status(Code::kNotFound, "table id " + std::to_string(table) + " does not exist");
+  return record;
+}
+
+Result<bool> Pool::adopt_clock(uint32_t table, uint32_t partition, const EventClock& clock,
+                               Flusher& flusher) {
+  std::lock_guard lock(mutex_);
+  const Result<const TableRecord*> found = writable_table(table);
+  if (!found.ok()) return found.status();
+  const TableRecord* const record = found.value();
   if (record->spec.expire_after == 0 || clock.time_ns == 0 || clock.cell_ns == 0) return false;
   Clocks* clocks = nullptr;
   {
@@ -292,10 +301,9 @@ Result<bool> Pool::adopt_clock(uint32_t table, uint32_t partition, const EventCl
 Result<bool> Pool::write_clock(uint32_t table, uint64_t version, uint64_t time_ns,
                                Flusher& flusher) {
   std::lock_guard lock(mutex_);
-  PETPS_RETURN_IF_ERROR(check_writable());
-  const TableRecord* record = catalogue_->table(table);
-  if (record == nullptr)
-    return Status(Code::kNotFound, "table id " + std::to_string(table) + " was dropped");
+  const Result<const TableRecord*> found = writable_table(table);
+  if (!found.ok()) return found.status();
+  const TableRecord* const record = found.value();
   if (record->spec.expire_after == 0) return false;
   const Commit commit{record->spec.instance, 0, version, time_ns};
   return write_table_clocks(*record, {&commit, 1}, flusher);

@@ -1,8 +1,8 @@
 // Room pool: the formatted bytes of a medium. FORMAT.md beside this file gives every field.
 //
 // Owns:        superblock copies, extent records, table and instance records, aliases, progress
-//              records, slots and their headers, the free list (in DRAM; a clean close stores
-//              it).
+//              records, event times (clock.h), slots and their headers, the free list (in DRAM; a
+//              clean close stores it).
 // Never does:  look inside a bucket; decide when a retired slot is free (epoch does); hand out a
 //              raw pointer to keep.
 // Called by:   index (bucket bytes), table (everything else).
@@ -72,7 +72,7 @@ struct TableSpec {
   uint32_t dim = 0;        // 1..kMaxDim
   uint32_t row_bytes = 0;  // bytes of one stored row
   uint64_t capacity = 0;   // rows it can hold, at index load 0.8
-  // Rows expire so many seconds of event time after their version; 0 = never. See set_expiry().
+  // The age in seconds of event time at which a row expires; 0 = never. See set_expiry().
   uint32_t expire_after = 0;
   // row_bytes, or empty for zeros: what a client shows for a missing key.
   std::vector<std::byte> default_row;
@@ -239,8 +239,8 @@ class Pool {
   void free_buckets(const BucketArray& array);
   // Return kFailedPrecondition for a table whose rows expire.
   base::Status set_feed(uint32_t table, Feed feed);
-  // Let the table's rows expire so many seconds of event time after their version; 0: never. The
-  // first such table makes the pool one of format version 4. Return kInvalidArgument beyond
+  // Let the table's rows expire at this age in event time; 0: never. The first such table makes the
+  // pool one of format version 4. Return kInvalidArgument beyond
   // kMaxExpireAfter, kFailedPrecondition for a pool of an older map.
   base::Status set_expiry(uint32_t table, uint32_t seconds);
   // Return the table's event times, by partition; empty if its rows never expire.
@@ -309,6 +309,7 @@ class Pool {
   base::Status add_clocks(const TableRecord& record);
   base::Status check_expiry(uint32_t seconds) const;
   Clocks* find_clocks(uint32_t table);
+  base::Result<const TableRecord*> writable_table(uint32_t table) const;
   base::Status write_as_expiring();
   base::Status forget_clocks(uint32_t table, Clocks* clocks, uint64_t cell_ns);
   void write_clock_entry(uint32_t table, uint32_t partition, const Clocks& clocks,

@@ -15,7 +15,7 @@ using base::Status;
 namespace {
 
 constexpr uint64_t kGroupBuckets = 8;  // whose rows are compared with each other
-constexpr size_t kOfGroup = 16;        // one of so many of them goes
+constexpr size_t kOfGroup = 16;        // one of this number of rows goes
 // Rows to evict at once, beyond those that a batch needs: the drains of their deletion are shared.
 constexpr uint64_t kShareAtOnce = 512;  // of the capacity
 constexpr uint64_t kMostAtOnce = 4096;
@@ -42,8 +42,8 @@ Status Table::Impl::make_room(const Batch& batch, std::unique_lock<std::mutex>* 
   if (has_room(kFullShare)) return Status();
   *turn = std::unique_lock(evict_mutex);
   if (!walked()) owner.walk();
-  if (!walked() || has_room(UINT64_MAX))
-    return Status();  // before it, rows count that are not there
+  if (!walked()) return Status();  // `occupied` still counts rows that do not exist
+  if (has_room(UINT64_MAX)) return Status();
   epoch::Reader* const reader = epochs.lease();
   if (reader == nullptr) return Status();
   std::vector<uint64_t> own;
@@ -61,17 +61,17 @@ Status Table::Impl::make_room(const Batch& batch, std::unique_lock<std::mutex>* 
     uint64_t deleted = 0;
     status = evict_rows(needed - most + spare, rule, own, *reader, &deleted);
     evicted.fetch_add(deleted, std::memory_order_relaxed);
-    goes_on = deleted > 0;  // else every row is of this batch, or was written meanwhile
+    goes_on = deleted > 0;  // else every row is of this batch, or was written since the choice
   }
   epochs.release(reader);
   return status;
 }
 
 uint64_t Table::Impl::count_absent(std::span<const uint64_t> keys, epoch::Reader& reader) {
+  std::vector<index::Entry*> entries(keys.size());
+  std::vector<pool::SlotRef> refs(keys.size());
   const epoch::Pin pin = reader.pin();
-  uint64_t absent = 0;
-  for (const uint64_t key : keys) absent += index().find_one(key).ref == 0 ? 1 : 0;
-  return absent;
+  return keys.size() - index().locate(keys, entries.data(), refs.data());
 }
 
 // Evict `count` rows, those that are coldest or oldest among their neighbours, of random places.
@@ -140,10 +140,9 @@ void Table::Impl::choose_victims(uint64_t bucket, WhenFull rule, std::span<const
 }
 
 Status Tables::set_when_full(uint32_t id, WhenFull rule) {
-  const TablePointer table = find(id);
-  if (table == nullptr)
-    return Status(Code::kNotFound, "table id " + std::to_string(id) + " does not exist");
-  Table::Impl& impl = table->impl();
+  const Result<TablePointer> table = existing(id);
+  if (!table.ok()) return table.status();
+  Table::Impl& impl = table.value()->impl();
   if (rule != WhenFull::kRefuse && impl.record.spec.feed == pool::Feed::kDelta) {
     return Status(Code::kFailedPrecondition,
                   "table '" + impl.record.spec.name +
@@ -158,7 +157,7 @@ Status Tables::set_when_full(uint32_t id, WhenFull rule) {
   return Status();
 }
 
-// Give a table that evicts its coldest rows counters for so many rows.
+// Give a table that evicts its coldest rows the counters for `rows` rows.
 void Table::Impl::renew_heat(uint64_t rows) {
   const std::lock_guard lock(heat_mutex);
   if (when_full.load() != WhenFull::kEvictColdest) {

@@ -24,7 +24,7 @@ constexpr uint64_t kBucketsInStep = 64;  // for which a pin is held
 // Deleted with the drains of one batch; more where a drain flushes the disk.
 constexpr size_t kDeletedTogether = 512;
 constexpr size_t kDeletedTogetherSynced = 16384;
-// A paced walk works at least so long before it pauses, because a pause costs 60 us more.
+// The shortest work of a paced walk before a pause, because a pause costs 60 us more.
 constexpr auto kWorkBeforePause = std::chrono::microseconds(300);
 
 double seconds(uint64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e9; }
@@ -195,11 +195,17 @@ void Table::Impl::describe_expiry(TableStatus* status) const {
   }
 }
 
-Status Tables::set_expiry(uint32_t id, uint32_t seconds) {
-  const TablePointer table = find(id);
+Result<TablePointer> Tables::existing(uint32_t id) const {
+  TablePointer table = find(id);
   if (table == nullptr)
     return Status(Code::kNotFound, "table id " + std::to_string(id) + " does not exist");
-  Table::Impl& impl = table->impl();
+  return table;
+}
+
+Status Tables::set_expiry(uint32_t id, uint32_t seconds) {
+  const Result<TablePointer> table = existing(id);
+  if (!table.ok()) return table.status();
+  Table::Impl& impl = table.value()->impl();
   const std::lock_guard one(impl.expiry_mutex);
   const std::lock_guard held(impl.rule_mutex);
   PETPS_RETURN_IF_ERROR(impl_->pool->set_expiry(id, seconds));
@@ -214,10 +220,9 @@ Status Tables::set_expiry(uint32_t id, uint32_t seconds) {
 }
 
 Status Tables::tick(uint32_t id, uint64_t now_ns) {
-  const TablePointer table = find(id);
-  if (table == nullptr)
-    return Status(Code::kNotFound, "table id " + std::to_string(id) + " does not exist");
-  Table::Impl& impl = table->impl();
+  const Result<TablePointer> table = existing(id);
+  if (!table.ok()) return table.status();
+  Table::Impl& impl = table.value()->impl();
   const std::lock_guard one(impl.expiry_mutex);
   const uint64_t version = impl.push_stamp.load();
   if (impl.expire_after.load() == 0 || version == 0) {

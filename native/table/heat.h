@@ -14,13 +14,13 @@ namespace petps::table {
 
 class Heat {
  public:
-  static constexpr uint32_t kStride = 16;   // on average one of so many pulled keys is sampled
-  static constexpr size_t kShards = 16;     // of the samples that are not counted yet
-  static constexpr size_t kSamples = 2048;  // in a shard; beyond that the oldest are lost
+  static constexpr uint32_t kStride = 16;         // pulled keys for each sample, on average
+  static constexpr size_t kShards = 16;           // of the samples that are not counted yet
+  static constexpr size_t kSamples = 2048;        // in a shard; beyond that the oldest are lost
   static constexpr uint64_t kCountersPerRow = 4;  // of 4 bits each
   static constexpr uint32_t kCounterMax = 15;
   static constexpr uint32_t kHashes = 4;
-  // All counters are halved after so many samples for each row of the capacity.
+  // Samples for each row of the capacity after which all counters are halved.
   static constexpr uint64_t kSamplesPerRow = 4;
 
   explicit Heat(uint64_t capacity);

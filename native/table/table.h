@@ -1,7 +1,7 @@
 // Room table: the tables of one open pool; the only room where pool, index and epoch meet.
 //
 // Owns:        lookup, apply (allocate, fill, persist, publish, retire), recovery (walk),
-//              migration, growth, verify, scan.
+//              migration, growth, expiry, eviction, verify, scan.
 // Never does:  network, message formats, decoding of rows; write a row in place; retire before
 //              the publish is durable.
 // Called by:   server (pull, push), bindings (Python: load, ingest, verify), tests.
@@ -271,8 +271,7 @@ class Tables {
   // Give the blocks of free space back to the disk; see Pool::shrink. First wait, a few seconds at
   // most, until what was dropped or outgrown is free.
   base::Result<uint64_t> shrink(const std::function<bool(uint64_t, uint64_t)>& progress);
-  // Let the table's rows expire so many seconds of event time after their version; 0: never. See
-  // Pool::set_expiry.
+  // Let the table's rows expire at this age in event time; 0: never. See Pool::set_expiry.
   base::Status set_expiry(uint32_t table, uint32_t seconds);
   // Advance the event time of a table that pushes feed to now_ns of the server's clock, or to what
   // one commit may advance it. Later pushes belong to the next version. Durable on return.
@@ -321,6 +320,7 @@ class Tables {
   struct Impl;
 
  private:
+  base::Result<TablePointer> existing(uint32_t id) const;  // kNotFound if unknown
   explicit Tables(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
