@@ -56,6 +56,9 @@ def test_rows_that_are_pulled_stay(pool: Path) -> None:
     ):
         push(client, 100, 1000)
         hot = np.arange(100, dtype=np.uint64)
+        # One in 16 is counted: 1,250 samples, 12.5 a row, so that chance leaves none without one.
+        for _ in range(200):
+            client.pull("items", hot)
         for first in range(1000, 5000, 100):
             for _ in range(40):
                 client.pull("items", hot)
