@@ -213,14 +213,12 @@ class Table:
     ) -> int:
         """Fill out (float32[n, dim], or uint8[n, row_bytes] for stored bytes) and mask (bool[n]).
 
-        stamps (uint32[n]): those of the found rows.
-
-        Missing keys get the table's default row. Return the number of keys found.
+        stamps (uint32[n]): those of the found rows. Missing keys get the table's default row.
+        Return the number of keys found.
         """
     def keys(self) -> Keys:
-        """Return all keys, uint64[n], unordered. A key written during the call may be missing, or
-        appear twice.
-        """
+        """Return all keys, uint64[n]. A key written meanwhile may be missing, or appear twice."""
+    def keys_and_stamps(self) -> tuple[Keys, Stamps]: ...
     def scan(self, buckets_per_page: int = 4096) -> Scan: ...
     def status(self) -> TableStatus: ...
     def set_hot_keys(self, keys: Keys) -> None: ...
@@ -586,11 +584,13 @@ def first_not_finite(rows: Floats) -> int:
 def partition_of(keys: Keys, partitions: int) -> npt.NDArray[np.uint32]:
     """Return the partition of each key: xxh3(key) mod partitions. uint64[n] -> uint32[n]."""
 
-def set_time_slice(short: bool) -> None:
-    """Give this thread, and the threads that it starts, short time slices or the usual ones.
+def hash_rows(rows: Bytes) -> Keys:
+    """Return XXH3-64 of each stored row: uint8[n, width] -> uint64[n]."""
 
-    A thread with short slices waits less when it wakes up on a busy processor, and gets the same
-    share of the processor (Linux 6.12 and later).
+def set_time_slice(short: bool) -> None:
+    """Give this thread, and those that it starts, short time slices or the usual ones.
+
+    With short ones it waits less when it wakes up on a busy processor (Linux 6.12 and later).
     """
 
 def cpu_features() -> dict[str, bool]: ...

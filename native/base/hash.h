@@ -1,9 +1,10 @@
-// The two hashes of a key. Both are XXH3-64 of the key's 8 little-endian bytes; only the seed
-// differs. The keys of one partition agree in partition_hash mod P, so those bits must not also
-// choose the bucket: buckets would fill unevenly (native/index/FORMAT.md).
+// The two hashes of a key, and that of a row. Those of a key are XXH3-64 of its 8 little-endian
+// bytes; only the seed differs. The keys of one partition agree in partition_hash mod P, so those
+// bits must not also choose the bucket: buckets would fill unevenly (native/index/FORMAT.md).
 #pragma once
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 
 #ifndef XXH_INLINE_ALL
@@ -30,6 +31,9 @@ inline constexpr uint64_t kIndexSeed = 0x9E3779B97F4A7C15u;
 inline uint64_t partition_hash(uint64_t key) {
   return XXH3_64bits_withSeed(&key, sizeof key, kPartitionSeed);
 }
+
+// Return the hash by which a backup knows whether a row has changed (petps/pool/BACKUP.md).
+inline uint64_t row_hash(const void* row, size_t bytes) { return XXH3_64bits(row, bytes); }
 
 // Return the hash that gives a key's home bucket, tag and probe step.
 inline uint64_t index_hash(uint64_t key) {

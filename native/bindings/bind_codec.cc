@@ -1,6 +1,7 @@
 // Row codecs and the key -> partition function, over numpy arrays.
 #include <pybind11/stl.h>
 
+#include "base/hash.h"
 #include "bindings/arrays.h"
 #include "codec/codec.h"
 #include "codec/quantise.h"
@@ -121,6 +122,16 @@ py::array_t<uint32_t> partition_of(const py::object& keys, uint32_t partitions) 
   return result;
 }
 
+py::array_t<uint64_t> hash_rows(const py::object& rows) {
+  const Rows<const std::byte> block = stored_rows_of(rows, "rows");
+  py::array_t<uint64_t> result(static_cast<py::ssize_t>(block.n));
+  uint64_t* out = result.mutable_data();
+  const Released released_gil;
+  for (size_t i = 0; i < block.n; ++i)
+    out[i] = base::row_hash(block.data + i * block.width, block.width);
+  return result;
+}
+
 size_t row_bytes(const std::string& dtype, uint32_t dim) {
   check_dim(dim);
   return codec::row_bytes(unwrap(codec::parse_dtype(dtype)), dim);
@@ -147,6 +158,8 @@ void bind_codec(py::module_& module) {
              py::arg("dim"), "Return the bytes of a quantised row.");
   module.def("first_not_finite", first_not_finite, py::arg("rows"),
              "Return the index of the first row of float32[n, dim] with a NaN or infinity, or n.");
+  module.def("hash_rows", hash_rows, py::arg("rows"),
+             "Return XXH3-64 of each stored row: uint8[n, width] -> uint64[n].");
   module.def("partition_of", partition_of, py::arg("keys"), py::arg("partitions"),
              "Return the partition of each key, XXH3-64 mod partitions: uint64[n] -> uint32[n].");
 }

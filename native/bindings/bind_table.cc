@@ -69,7 +69,8 @@ py::array_t<uint8_t> default_row(const TableHandle& handle) {
   return row;
 }
 
-py::array_t<uint64_t> keys_of_table(const TableHandle& handle) {
+// stamps: appended to, unless null.
+py::array_t<uint64_t> list_keys(const TableHandle& handle, std::vector<uint32_t>* stamps) {
   constexpr uint64_t kBucketsAtOnce = 4096;  // bounds how long a pin is held
   std::vector<uint64_t> keys;
   with_table(handle, [&](table::Table& table) {
@@ -79,10 +80,19 @@ py::array_t<uint64_t> keys_of_table(const TableHandle& handle) {
       const epoch::Pin pin = lease.pin();
       const table::ScanPage page = table.scan(bucket, kBucketsAtOnce);
       keys.insert(keys.end(), page.keys.begin(), page.keys.end());
+      if (stamps != nullptr) {
+        for (const std::byte* row : page.rows) stamps->push_back(table.stamp_of(row));
+      }
       bucket = page.next_bucket;
     }
   });
   return array_of(std::move(keys));
+}
+
+py::tuple list_keys_and_stamps(const TableHandle& handle) {
+  std::vector<uint32_t> stamps;
+  py::array_t<uint64_t> keys = list_keys(handle, &stamps);
+  return py::make_tuple(std::move(keys), array_of(std::move(stamps)));
 }
 
 void bind_data(py::class_<TableHandle>& table) {
@@ -153,7 +163,11 @@ void bind_table(py::module_& module) {
       },
       py::arg("buckets_per_page") = 4096,
       "Return an iterator over pages (keys, rows) of the whole table.");
-  table.def("keys", keys_of_table, "Return uint64[n], all keys in any order.");
+  table.def(
+      "keys", [](const TableHandle& handle) { return list_keys(handle, nullptr); },
+      "Return uint64[n], all keys in any order.");
+  table.def("keys_and_stamps", list_keys_and_stamps,
+            "Return the keys as keys() does, and uint32[n], the stamps of their rows.");
   bind_data(table);
   bind_placement(table);
 }

@@ -185,20 +185,20 @@ class AdminClient:
             model=model or "",
             folder=str(Path(folder).absolute()),
         )
-        report: dict[str, Any] = {}
-        with ExitStack() as bars:
-            table, done = "", 0
-            for reply in self._replies("Export", request):
-                if reply.done:
-                    report = json.loads(reply.report)
-                elif bar is not None:
-                    if reply.table != table:
-                        bars.close()
-                        table, done = reply.table, 0
-                        advance = bars.enter_context(bar(table, reply.rows))
-                    advance(reply.rows_done - done)
-                    done = reply.rows_done
-        return report | {"folder": str(folder)}
+        return self._report("Export", request, bar) | {"folder": str(folder)}
+
+    def back_up(
+        self,
+        store: str,
+        *,
+        model: str | None = None,
+        full: bool = False,
+        bar: Bar | None = None,
+    ) -> dict[str, Any]:
+        """See Pool."""
+        url = store if "://" in store else str(Path(store).absolute())
+        request = messages.BackupRequest(model=model or "", store=url, full=full)
+        return self._report("Backup", request, bar)
 
     def verify(self) -> dict[str, Any]:
         """Return the fields of the report of Pool.verify()."""
@@ -222,6 +222,24 @@ class AdminClient:
             answer = getattr(self._stub, method)(request, metadata=self._metadata)
         values: dict[str, Any] = json.loads(answer.text)
         return values
+
+    def _report(self, method: str, request: Any, bar: Bar | None) -> dict[str, Any]:
+        """Return the report of work that goes table by table, and show its progress."""
+        report: dict[str, Any] = {}
+        with ExitStack() as bars:
+            table, rows, done = "", 0, 0
+            for reply in self._replies(method, request):
+                if reply.done:
+                    report = json.loads(reply.report)
+                elif bar is not None:
+                    # The same table again: a backup passes over it several times.
+                    if (reply.table, reply.rows) != (table, rows) or reply.rows_done < done:
+                        bars.close()
+                        table, rows, done = reply.table, reply.rows, 0
+                        advance = bars.enter_context(bar(table, rows))
+                    advance(reply.rows_done - done)
+                    done = reply.rows_done
+        return report
 
     def _replies(self, method: str, request: Any) -> Iterator[Any]:
         """Yield the replies; the last one is ``done``."""

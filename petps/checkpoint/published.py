@@ -54,6 +54,16 @@ class JsonModel(BaseModel):
     # Ignore unknown fields: a later release may add some without a new format number.
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
+    @classmethod
+    def parse(cls, text: bytes, where: str) -> Self:
+        """Parse JSON. Raise DataLoss that names ``where`` and the wrong field."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            field = ".".join(str(part) for part in first["loc"])
+            raise DataLoss(f"{where}: {field}: {first['msg']}") from None
+
 
 class PositionEntry(JsonModel):
     """A partition's position: the rows hold at least every delta up to {run, seq}."""
@@ -137,16 +147,6 @@ class BaseInfo(JsonModel):
     def to_json(self) -> bytes:
         """Return the bytes of the part, without the fields that are not needed."""
         return self.model_dump_json(exclude=None if self.clocks else {"clocks"}).encode()
-
-    @classmethod
-    def parse(cls, text: bytes, where: str) -> Self:
-        """Parse JSON. Raise DataLoss that names ``where`` and the wrong field."""
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False)[0]
-            field = ".".join(str(part) for part in first["loc"])
-            raise DataLoss(f"{where}: {field}: {first['msg']}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,6 +13,7 @@ from petps.config.duration import NEVER, parse_duration
 from petps.errors import InvalidArgument
 
 __all__ = [
+    "BackupConfig",
     "Config",
     "IngestConfig",
     "LimitsConfig",
@@ -36,6 +38,16 @@ class Section(BaseModel):
 
     # Only Config's validator is built: those of its sections would delay the start of a server.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+
+
+def _duration(value: str, *, or_never: bool = False) -> str:
+    """Return a duration as given. Raise ValueError if it is none."""
+    try:
+        if parse_duration(value, "it") == 0 and not or_never:
+            raise ValueError("it must be above 0, such as 90s, 6h or 1d")
+    except InvalidArgument as error:
+        raise ValueError(str(error).partition("; got")[0]) from None
+    return value
 
 
 def _section(description: str) -> Any:
@@ -298,6 +310,54 @@ class IngestConfig(Section):
         return str(value) if isinstance(value, Path) else value
 
 
+class BackupConfig(Section):
+    """Backups by schedule. Without a store, none is made."""
+
+    store: str | None = Field(
+        default=None,
+        description="The checkpoint store of the backups: a folder, or any URL that fsspec knows "
+        "(s3://...). It holds the backups of one model and nothing else.",
+    )
+    every: str = Field(
+        default="6h",
+        description="Time from one backup to the next, such as '90s', '6h' or '1d'.",
+    )
+    keep: str | None = Field(
+        default=None,
+        description="How long backups are kept, such as 'all=2d,daily=30d,weekly=52w': all, and "
+        "the newest of each hour, day and week (hourly, daily, weekly). Without it none is "
+        "deleted. The newest is always kept.",
+    )
+    model: Name | None = Field(
+        default=None, description="The model to back up; by default the one of [model]."
+    )
+
+    @field_validator("every")
+    @classmethod
+    def _is_a_duration(cls, value: str) -> str:
+        return _duration(value)
+
+    @field_validator("store", mode="before")
+    @classmethod
+    def _text(cls, value: object) -> object:
+        return str(value) if isinstance(value, Path) else value
+
+    @field_validator("keep")
+    @classmethod
+    def _is_a_retention(cls, value: str | None) -> str | None:
+        rule = "(all|hourly|daily|weekly)=[0-9]+[smhdw]"  # petps/checkpoint/retention.py
+        if value is not None and re.fullmatch(f"{rule}(,{rule})*", value) is None:
+            raise ValueError(
+                "must have rules such as all=2d,daily=30d: all, hourly, daily or weekly, each with "
+                "a number and s, m, h, d or w"
+            )
+        return value
+
+    def every_seconds(self) -> int:
+        """Return the time from one backup to the next, in seconds."""
+        return parse_duration(self.every, "every")
+
+
 class TableConfig(Section):
     """One table."""
 
@@ -344,11 +404,7 @@ class TableConfig(Section):
     @field_validator("expire_after")
     @classmethod
     def _is_a_duration(cls, value: str) -> str:
-        try:
-            parse_duration(value, "it")
-        except InvalidArgument as error:
-            raise ValueError(str(error).partition("; got")[0]) from None
-        return value
+        return _duration(value, or_never=True)
 
     @field_validator("default")
     @classmethod
@@ -399,6 +455,7 @@ class Config(Section):
     model: ModelConfig = _section("The model of the tables.")
     server: ServerConfig = _section("Addresses and threads.")
     ingest: IngestConfig = _section("Source of deltas.")
+    backup: BackupConfig = _section("Backups by schedule.")
     kafka: dict[str, str | int | float | bool] = Field(
         default_factory=dict,
         description="Options of Kafka by librdkafka's names (TLS, SASL, ...), and "

@@ -15,14 +15,34 @@ from petps import _native, checkpoint
 from petps.checkpoint import BaseInfo, ClockEntry, Rows, list_positions, split_by_partition
 from petps.delta import TableSchema
 
-__all__ = ["Bar", "write_base"]
+__all__ = ["Bar", "clock_entries", "no_bar", "write_base"]
 
 # (table, rows) -> a context; its value is a function to call with n after each n written rows.
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
-def _no_bar(table: str, rows: int) -> AbstractContextManager[Callable[[int], None]]:
+def no_bar(table: str, rows: int) -> AbstractContextManager[Callable[[int], None]]:
+    """Show nothing."""
     return nullcontext(lambda n: None)
+
+
+def clock_entries(tables: _native.Tables, table: _native.Table) -> list[ClockEntry]:
+    """Return the event times of a table whose rows expire."""
+    return [
+        ClockEntry(
+            partition=partition,
+            cell_ns=cell,
+            time_ns=time,
+            version=version,
+            bounds=bounds,
+            shown_ns=shown,
+            debt_ns=debt,
+        )
+        for partition, (cell, time, version, bounds, shown, debt) in enumerate(
+            tables.clocks(table.id)
+        )
+        if time > 0
+    ]
 
 
 def write_base(
@@ -30,7 +50,7 @@ def write_base(
     instance: _native.InstanceRecord,
     folder: str | PathLike[str],
     *,
-    bar: Bar = _no_bar,
+    bar: Bar = no_bar,
 ) -> dict[str, Any]:
     """Write the base, which exists once this returns. May run beside pulls, pushes and ingest.
 
@@ -49,21 +69,7 @@ def write_base(
     # After the positions, because the clocks must cover them. A commit that a clock counts and a
     # position does not is read again, and not counted again.
     clocks = {
-        table.name: [
-            ClockEntry(
-                partition=partition,
-                cell_ns=cell,
-                time_ns=time,
-                version=version,
-                bounds=bounds,
-                shown_ns=shown,
-                debt_ns=debt,
-            )
-            for partition, (cell, time, version, bounds, shown, debt) in enumerate(
-                tables.clocks(table.id)
-            )
-            if time > 0
-        ]
+        table.name: clock_entries(tables, table)
         for table in own
         if table.status().expire_after > 0 and table.record.feed == "delta"
     }

@@ -462,6 +462,46 @@ class Pool(PoolReader):
             return write_base(self._native, instance, folder)
         return write_base(self._native, instance, folder, bar=bar)
 
+    def back_up(
+        self,
+        store: str | PathLike[str],
+        *,
+        model: str | None = None,
+        full: bool = False,
+        bar: Bar | None = None,
+    ) -> dict[str, Any]:
+        """Write a version of a model to a checkpoint store (`petps backup`): BACKUP.md.
+
+        Args:
+            store: A folder, or any URL that fsspec knows; made if there is none.
+            model: A model, instance or alias; None selects the only model.
+            full: Write all rows, even if an increment would do.
+            bar: Receives the progress, table by table.
+
+        Returns:
+            Facts about the version.
+
+        Raises:
+            InvalidArgument: The pool has several models, and none is given.
+            FailedPrecondition: A partition's rows are a mixture, or the store is of something else.
+            IoError: The store cannot be read or written.
+        """
+        from petps.pool.backup import back_up
+        from petps.pool.export import no_bar
+
+        instance = self.backed_up(model)
+        return back_up(self._native, instance, fspath(store), full=full, bar=bar or no_bar)
+
+    def backed_up(self, model: str | None) -> _native.InstanceRecord:
+        """Return the instance that back_up() writes. Raises InvalidArgument, NotFound."""
+        models = self.models()
+        if model is None and len(models) > 1:
+            raise InvalidArgument(
+                f"the pool has {len(models)} models ({', '.join(models)}): name one (--model), and "
+                "give each a store of its own"
+            )
+        return self._instance(model)
+
     def status(self) -> dict[str, Any]:
         """Return what `petps status` shows, in the form of the server's status text."""
         info = self._native.info().as_dict()

@@ -1,7 +1,8 @@
 """Room server: the life of a server process, with its HTTP and gRPC endpoints ("doors").
 
-Owns:        open -> recover -> serve -> ingest -> drain -> close (lifecycle.py); health, metrics
-             and the status page (http.py, metrics.py, page.html); gRPC (grpc/); administration
+Owns:        open -> recover -> serve -> ingest -> drain -> close (lifecycle.py); signals and the
+             ready file (process.py); backups by schedule (backups.py); health, metrics and the
+             status page (http.py, metrics.py, page.html); gRPC (grpc/); administration
              (admin.py); tables that grow automatically (growth.py), rows that expire
              (expiry.py); the common form of a status (status.py); the shard map's file
              (shard_map.py, FORMAT.md); the native server of a configuration (native_server.py).
@@ -12,7 +13,8 @@ Invariants:  Pulls are served before ingest and the other doors start. SIGTERM a
              close. A failure of ingest never stops the serving of pulls.
 """
 
-from petps.server.lifecycle import Serving, serve
+from petps.server.lifecycle import Serving
+from petps.server.process import serve
 from petps.server.status import normalise_status
 
 __all__ = ["Serving", "normalise_status", "serve"]

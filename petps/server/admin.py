@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 import grpc
 
@@ -30,6 +30,9 @@ from petps.errors import IoError, PetpsError, Unavailable
 from petps.pool.audited import AuditedPool, audited
 from petps.server.grpc.codes import GRPC_CODES
 from petps.v1.service import CODE_KEY
+
+if TYPE_CHECKING:
+    from petps.pool.export import Bar
 
 __all__ = ["AdminServer", "Served", "open_admin_door"]
 
@@ -52,6 +55,11 @@ class Served(Protocol):
 
     def status(self) -> dict[str, Any]:
         """Return what `petps status` shows."""
+
+    def back_up(
+        self, store: str, model: str | None, *, full: bool, bar: Bar, goes_on: Callable[[], bool]
+    ) -> dict[str, Any]:
+        """Write a backup. See petps.server.backups."""
 
     def set_ingest(self, *, paused: bool | None, rows_per_second: int | None) -> None:
         """Pause, continue or limit ingest. None: as it is."""
@@ -315,7 +323,7 @@ class _Service:
             done = self._pool(context).shrink(
                 lambda done, free: report(messages.ShrinkReply(bytes_done=done, bytes=free))
             )
-            if self._stopping.is_set() or not context.is_active():
+            if not self._is_wanted(context):
                 raise _Ended
             self._note(context, f"the pool has shrunk: {done} bytes of free space have no blocks")
             return messages.ShrinkReply(bytes_done=done, done=True)
@@ -325,41 +333,62 @@ class _Service:
     def Export(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
         """See admin.proto."""
 
-        def check_wanted() -> None:
-            if self._stopping.is_set() or not context.is_active():
-                raise _Ended
-
         def export(report: Report) -> Any:
-            @contextlib.contextmanager
-            def bar(table: str, rows: int) -> Iterator[Callable[[int], None]]:
-                done = reported = 0
-
-                def advance(count: int) -> None:
-                    nonlocal done, reported
-                    done += count
-                    check_wanted()
-                    if done - reported >= ROWS_REPORTED or done == rows:
-                        reported = done
-                        report(messages.WorkReply(table=table, rows=rows, rows_done=done))
-
-                check_wanted()  # the keys were listed since
-                yield advance
-
-            facts = self._pool(context).export(request.folder, model=request.model or None, bar=bar)
+            facts = self._pool(context).export(
+                request.folder, model=request.model or None, bar=self._bar(context, report)
+            )
             return messages.WorkReply(done=True, report=json.dumps(facts))
 
         return self._work(context, "petps-export", export)
+
+    def Backup(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        """See admin.proto."""
+
+        def back_up(report: Report) -> Any:
+            facts = self._served.back_up(
+                request.store, request.model or None, full=request.full,
+                bar=self._bar(context, report), goes_on=lambda: self._is_wanted(context),
+            )  # fmt: skip
+            self._note(context, f"backup {facts['version']} of {facts['instance']} is written")
+            return messages.WorkReply(done=True, report=json.dumps(facts))
+
+        return self._work(context, "petps-backup", back_up)
 
     def Verify(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
         """See admin.proto."""
 
         def verify(report: Report) -> Any:
             found = self._pool(context).verify(lambda: report(messages.WorkReply()))
-            if not found.complete and (self._stopping.is_set() or not context.is_active()):
+            if not found.complete and not self._is_wanted(context):
                 raise _Ended
             return messages.WorkReply(done=True, report=json.dumps(found.as_dict()))
 
         return self._work(context, "petps-verify", verify)
+
+    def _is_wanted(self, context: Any) -> bool:
+        return context.is_active() and not self._stopping.is_set()
+
+    def _bar(self, context: Any, report: Report) -> Bar:
+        """Return what reports the progress table by table, and ends work that nobody waits for."""
+
+        @contextlib.contextmanager
+        def bar(table: str, rows: int) -> Iterator[Callable[[int], None]]:
+            done = reported = 0
+
+            def advance(count: int) -> None:
+                nonlocal done, reported
+                done += count
+                if not self._is_wanted(context):
+                    raise _Ended
+                if done - reported >= ROWS_REPORTED or done == rows:
+                    reported = done
+                    report(messages.WorkReply(table=table, rows=rows, rows_done=done))
+
+            if not self._is_wanted(context):  # the keys were listed since
+                raise _Ended
+            yield advance
+
+        return bar
 
     def _work(self, context: Any, name: str, work: Callable[[Report], Any]) -> Iterator[Any]:
         """Run work(report) in a thread; yield what it reports, then what it returns."""
@@ -367,7 +396,7 @@ class _Service:
 
         def report(reply: Any) -> bool:
             replies.put(reply)
-            return context.is_active() and not self._stopping.is_set()
+            return self._is_wanted(context)
 
         def run() -> None:
             try:

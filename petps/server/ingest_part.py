@@ -42,6 +42,11 @@ class IngestPart:
             ingest.pause()
         ingest.start()
 
+    @property
+    def log(self) -> DeltaLog:
+        """Return the log, of which any thread may ask for offsets."""
+        return self._log
+
     def status(self) -> dict[str, Any]:
         """Return plain values for the status."""
         return self.ingest.status().as_json()

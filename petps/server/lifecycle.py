@@ -1,31 +1,25 @@
-"""The life of a server process: open -> recover -> serve -> ingest -> drain -> close."""
+"""The life of a server: open -> recover -> serve -> ingest -> drain -> close."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from petps.config import Config, changes
-from petps.errors import FailedPrecondition, InvalidArgument, NotFound, PetpsError
+from petps.errors import FailedPrecondition, NotFound, PetpsError
 from petps.server.native_server import open_tables, start_server
 from petps.server.status import normalise_status
 from petps.server.tables import ignored_tables
 
 if TYPE_CHECKING:
+    from petps.pool.export import Bar
     from petps.server.ingest.status import PartitionHealth
     from petps.server.shard_map import MapFile, ShardMap
 
-__all__ = ["Serving", "serve"]
+__all__ = ["Log", "Serving"]
 
 # (section, key) of the settings that SIGHUP reloads.
 RELOADED: Final = frozenset(
@@ -35,14 +29,6 @@ RELOADED: Final = frozenset(
         ("ingest", "rows_per_second"),
     }
 )
-HANDLED_SIGNALS: Final = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
-REPORT_SECONDS: Final = 1.0  # between two updates of ingest's state in the status
 # How long HTTP and gRPC wait until ingest has read the log to its end. Their imports occupy the
 # interpreter for 0.2 s, which would delay the newest version. If the log takes longer, they start.
 READ_FIRST_SECONDS: Final = 0.5
@@ -81,6 +67,7 @@ class Serving:
         self._grpc: Any = None
         self._admin: list[Any] = []
         self._expiry: Any = None
+        self._backups: Any = None
         self._upkeep: list[Any] = []  # administration, tables that grow, rows that expire
         self._metrics: Any = None
         self._map_file: MapFile | None = None
@@ -154,6 +141,8 @@ class Serving:
         if self._expiry is not None:
             faults = {str(table): text for table, text in self._expiry.faults.items()}
             self._server.set_status_member("expiry_faults", json.dumps(faults))
+        if self._backups is not None:
+            self._server.set_status_member("backup", json.dumps(self._backups.status()))
         ingest = self._ingest  # a change of the shard map replaces it
         if ingest is None:
             return
@@ -236,6 +225,15 @@ class Serving:
             (self._ingest.ingest.pause if self._is_paused else self._ingest.ingest.resume)()
             self._ingest.ingest.set_rate(self._config.ingest.rows_per_second or None)
 
+    def back_up(
+        self, store: str, model: str | None, *, full: bool, bar: Bar, goes_on: Callable[[], bool]
+    ) -> dict[str, Any]:
+        """Write a backup. See petps.server.backups."""
+        report: dict[str, Any] = self._backups.run(
+            store, model, full=full, bar=bar, goes_on=goes_on
+        )
+        return report
+
     def close(self) -> None:
         """Drain and close. Raises an error if the pool could not be closed cleanly."""
         if self._tables.closed:
@@ -283,11 +281,17 @@ class Serving:
         self._start_http()
         self._start_grpc()
         from petps.server.admin import open_admin_door
+        from petps.server.backups import Backups
         from petps.server.expiry import Expiry
         from petps.server.growth import Growth
 
         self._expiry = Expiry(self._tables, self._log)
-        self._upkeep = [Growth(self._config, self._tables, self._log), self._expiry]
+        self._backups = Backups(self._config, self._tables, self._log, ingest=lambda: self._ingest)
+        self._upkeep = [
+            Growth(self._config, self._tables, self._log),
+            self._expiry,
+            self._backups,
+        ]
         port = self._config.server.admin_port
         self._admin = open_admin_door(self._config.pool.path, self._tables, self, self._log, port)
         self._upkeep += self._admin
@@ -448,144 +452,3 @@ def _lag_reason(partition: PartitionHealth, limit: float) -> str | None:
             f"{limit:g}){detail}"
         )
     return None
-
-
-class _Signals:
-    """Handlers of the process's signals while the context is entered.
-
-    SIGTERM and SIGINT request a drain and a close; a second SIGINT exits at once. SIGHUP requests a
-    reload. SIGUSR1 and SIGUSR2 do nothing.
-    """
-
-    def __init__(self) -> None:
-        self.stopped_by: int | None = None
-        self._is_reload_pending = False
-        self._wake = threading.Event()
-        self._old_handlers: dict[int, Any] = {}
-
-    def __enter__(self) -> _Signals:
-        for number in HANDLED_SIGNALS:
-            self._old_handlers[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._old_handlers.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            self._is_reload_pending = True
-        elif number in (signal.SIGTERM, signal.SIGINT):
-            if number == signal.SIGINT and self.stopped_by == signal.SIGINT:
-                os._exit(128 + number)  # as after a crash: the next open serves at once
-            self.stopped_by = self.stopped_by or number
-        self._wake.set()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait ``seconds``, or until a signal arrives. Return False if the process must stop."""
-        self._wake.wait(seconds)
-        self._wake.clear()
-        return self.stopped_by is None
-
-    def take_reload(self) -> bool:
-        """Return whether a SIGHUP arrived since the last call."""
-        reload, self._is_reload_pending = self._is_reload_pending, False
-        return reload
-
-
-def serve(
-    config: Config,
-    *,
-    ready_file: Path | None = None,
-    log: Log = print,
-    reread: Callable[[], Config] | None = None,
-) -> None:
-    """Serve until SIGTERM or SIGINT, then drain and close. Call it from the main thread.
-
-    Args:
-        config: The settings.
-        ready_file: File to write atomically once every door is open, and to remove before the doors
-            close. It is JSON with pid, host, port, http_port, grpc_port, admin_port, pool,
-            opened_at (CLOCK_MONOTONIC seconds when the open of the pool began) and open_ms (from
-            then until the server could answer pulls).
-        log: Function that prints a line for the operator.
-        reread: Function that reads the settings again, for SIGHUP.
-    """
-    if ready_file is not None and not ready_file.parent.is_dir():
-        raise InvalidArgument(f"--ready-file: there is no folder {ready_file.parent}")
-    if config.ingest.log is not None:
-        import petps.delta  # noqa: F401
-
-        # Exclude the imported objects from garbage collection: a full collection over them would
-        # pause the first apply for 25 ms.
-        gc.freeze()
-    try:
-        with _Signals() as signals:
-            announce = partial(_announce, config=config, ready_file=ready_file, log=log)
-            with Serving(config, log=log, on_serving=announce) as serving:
-                while signals.wait(REPORT_SECONDS):
-                    if signals.take_reload():
-                        _reload(serving, reread, log)
-                    serving.follow_shard_map()
-                    serving.report()
-                assert signals.stopped_by is not None
-                log(f"{signal.Signals(signals.stopped_by).name}: draining")
-                _remove(ready_file)
-            log("closed cleanly")
-    finally:
-        _remove(ready_file)
-
-
-def _reload(serving: Serving, reread: Callable[[], Config] | None, log: Log) -> None:
-    log("SIGHUP: reloading")
-    if reread is None:
-        serving.follow_shard_map()
-        return
-    try:
-        serving.reload(reread())
-    except PetpsError as error:
-        log(f"nothing is reloaded, and the current settings stay: {error}")
-
-
-def _remove(ready_file: Path | None) -> None:
-    """Remove this process's ready file, but not that of a server that opened the pool since."""
-    if ready_file is None or not ready_file.exists():
-        return
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        if json.loads(ready_file.read_text())["pid"] == os.getpid():
-            ready_file.unlink()
-
-
-def _write_facts(serving: Serving, *, config: Config, ready_file: Path | None) -> None:
-    if ready_file is None:
-        return
-    facts = {
-        "pid": os.getpid(),
-        "host": config.server.host,
-        "port": serving.port,
-        "http_port": serving.http_port,
-        "grpc_port": serving.grpc_port,
-        "admin_port": serving.admin_port,
-        "pool": str(config.pool.path),
-        "opened_at": serving.opened_at,
-        "open_ms": round(serving.open_ms, 3),
-    }
-    temporary = ready_file.with_name(f".{ready_file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(facts) + "\n")
-    temporary.replace(ready_file)
-
-
-def _announce(serving: Serving, *, config: Config, ready_file: Path | None, log: Log) -> None:
-    _write_facts(serving, config=config, ready_file=ready_file)
-    server = config.server
-    doors = [f"petps://{server.host}:{serving.port}"]
-    if serving.http_port is not None:
-        doors.append(f"http://{server.http_host}:{serving.http_port}/")
-    if serving.grpc_port is not None:
-        doors.append(f"gRPC on {server.grpc_host}:{serving.grpc_port}")
-    if serving.admin_port is not None:
-        doors.append(
-            f"administration on 127.0.0.1:{serving.admin_port} (insecure: it asks for no "
-            "credentials)"
-        )
-    log(f"serving {', '.join(doors)} from {config.pool.path} (opened in {serving.open_ms:.1f} ms)")

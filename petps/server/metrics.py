@@ -126,6 +126,7 @@ class _Collector(Collector):
         yield from _pool_metrics(status)
         yield from _table_metrics(status)
         yield from _ingest_metrics(status.get("ingest") or {})
+        yield from _backup_metrics(status.get("backup"))
 
 
 def _server_metrics(stats: dict[str, Any]) -> Iterator[Metric]:
@@ -277,6 +278,39 @@ def _ingest_metrics(ingest: dict[str, Any]) -> Iterator[Metric]:
         if value is not None:
             freshness.add_metric([name.removesuffix("_ms")], value)
     yield freshness
+
+
+def _backup_metrics(backup: dict[str, Any] | None) -> Iterator[Metric]:
+    if backup is None:
+        return
+    last = backup["last"] or {}
+    yield GaugeMetricFamily(
+        "petps_backup_last_success_time_seconds",
+        "When this server ended its last backup, in seconds since 1970; 0: it made none.",
+        value=last.get("finished_at", 0),
+    )
+    yield GaugeMetricFamily(
+        "petps_backup_last_bytes", "Bytes that the last backup wrote.", value=last.get("bytes", 0)
+    )
+    yield GaugeMetricFamily(
+        "petps_backup_last_duration_seconds",
+        "How long the last backup took.",
+        value=last.get("seconds", 0),
+    )
+    yield GaugeMetricFamily(
+        "petps_backup_failed",
+        "1: the newest try of a backup failed; the status and the log say why.",
+        value=float(backup["error"] is not None),
+    )
+    yield CounterMetricFamily(
+        "petps_backup_failures", "Backups that failed.", value=backup["failures"]
+    )
+    yield CounterMetricFamily("petps_backup", "Backups written.", value=backup["written"])
+    yield GaugeMetricFamily(
+        "petps_backup_every_seconds",
+        "Seconds from one backup to the next; 0: no schedule.",
+        value=backup["every_seconds"],
+    )
 
 
 class Metrics:

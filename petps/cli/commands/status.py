@@ -48,6 +48,8 @@ def status(
     _show_tables(report)
     if report.get("ingest"):
         _show_ingest(report["ingest"])
+    if report.get("backup"):
+        _show_backup(report["backup"])
     if report.get("shard_map_error"):
         typer.echo(f"shard map not used: {report['shard_map_error']}")
     for fault in report.get("expiry_faults", {}).values():
@@ -210,6 +212,27 @@ def _about(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.1f} s"
+
+
+def _show_backup(backup: dict[str, Any]) -> None:
+    last = backup["last"]
+    if last is None and backup["store"] is None and not backup["error"]:
+        return
+    pairs: list[tuple[str, object]] = []
+    if backup["store"] is not None:
+        every = duration_text(backup["every_seconds"])
+        pairs.append(("backups", f"every {every} to {backup['store']}"))
+    if last is None:
+        pairs.append(("last backup", "none by this server"))
+    else:
+        age = _about(max(0.0, time.time() - last["finished_at"]))
+        kind = f"{last['kind']}, log version {last['log_version']}, {bytes_text(last['bytes'])}"
+        pairs.append(("last backup", f"{last['version']} ({kind}), {age} ago, to {last['store']}"))
+    if backup["error"]:
+        pairs.append(("backup failed", backup["error"]))
+    for warning in backup["warnings"]:
+        pairs.append(("backup", warning))
+    facts(pairs)
 
 
 def _state_text(ingest: dict[str, Any]) -> str:

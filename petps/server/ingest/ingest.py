@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from typing import Final
 
@@ -16,6 +16,7 @@ from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
 from petps.server.ingest.applier import Applier, InlineApplier, ThreadApplier
 from petps.server.ingest.dense import DenseLocations
 from petps.server.ingest.follow import Follower
+from petps.server.ingest.hold import Hold
 from petps.server.ingest.instances import SingleInstance
 from petps.server.ingest.lag import Lag
 from petps.server.ingest.partition import BaseMarker, PartitionState
@@ -125,6 +126,7 @@ class Ingest:
         self._may_read = threading.Event()
         self._may_read.set()
         self._has_paused = False  # of the thread; it follows pause() once its poll has ended
+        self._hold = Hold(self._stop)
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -171,6 +173,13 @@ class Ingest:
     def resume(self) -> None:
         """Undo pause()."""
         self._may_read.set()
+
+    def held(self, timeout: float) -> AbstractContextManager[None]:
+        """Apply nothing inside the context. The recorded progress then covers all applied rows.
+
+        Wait until what was read is applied. Raise Unavailable after the timeout, in seconds.
+        """
+        return self._hold.taken(timeout)
 
     def set_rate(self, rows_per_second: float | None) -> None:
         """Change the rate limit; None removes it."""
@@ -322,6 +331,8 @@ class Ingest:
     def _follow(self) -> None:
         """Follow the log from the recorded progress on, until stop()."""
         with ExitStack() as stack:
+            self._hold.begin()
+            stack.callback(self._hold.end)
             applier = self._applier = ThreadApplier()
             self._has_reached_end = False  # the applying thread is new
             stack.callback(applier.close)
@@ -333,6 +344,7 @@ class Ingest:
             stack.callback(subscription.close)
             next_search = time.monotonic()
             while not self._stop.is_set():
+                self._hold.give_way(self._settle)
                 self._has_paused = not self._may_read.is_set()
                 if self._has_paused:
                     self._may_read.wait(POLL_SECONDS)
@@ -346,6 +358,10 @@ class Ingest:
                     next_search = time.monotonic() + self._search_seconds
                 self._catch_up(subscription)
                 self._retry_full(subscription)
+
+    def _settle(self) -> None:
+        for follower in list(self._followers.values()):
+            follower.settle()
 
     def _retry_full(self, subscription: Subscription) -> None:
         for follower in list(self._followers.values()):

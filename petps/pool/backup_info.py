@@ -1,0 +1,229 @@
+"""What a backup records beside the rows: the part `petps.backup`, and what the pool's file knows.
+
+BACKUP.md has the format of the part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zipfile
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import IO, Any, Final, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from petps import _native
+from petps.checkpoint.published import JsonModel
+from petps.checkpoint.state import Version
+from petps.delta.files import sync_folder
+
+__all__ = [
+    "BACKUP_PART",
+    "NEEDS_BASE",
+    "PARTIAL_PART",
+    "BackupInfo",
+    "Known",
+    "ProgressFacts",
+    "TableFacts",
+    "read_known",
+    "write_known",
+]
+
+BACKUP_PART: Final = "petps.backup"
+# Of a version that a backup wrote before its last one. It is no backup, and is dropped.
+PARTIAL_PART: Final = "petps.backup.partial"
+# States of a partition whose rows are a mixture, or older than its progress (ingest's Standing).
+NEEDS_BASE: Final = ("catching_up", "incomplete", "conflict", "lost_power")
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+FILE_MODE: Final = 0o600
+
+
+class TableFacts(JsonModel):
+    """What creates a table again. default_row: the stored bytes in hex; "": zeros."""
+
+    name: str
+    id: int
+    dim: int
+    dtype: str
+    capacity: int
+    feed: Literal["push", "delta"]
+    default_row: str
+    expire_after: int
+
+    @classmethod
+    def of(cls, table: _native.Table) -> TableFacts:
+        """Return the facts of a table, with the capacity that it has now."""
+        record = table.record
+        default = table.default_row()
+        return cls(
+            name=table.name,
+            id=table.id,
+            dim=table.dim,
+            dtype=table.dtype,
+            capacity=table.status().capacity,
+            feed=cast(Literal["push", "delta"], record.feed),
+            default_row=default.tobytes().hex() if default.any() else "",
+            expire_after=table.status().expire_after,
+        )
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Return what is the same in two backups of the same table."""
+        return (self.name, self.id, self.dim, self.dtype, self.feed)
+
+
+class ProgressFacts(JsonModel):
+    """The progress of a partition, as the pool records it (native/pool/FORMAT.md)."""
+
+    partition: int
+    run: int
+    seq: int
+    offset: int
+    version: int
+    state: str
+    target: int
+    publisher: int
+
+
+class BackupInfo(JsonModel):
+    """The pool and the instance whose rows a version has.
+
+    full: it does not build on an earlier backup. boot: identifies the start of the machine on which
+    it was written.
+    """
+
+    format: Literal[1] = 1
+    full: bool
+    pool: str
+    boot: str
+    durability: Literal["power", "process"]
+    model: str
+    instance: str
+    instance_id: int
+    partitions: int
+    aliases: list[str]
+    tables: list[TableFacts]
+    progress: list[ProgressFacts]
+
+    @classmethod
+    def of(
+        cls, native: _native.Tables, instance: _native.InstanceRecord, *, full: bool
+    ) -> BackupInfo:
+        """Return the facts of an open pool, as of now."""
+        info = native.info()
+        progress = []
+        for entry in native.all_progress():
+            if entry.instance == instance.id:
+                values = entry.as_dict()
+                del values["instance"]
+                progress.append(ProgressFacts(**values))
+        return cls(
+            full=full,
+            pool=info.uuid,
+            boot=BOOT_ID.read_text().strip() if BOOT_ID.exists() else "",
+            durability=cast(Literal["power", "process"], info.durability),
+            model=instance.model,
+            instance=instance.name,
+            instance_id=instance.id,
+            partitions=instance.partitions,
+            aliases=sorted(name for name, to in native.aliases().items() if to == instance.id),
+            tables=[
+                TableFacts.of(table)
+                for table in native.tables()
+                if table.record.instance == instance.id
+            ],
+            progress=progress,
+        )
+
+    @staticmethod
+    def is_in(entry: Version) -> bool:
+        """Return whether a version of a store is a backup."""
+        return BACKUP_PART in entry.parts
+
+    def to_json(self) -> bytes:
+        """Return the bytes of the part."""
+        return self.model_dump_json().encode()
+
+
+@dataclass(slots=True)
+class Known:
+    """The rows of a table in a backup.
+
+    keys: uint64[n], ascending. hashes: uint64[n], of the rows and their stamps.
+    """
+
+    keys: npt.NDArray[np.uint64]
+    hashes: npt.NDArray[np.uint64]
+
+    @classmethod
+    def nothing(cls) -> Known:
+        """Return the rows of an empty table."""
+        return cls(np.empty(0, np.uint64), np.empty(0, np.uint64))
+
+
+def _known_file(pool: str | PathLike[str], model: str) -> Path | None:
+    path = Path(os.path.realpath(pool))
+    return path.with_name(f"{path.name}.backup.{model}") if path.is_file() else None
+
+
+def _identity(store: str, version: Version) -> str:
+    return json.dumps([store, version.version, version.created_ns])
+
+
+def read_known(
+    pool: str | PathLike[str], model: str, store: str, version: Version
+) -> dict[str, Known] | None:
+    """Return what the file beside the pool knows of a version's rows, by table.
+
+    None if there is no such file, if it is damaged, or if it knows another version.
+    """
+    path = _known_file(pool, model)
+    if path is None:
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as arrays:  # checks the CRC-32 of each array
+            if str(arrays["identity"]) != _identity(store, version):
+                return None
+            names = json.loads(str(arrays["tables"]))
+            return {
+                name: Known(arrays[f"keys.{number}"], arrays[f"hashes.{number}"])
+                for number, name in enumerate(names)
+            }
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def write_known(
+    pool: str | PathLike[str], model: str, store: str, version: Version, known: dict[str, Known]
+) -> None:
+    """Write the file that the next backup reads instead of the store. Raise OSError."""
+    path = _known_file(pool, model)
+    if path is None:
+        return
+    arrays: dict[str, Any] = {
+        "identity": np.array(_identity(store, version)),
+        "tables": np.array(json.dumps(list(known))),
+    }
+    for number, rows in enumerate(known.values()):
+        arrays[f"keys.{number}"], arrays[f"hashes.{number}"] = rows.keys, rows.hashes
+    temporary = path.with_name(f"{path.name}.new")
+    try:
+        with open(temporary, "wb", opener=_open_private) as file:
+            np.savez(cast(IO[bytes], file), **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, FILE_MODE)

@@ -1,0 +1,171 @@
+"""The process of a server: its signals, its ready file, and the settings that it reads again."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from petps.config import Config
+from petps.errors import InvalidArgument, PetpsError
+from petps.server.lifecycle import Log, Serving
+
+__all__ = ["serve"]
+
+HANDLED_SIGNALS: Final = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+REPORT_SECONDS: Final = 1.0  # between two updates of ingest's state in the status
+
+
+class _Signals:
+    """Handlers of the process's signals while the context is entered.
+
+    SIGTERM and SIGINT request a drain and a close; a second SIGINT exits at once. SIGHUP requests a
+    reload. SIGUSR1 and SIGUSR2 do nothing.
+    """
+
+    def __init__(self) -> None:
+        self.stopped_by: int | None = None
+        self._is_reload_pending = False
+        self._wake = threading.Event()
+        self._old_handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        for number in HANDLED_SIGNALS:
+            self._old_handlers[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self._is_reload_pending = True
+        elif number in (signal.SIGTERM, signal.SIGINT):
+            if number == signal.SIGINT and self.stopped_by == signal.SIGINT:
+                os._exit(128 + number)  # as after a crash: the next open serves at once
+            self.stopped_by = self.stopped_by or number
+        self._wake.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait ``seconds``, or until a signal arrives. Return False if the process must stop."""
+        self._wake.wait(seconds)
+        self._wake.clear()
+        return self.stopped_by is None
+
+    def take_reload(self) -> bool:
+        """Return whether a SIGHUP arrived since the last call."""
+        reload, self._is_reload_pending = self._is_reload_pending, False
+        return reload
+
+
+def serve(
+    config: Config,
+    *,
+    ready_file: Path | None = None,
+    log: Log = print,
+    reread: Callable[[], Config] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain and close. Call it from the main thread.
+
+    Args:
+        config: The settings.
+        ready_file: File to write atomically once every door is open, and to remove before the doors
+            close. It is JSON with pid, host, port, http_port, grpc_port, admin_port, pool,
+            opened_at (CLOCK_MONOTONIC seconds when the open of the pool began) and open_ms (from
+            then until the server could answer pulls).
+        log: Function that prints a line for the operator.
+        reread: Function that reads the settings again, for SIGHUP.
+    """
+    if ready_file is not None and not ready_file.parent.is_dir():
+        raise InvalidArgument(f"--ready-file: there is no folder {ready_file.parent}")
+    if config.ingest.log is not None:
+        import petps.delta  # noqa: F401
+
+        # Exclude the imported objects from garbage collection: a full collection over them would
+        # pause the first apply for 25 ms.
+        gc.freeze()
+    try:
+        with _Signals() as signals:
+            announce = partial(_announce, config=config, ready_file=ready_file, log=log)
+            with Serving(config, log=log, on_serving=announce) as serving:
+                while signals.wait(REPORT_SECONDS):
+                    if signals.take_reload():
+                        _reload(serving, reread, log)
+                    serving.follow_shard_map()
+                    serving.report()
+                assert signals.stopped_by is not None
+                log(f"{signal.Signals(signals.stopped_by).name}: draining")
+                _remove(ready_file)
+            log("closed cleanly")
+    finally:
+        _remove(ready_file)
+
+
+def _reload(serving: Serving, reread: Callable[[], Config] | None, log: Log) -> None:
+    log("SIGHUP: reloading")
+    if reread is None:
+        serving.follow_shard_map()
+        return
+    try:
+        serving.reload(reread())
+    except PetpsError as error:
+        log(f"nothing is reloaded, and the current settings stay: {error}")
+
+
+def _remove(ready_file: Path | None) -> None:
+    """Remove this process's ready file, but not that of a server that opened the pool since."""
+    if ready_file is None or not ready_file.exists():
+        return
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        if json.loads(ready_file.read_text())["pid"] == os.getpid():
+            ready_file.unlink()
+
+
+def _write_facts(serving: Serving, *, config: Config, ready_file: Path | None) -> None:
+    if ready_file is None:
+        return
+    facts = {
+        "pid": os.getpid(),
+        "host": config.server.host,
+        "port": serving.port,
+        "http_port": serving.http_port,
+        "grpc_port": serving.grpc_port,
+        "admin_port": serving.admin_port,
+        "pool": str(config.pool.path),
+        "opened_at": serving.opened_at,
+        "open_ms": round(serving.open_ms, 3),
+    }
+    temporary = ready_file.with_name(f".{ready_file.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(facts) + "\n")
+    temporary.replace(ready_file)
+
+
+def _announce(serving: Serving, *, config: Config, ready_file: Path | None, log: Log) -> None:
+    _write_facts(serving, config=config, ready_file=ready_file)
+    server = config.server
+    doors = [f"petps://{server.host}:{serving.port}"]
+    if serving.http_port is not None:
+        doors.append(f"http://{server.http_host}:{serving.http_port}/")
+    if serving.grpc_port is not None:
+        doors.append(f"gRPC on {server.grpc_host}:{serving.grpc_port}")
+    if serving.admin_port is not None:
+        doors.append(
+            f"administration on 127.0.0.1:{serving.admin_port} (insecure: it asks for no "
+            "credentials)"
+        )
+    log(f"serving {', '.join(doors)} from {config.pool.path} (opened in {serving.open_ms:.1f} ms)")

@@ -1,0 +1,433 @@
+"""Backups of a serving pool under pulls, pushes and deltas, and servers of restored pools.
+
+The model replays the messages of the log up to the positions of the backup.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import petps_client
+import pytest
+
+import petps
+from petps import config
+from petps.admin.client import AdminClient
+from petps.checkpoint import BaseInfo, Store
+from petps.delta import Delivery, RowsBody, TableSchema, decode_record, open_log
+from petps.errors import FailedPrecondition, InvalidArgument, IoError, Unavailable
+from petps.pool import backup
+from petps.pool.backup_info import BACKUP_PART, BackupInfo
+from petps.pool.restore import LogCheck, list_backups, progress_of, restore
+from petps.publish import Publisher
+from petps.server import Serving
+from petps.server.ingest.hold import Hold
+from tests.python.server.conftest import settings
+from tests.python.waiting import wait_until
+from tests.seed import SEED
+
+P = 4
+SPACE = 3000
+SCHEMA = TableSchema("fed", "f32", 8)
+Model = dict[int, bytes]
+
+
+def ignore(line: str) -> None:
+    """Log nothing."""
+
+
+class World:
+    """A pool with a delta-fed and a push-fed table, its log and a publisher."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pool = folder / "pool"
+        self.store = folder / "store"
+        with petps.create(self.pool, durability="process") as opened:
+            opened.create_model("default", P)
+            opened.create_table("fed", dim=8, capacity=2 * SPACE, feed="delta")
+            opened.create_table("pushed", dim=4, capacity=SPACE)
+        self.log = open_log(folder / "log", partitions=P)
+        self.rng = np.random.default_rng(SEED)
+        self.publisher = Publisher(self.log, "default", tables=[SCHEMA])
+        self.publisher.begin_continue(None)
+        self.version = 0
+
+    def settings(self, pool: Path | None = None, **sections: Any) -> config.Config:
+        ingest = {"log": str(self.folder / "log")}
+        return settings(pool or self.pool, ingest=ingest, **sections)
+
+    def publish(self, rows: int) -> int:
+        """Publish a version, in several messages of each partition."""
+        for _ in range(3):
+            keys = self.rng.integers(0, SPACE, rows, dtype=np.uint64)
+            deleted = self.rng.random(rows) < 0.1
+            values = self.rng.standard_normal((rows, 8), dtype=np.float32)
+            self.publisher.publish("fed", keys, values, deleted)
+        self.version = self.publisher.commit()
+        return self.version
+
+    def rows_at(self, positions: dict[int, tuple[int, int]]) -> Model:
+        """Replay the log up to the positions (run, seq) of the partitions."""
+        rows: Model = {}
+        with closing(self.log.subscribe(dict.fromkeys(range(P), 0))) as reader:
+            while events := reader.poll(max_bytes=1 << 20, timeout=0.2):
+                for event in events:
+                    assert isinstance(event, Delivery)
+                    record = decode_record(
+                        event.message, model="default", partition=event.partition, partitions=P,
+                        schema_of=lambda name: SCHEMA,
+                    )  # fmt: skip
+                    at = (record.header.run, record.header.seq)
+                    if at <= positions[event.partition] and isinstance(record.body, RowsBody):
+                        apply(rows, record.body)
+        return rows
+
+    def close(self) -> None:
+        self.log.close()
+
+
+def apply(rows: Model, body: RowsBody) -> None:
+    deleted = np.zeros(len(body.keys), np.bool_) if body.deleted is None else body.deleted
+    for key, row, is_deleted in zip(body.keys.tolist(), body.rows, deleted, strict=True):
+        if is_deleted:
+            rows.pop(key, None)
+        else:
+            rows[key] = row.tobytes()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.close()
+
+
+def stored_rows(pool: Path, table: str = "fed") -> Model:
+    with petps.open(pool, read_only=True) as opened:
+        assert opened.verify().clean
+        native = opened.table(table)
+        with native.scan() as pages:
+            return {
+                key: row.tobytes()
+                for keys, rows in pages
+                for key, row in zip(keys.tolist(), rows, strict=True)
+            }
+
+
+def positions_of(store: Path, version: int) -> dict[int, tuple[int, int]]:
+    opened = Store.open(store)
+    info = BackupInfo.parse(opened.part(version, BACKUP_PART), "part")
+    base = BaseInfo.of(opened, version)
+    assert base is not None
+    positions = {entry.partition: (entry.run, entry.seq) for entry in info.progress}
+    assert positions == {entry.partition: (entry.run, entry.seq) for entry in base.positions}
+    return positions
+
+
+class Churn:
+    """Publishes, pushes and pulls in threads until it is closed."""
+
+    def __init__(self, world: World, serving: Serving) -> None:
+        self._world, self._serving = world, serving
+        self._stop = threading.Event()
+        self.errors: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._run, args=(work,))
+            for work in (self._deltas, self._pushes)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, work: Any) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self.errors.append(error)
+
+    def _deltas(self) -> None:
+        while not self._stop.is_set():
+            self._world.publish(150)
+
+    def _pushes(self) -> None:
+        rng = np.random.default_rng(SEED + 1)
+        with petps_client.connect(f"petps://127.0.0.1:{self._serving.port}") as client:
+            while not self._stop.is_set():
+                keys = rng.integers(0, SPACE // 2, 100, dtype=np.uint64)
+                client.push("pushed", keys, np.tile(keys[:, None].astype(np.float32), (1, 4)))
+                client.pull("fed", keys)
+
+    def close(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        assert self.errors == []
+
+
+@pytest.mark.parametrize("settled", [backup.SETTLED_BYTES, 0])
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_backup_under_deltas_equals_the_log_at_its_positions(
+    world: World, monkeypatch: pytest.MonkeyPatch, settled: int, in_memory: bool
+) -> None:
+    """settled 0: as many passes as there can be. Not in memory: the last pass writes while held."""
+    monkeypatch.setattr(backup, "SETTLED_BYTES", settled)
+    if not in_memory:
+        monkeypatch.setattr(backup, "HELD_BYTES", 0)
+    world.publish(2000)
+    with Serving(world.settings(), log=ignore) as serving:
+        client = AdminClient(world.pool)
+        churn = Churn(world, serving)
+        wait_until(lambda: serving.status()["ingest"]["version"] > 3)
+        versions = []
+        for _ in range(4):
+            report = client.back_up(str(world.store))
+            versions.append(report["version"])
+            assert report["held_seconds"] < report["seconds"]
+        churn.close()
+        client.close()
+    assert [entry["version"] for entry in list_backups(str(world.store))] == versions
+    seen = []
+    for version in versions:
+        restored = world.folder / f"restored-{version}"
+        restore(str(world.store), restored, version=version)
+        positions = positions_of(world.store, version)
+        seen.append(positions)
+        assert stored_rows(restored) == world.rows_at(positions)
+        pushed = stored_rows(restored, "pushed")
+        assert len(pushed) > 0
+        for key, row in pushed.items():
+            assert np.frombuffer(row, np.float32).tolist() == [key] * 4
+    assert all(a != b for a, b in pairwise(seen))  # deltas did go on
+    assert Store.open(world.store).verify() == []
+
+
+def test_a_restored_pool_follows_the_log(world: World) -> None:
+    world.publish(1000)
+    with Serving(world.settings(), log=ignore) as serving:
+        wait_until(lambda: serving.status()["ingest"]["version"] == world.version)
+        with closing(AdminClient(world.pool)) as client:
+            client.back_up(str(world.store))
+    for _ in range(5):
+        world.publish(200)
+    restored = world.folder / "restored"
+    restore(str(world.store), restored)
+    assert LogCheck.of(world.log, progress_of(str(world.store))).warning is None
+    with Serving(world.settings(restored), log=ignore) as serving:
+        wait_until(lambda: serving.status()["ingest"]["version"] == world.version)
+        assert serving.status()["ingest"]["partitions"][0]["gaps"] == 0
+    everything = dict.fromkeys(range(P), (1 << 63, 1 << 63))
+    assert stored_rows(restored) == world.rows_at(everything)
+
+
+def test_a_new_run_and_great_versions_are_compared_by_hash(world: World) -> None:
+    """The base of a new run may have older versions, and the low 32 bits of great ones wrap."""
+    world.publish(1500)
+    with (
+        Serving(world.settings(), log=ignore) as serving,
+        closing(AdminClient(world.pool)) as client,
+    ):
+        wait_until(lambda: serving.status()["ingest"]["version"] == world.version)
+        client.back_up(str(world.store))
+        position = world.publisher.position()
+        world.publisher = Publisher(world.log, "default", tables=[SCHEMA])
+        world.publisher.begin_continue(position)
+        world.publisher.publish("fed", np.arange(20, dtype=np.uint64), np.ones((20, 8), np.float32))
+        version = world.publisher.commit(version=(1 << 41) + 5)
+        wait_until(lambda: serving.status()["ingest"]["version"] == version)
+        report = client.back_up(str(world.store))
+        assert report["kind"] == "increment"
+        assert report["rows_written"] == 20
+        world.publisher.publish("fed", np.arange(9, dtype=np.uint64), np.zeros((9, 8), np.float32))
+        version = world.publisher.commit(version=version + (1 << 33) - 5)
+        wait_until(lambda: serving.status()["ingest"]["version"] == version)
+        report = client.back_up(str(world.store))
+        assert report["rows_written"] == 9
+    restored = world.folder / "restored"
+    restore(str(world.store), restored)
+    assert stored_rows(restored) == world.rows_at(positions_of(world.store, report["version"]))
+
+
+def test_a_partition_without_its_base_is_not_backed_up(world: World) -> None:
+    with petps.open(world.pool) as opened:
+        instance = opened.native.resolve("default").id
+        for state in ("catching_up", "incomplete", "conflict", "lost_power"):
+            record = petps._native.Progress(
+                instance=instance, partition=2, run=1, seq=4, offset=0, version=3, state=state,
+                target=5,
+            )  # fmt: skip
+            opened.native.record_all_progress([record])
+            with pytest.raises(FailedPrecondition, match=f"partition 2 of default@0 is {state}"):
+                opened.back_up(world.store)
+    assert not world.store.exists()
+
+
+def test_a_log_that_has_lost_messages_is_reported(world: World) -> None:
+    class Log:
+        name = "the log"
+        partitions = P
+
+        def __init__(self, start: int, end: int) -> None:
+            self.start, self.end = start, end
+
+        def start_offsets(self, partitions: list[int]) -> dict[int, int]:
+            return dict.fromkeys(partitions, self.start)
+
+        def end_offsets(self, partitions: list[int]) -> dict[int, int]:
+            return dict.fromkeys(partitions, self.end)
+
+    world.publish(100)
+    with Serving(world.settings(), log=ignore) as serving:
+        wait_until(lambda: serving.status()["ingest"]["version"] == world.version)
+        with closing(AdminClient(world.pool)) as client:
+            client.back_up(str(world.store))
+    progress = progress_of(str(world.store))
+    offsets = [entry.offset for entry in progress]
+    logs: list[Any] = [Log(0, 1 << 60), Log(max(offsets) + 1, 1 << 60), Log(0, min(offsets) - 1)]
+    checks = [LogCheck.of(log, progress) for log in logs]
+    assert checks[0].warning is None
+    assert "no longer has the messages after the backup in 4 partitions" in str(checks[1].warning)
+    assert "ends before the backup in 4 partitions" in str(checks[2].warning)
+    listed = [list_backups(str(world.store), log)[0]["follows_log"] for log in logs]
+    assert listed == [True, False, False]
+
+
+def test_backups_by_schedule(world: World) -> None:
+    lines: list[str] = []
+    world.publish(100)
+    schedule = {"store": str(world.store), "every": "1s", "keep": "all=1h"}
+    with Serving(world.settings(backup=schedule), log=lines.append) as serving:
+        wait_until(lambda: serving.status()["backup"]["written"] >= 3)
+        state = serving.status()["backup"]
+        assert state["error"] is None
+        assert state["last"]["version"] >= 3
+        metrics = serving._metrics_text().decode()
+        assert "petps_backup_failed 0.0" in metrics
+        (shown,) = re.findall(r"^petps_backup_last_success_time_seconds (.*)", metrics, re.M)
+        assert time.time() - 60 < float(shown) <= time.time()
+        assert any(re.match(r"backup \d+ of default@0 \(full", line) for line in lines)
+    entries = list_backups(str(world.store))
+    times = [entry["created_ns"] for entry in entries]
+    assert len(times) >= 3
+    assert all(b - a > 0.9e9 for a, b in pairwise(times))
+
+
+def test_a_schedule_that_fails_says_so_and_recovers(world: World) -> None:
+    lines: list[str] = []
+    world.publish(100)
+    place = world.folder / "place"
+    place.write_text("not a folder")
+    schedule = {"store": str(place / "store"), "every": "1s"}
+    with Serving(world.settings(backup=schedule), log=lines.append) as serving:
+        wait_until(lambda: serving.status()["backup"]["failures"] >= 2)
+        state = serving.status()["backup"]
+        assert "Not a directory" in state["error"]
+        assert state["last"] is None
+        assert "petps_backup_failed 1.0" in serving._metrics_text().decode()
+        assert sum("no backup was made" in line for line in lines) == 1
+        place.unlink()
+        wait_until(lambda: serving.status()["backup"]["written"] >= 1)
+        assert serving.status()["backup"]["error"] is None
+
+
+def test_one_backup_at_a_time(world: World) -> None:
+    with (
+        Serving(world.settings(), log=ignore) as serving,
+        closing(AdminClient(world.pool)) as client,
+    ):
+        serving._backups._one.acquire()
+        with pytest.raises(FailedPrecondition, match="another backup is being written"):
+            client.back_up(str(world.store))
+        serving._backups._one.release()
+        client.back_up(str(world.store))
+
+
+def test_a_store_that_cannot_be_written(world: World) -> None:
+    (world.folder / "file").write_text("")
+    with (
+        Serving(world.settings(), log=ignore) as serving,
+        closing(AdminClient(world.pool)) as client,
+    ):
+        with pytest.raises(IoError, match="Not a directory"):
+            client.back_up(str(world.folder / "file" / "store"))
+        assert serving.status()["backup"]["failures"] == 1
+
+
+def test_ingest_that_does_not_rest_fails_the_backup(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("petps.server.backups.HOLD_SECONDS", 0.2)
+    world.publish(100)
+    with (
+        Serving(world.settings(), log=ignore) as serving,
+        closing(AdminClient(world.pool)) as client,
+    ):
+        wait_until(lambda: serving.status()["ingest"]["version"] == world.version)
+        client.back_up(str(world.store))
+        with (
+            serving._ingest.ingest.held(30),
+            pytest.raises(Unavailable, match="since more than"),
+        ):
+            client.back_up(str(world.store))
+        world.publish(100)
+        wait_until(lambda: serving.status()["ingest"]["version"] == world.version)
+        client.back_up(str(world.store))
+    assert len(list_backups(str(world.store))) == 2
+
+
+def test_a_hold_of_a_thread() -> None:
+    stop, rounds, settled = threading.Event(), 0, 0
+    hold = Hold(stop)
+
+    def settle() -> None:
+        nonlocal settled
+        settled += 1
+
+    def work() -> None:
+        nonlocal rounds
+        hold.begin()
+        while not stop.is_set():
+            hold.give_way(settle)
+            rounds += 1
+            time.sleep(0.001)
+        hold.end()
+
+    with hold.taken(0.1):  # nothing runs
+        thread = threading.Thread(target=work)
+        thread.start()
+        time.sleep(0.05)
+        assert rounds == 0
+    wait_until(lambda: rounds > 2)
+    with hold.taken(10):
+        seen = rounds
+        assert settled == 1
+        time.sleep(0.05)
+        assert rounds == seen
+    wait_until(lambda: rounds > seen + 2)
+    with hold.taken(10):
+        stop.set()
+        thread.join()
+    with hold.taken(0.1):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [
+        ({"store": "s", "every": "never"}, "must be above 0"),
+        ({"store": "s", "every": "6"}, "such as 90s"),
+        ({"store": "s", "keep": "all"}, "rules such as all=2d"),
+        ({"store": "s", "keep": "all=1h,yearly=1d"}, "rules such as all=2d"),
+        ({"stores": "s"}, "stores"),
+    ],
+)
+def test_a_section_that_is_wrong(section: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        config.merge(None, {"pool": {"path": "p"}, "backup": section}, "test")
