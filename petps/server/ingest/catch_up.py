@@ -65,7 +65,8 @@ def check_base(
             f"{base.name} has {base.partitions} partitions, model {instance.model} has "
             f"{instance.partitions}"
         )
-    schemas = base.schemas()
+    pushed = instance.pushed_tables()
+    schemas = {name: schema for name, schema in base.schemas().items() if name not in pushed}
     for name, schema in schemas.items():
         if name not in tables:
             raise InvalidArgument(f"{base.name} has a table {name}: create it in the pool first")

@@ -120,6 +120,14 @@ class NativeInstanceTables:
             if table.record.instance == self._id and table.record.feed == "delta"
         }
 
+    def pushed_tables(self) -> set[str]:
+        """See InstanceTables."""
+        return {
+            table.name
+            for table in self._tables.tables()
+            if table.record.instance == self._id and table.record.feed == "push"
+        }
+
     def progress(self, partition: int) -> Progress | None:
         """See InstanceTables."""
         record = self._tables.progress(self._id, partition)

@@ -140,6 +140,9 @@ class InstanceTables(Protocol):
     def tables(self) -> Mapping[str, InstanceTable]:
         """Return the tables that deltas feed, by name."""
 
+    def pushed_tables(self) -> Collection[str]:
+        """Return the names of the tables that pushes feed: deltas and bases leave them alone."""
+
     def progress(self, partition: int) -> Progress | None:
         """Return the partition's last recorded progress, or None."""
 

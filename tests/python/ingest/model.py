@@ -129,6 +129,9 @@ class MemoryTables:
     def tables(self) -> dict[str, InstanceTable]:
         return dict(self.by_name)
 
+    def pushed_tables(self) -> set[str]:
+        return set()
+
     def progress(self, partition: int) -> Progress | None:
         return self.recorded.get(partition)
 

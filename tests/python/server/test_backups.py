@@ -21,7 +21,7 @@ import pytest
 import petps
 from petps import config
 from petps.admin.client import AdminClient
-from petps.checkpoint import BaseInfo, Store
+from petps.checkpoint import Base, BaseInfo, Store
 from petps.delta import Delivery, RowsBody, TableSchema, decode_record, open_log
 from petps.errors import FailedPrecondition, InvalidArgument, IoError, Unavailable
 from petps.pool import backup
@@ -194,6 +194,7 @@ def test_a_backup_under_deltas_equals_the_log_at_its_positions(
         churn.close()
         client.close()
     assert [entry["version"] for entry in list_backups(str(world.store))] == versions
+    assert versions[0] > 1  # its first pass, which went on beside the deltas, had a number
     seen = []
     for version in versions:
         restored = world.folder / f"restored-{version}"
@@ -209,8 +210,23 @@ def test_a_backup_under_deltas_equals_the_log_at_its_positions(
     assert Store.open(world.store).verify() == []
 
 
+def stamps_of(pool: Path) -> dict[int, int]:
+    with petps.open(pool, read_only=True) as opened:
+        keys, stamps = opened.table("fed").keys_and_stamps()
+        return dict(zip(keys.tolist(), stamps.tolist(), strict=True))
+
+
+def clocks_of(pool: Path) -> Any:
+    with petps.open(pool, read_only=True) as opened:
+        return opened.native.clocks(opened.table("fed").id)
+
+
 def test_a_restored_pool_follows_the_log(world: World) -> None:
+    """With the versions of its rows and the event times of the partitions."""
+    with petps.open(world.pool) as opened:
+        opened.set_expiry("fed", 86_400)
     world.publish(1000)
+    world.publish(200)
     with Serving(world.settings(), log=ignore) as serving:
         wait_until(lambda: serving.status()["ingest"]["version"] == world.version)
         with closing(AdminClient(world.pool)) as client:
@@ -219,6 +235,8 @@ def test_a_restored_pool_follows_the_log(world: World) -> None:
         world.publish(200)
     restored = world.folder / "restored"
     restore(str(world.store), restored)
+    assert stamps_of(restored) == stamps_of(world.pool)
+    assert clocks_of(restored) == clocks_of(world.pool)
     assert LogCheck.of(world.log, progress_of(str(world.store))).warning is None
     with Serving(world.settings(restored), log=ignore) as serving:
         wait_until(lambda: serving.status()["ingest"]["version"] == world.version)
@@ -253,6 +271,47 @@ def test_a_new_run_and_great_versions_are_compared_by_hash(world: World) -> None
     restored = world.folder / "restored"
     restore(str(world.store), restored)
     assert stored_rows(restored) == world.rows_at(positions_of(world.store, report["version"]))
+
+
+def test_the_base_of_a_new_run_takes_rows_back(world: World) -> None:
+    """Its rows have older versions than those that it replaces."""
+    world.publish(1500)
+    bases = world.folder / "bases"
+    with (
+        Serving(world.settings(), log=ignore) as serving,
+        closing(AdminClient(world.pool)) as client,
+    ):
+        wait_until(lambda: serving.status()["ingest"]["version"] == world.version)
+        client.export(bases / "old")
+        old = world.version
+        version = world.publish(300)
+        wait_until(lambda: serving.status()["ingest"]["version"] == version)
+        client.back_up(str(world.store))
+        world.publisher = Publisher(world.log, "default", tables=[SCHEMA])
+        world.publisher.begin_base(str(bases / "old"), version=version + 1)
+        keys = np.arange(64, dtype=np.uint64)
+        for _ in range(20):  # so that the seqs of the new run are above those of the old one
+            world.publisher.publish("fed", keys, np.ones((64, 8), np.float32))
+        version = world.publisher.commit(version=version + 2)
+        wait_until(lambda: serving.status()["ingest"]["version"] == version)
+        report = client.back_up(str(world.store))
+        assert report["kind"] == "increment"
+        assert report["rows_written"] > 64
+    live = stored_rows(world.pool)
+    ones = np.ones(8, np.float32).tobytes()
+    assert live == stored_rows_of_base(bases / "old") | dict.fromkeys(range(64), ones)
+    assert version > old
+    restored = world.folder / "restored"
+    restore(str(world.store), restored)
+    assert stored_rows(restored) == live
+
+
+def stored_rows_of_base(folder: Path) -> Model:
+    return {
+        key: row.tobytes()
+        for keys, rows in Base.open(folder).chunks("fed")
+        for key, row in zip(keys.tolist(), rows, strict=True)
+    }
 
 
 def test_a_partition_without_its_base_is_not_backed_up(world: World) -> None:
