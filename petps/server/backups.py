@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from petps import _native
 from petps.config import Config
-from petps.errors import FailedPrecondition, NotFound, PetpsError, Unavailable
+from petps.errors import FailedPrecondition, NotFound, PetpsError
 
 if TYPE_CHECKING:
     from petps.pool.backup_info import ProgressFacts
@@ -124,8 +124,6 @@ class Backups:
             return
         with ingest.ingest.held(HOLD_SECONDS):
             yield
-            if self._ingest() is not ingest:
-                raise Unavailable("the shard map changed during the backup: try again")
 
     def _check_log(self, positions: list[ProgressFacts]) -> str | None:
         """Return a warning if the log has lost what follows the backup before the last one."""

@@ -1,4 +1,4 @@
-"""A hold of ingest between two batches, for a backup."""
+"""A hold of ingest between two applies, for a backup and for repairs."""
 
 from __future__ import annotations
 
@@ -6,24 +6,20 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
 
 from petps.errors import Unavailable
 
 __all__ = ["Hold"]
 
-LOOK_SECONDS: Final = 0.1  # between two looks at whether ingest must stop
-
 
 class Hold:
     """Lets other threads hold a thread that works in rounds, one of them at a time.
 
-    The thread calls begin(), then give_way() before each round, and in the end end().
+    The thread calls begin(), then give_way() before each round, and in the end end(). While it is
+    held it does not stop either, so that no successor of it begins.
     """
 
-    def __init__(self, stop: threading.Event) -> None:
-        """stop: ends the wait of the held thread."""
-        self._stop = stop
+    def __init__(self) -> None:
         self._one = threading.Lock()
         self._changed = threading.Condition()
         self._is_wanted = False
@@ -31,33 +27,39 @@ class Hold:
         self._is_held = False
 
     @contextlib.contextmanager
-    def taken(self, timeout: float) -> Iterator[None]:
-        """Hold the thread. Raise Unavailable after the timeout, in seconds."""
+    def taken(self, timeout: float, *, only_working: bool = False) -> Iterator[None]:
+        """Hold the thread. Raise Unavailable after the timeout, in seconds.
+
+        only_working: wait until the thread works; otherwise one that does not is held as it is.
+        """
         deadline = time.monotonic() + timeout
         if not self._one.acquire(timeout=timeout):
-            raise Unavailable(f"ingest is held for another backup since more than {timeout:g} s")
+            raise Unavailable(f"ingest is held for something else since more than {timeout:g} s")
         try:
             with self._changed:
                 self._is_wanted = True
                 if not self._changed.wait_for(
-                    lambda: self._is_held or not self._is_working, deadline - time.monotonic()
+                    lambda: self._is_held or not (self._is_working or only_working),
+                    deadline - time.monotonic(),
                 ):
                     raise Unavailable(
                         f"ingest did not end its batch within {timeout:g} s: `petps status` shows "
                         "what it waits for"
                     )
+                self._is_held = True
             yield
         finally:
             with self._changed:
-                self._is_wanted = False
+                self._is_wanted = self._is_held = False
                 self._changed.notify_all()
             self._one.release()
 
     def begin(self) -> None:
-        """Wait while a hold is taken, then work in rounds."""
+        """Begin to work in rounds, once no hold is taken."""
         with self._changed:
-            self._wait_while_wanted()
+            self._changed.wait_for(lambda: not self._is_held)
             self._is_working = True
+            self._changed.notify_all()
 
     def end(self) -> None:
         """Work no longer, and hold nothing up."""
@@ -71,11 +73,6 @@ class Hold:
             return
         settle()
         with self._changed:
-            self._is_held = True
+            self._is_held = self._is_wanted  # it may have given up
             self._changed.notify_all()
-            self._wait_while_wanted()
-            self._is_held = False
-
-    def _wait_while_wanted(self) -> None:
-        while self._is_wanted and not self._stop.is_set():
-            self._changed.wait(LOOK_SECONDS)
+            self._changed.wait_for(lambda: not self._is_held)

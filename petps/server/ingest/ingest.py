@@ -126,7 +126,7 @@ class Ingest:
         self._may_read = threading.Event()
         self._may_read.set()
         self._has_paused = False  # of the thread; it follows pause() once its poll has ended
-        self._hold = Hold(self._stop)
+        self._hold = Hold()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:

@@ -443,7 +443,7 @@ def test_ingest_that_does_not_rest_fails_the_backup(
 
 def test_a_hold_of_a_thread() -> None:
     stop, rounds, settled = threading.Event(), 0, 0
-    hold = Hold(stop)
+    hold = Hold()
 
     def settle() -> None:
         nonlocal settled
@@ -472,9 +472,15 @@ def test_a_hold_of_a_thread() -> None:
     wait_until(lambda: rounds > seen + 2)
     with hold.taken(10):
         stop.set()
-        thread.join()
+        thread.join(0.05)
+        assert thread.is_alive()  # so that no successor of it begins
+    thread.join()
     with hold.taken(0.1):
         pass
+    with pytest.raises(Unavailable, match=r"within 0\.1 s"), hold.taken(0.1, only_working=True):
+        raise AssertionError("nothing works")
+    hold.begin()  # the one before has given up
+    hold.give_way(settle)
 
 
 @pytest.mark.parametrize(
