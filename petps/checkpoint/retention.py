@@ -68,6 +68,7 @@ class Retention:
 
     def choose(self, versions: Sequence[Version], now_ns: int) -> set[int]:
         """Return the versions to keep, of those given (oldest first)."""
+        versions = [entry for entry in versions if not entry.is_partial]
         kept = {entry.version for entry in versions[-1:]}
         ages = {entry.version: (now_ns - entry.created_ns) / 1e9 for entry in versions}
         kept |= {version for version, age in ages.items() if age < self.all}

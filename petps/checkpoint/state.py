@@ -17,8 +17,9 @@ from petps.checkpoint.chunk import Table
 from petps.checkpoint.quantise import Quantising
 from petps.errors import NotFound
 
-__all__ = ["OPEN", "Chunk", "Lineage", "Part", "Sealed", "State", "Version"]
+__all__ = ["OPEN", "PARTIAL_PART", "Chunk", "Lineage", "Part", "Sealed", "State", "Version"]
 
+PARTIAL_PART: Final = "petps.partial"  # of a version that only prepares a later one
 OPEN: Final = 0  # the end of a span that has not ended
 
 
@@ -84,6 +85,11 @@ class Version:
     bytes: int
     kept: bool = False  # purge does not drop it
     parts: Mapping[str, Part] = field(default_factory=dict)
+
+    @property
+    def is_partial(self) -> bool:
+        """Return whether it only prepares a later version, and counts for no retention."""
+        return PARTIAL_PART in self.parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +235,10 @@ class State:
     def versions(self) -> list[Version]:
         """Return all versions, oldest first."""
         return [version for lineage in self.lineages for version in lineage.versions]
+
+    def whole_versions(self) -> list[int]:
+        """Return the numbers of the versions that are not partial, oldest first."""
+        return [entry.version for entry in self.versions() if not entry.is_partial]
 
     def version(self, version: int) -> Version:
         """Return one version. Raise NotFound."""

@@ -553,16 +553,16 @@ class Store:
         """Delete all versions except the last ``newest``; see drop_all_but()."""
         if newest < 1:
             raise InvalidArgument(f"purge keeps at least the newest version, got newest={newest}")
-        return self.drop_all_but({entry.version for entry in self._state.versions()[-newest:]})
+        return self.drop_all_but(set(self._state.whole_versions()[-newest:]))
 
     def drop_all_but(self, versions: Collection[int]) -> list[int]:
         """Delete all versions except these, the newest and those marked kept; return the deleted.
 
-        Chunks that a remaining version needs stay. Also remove files at least two days old that no
-        state names.
+        Chunks of the others stay. Also remove files at least two days old that no state names.
         """
         before = self._settle()
-        remaining = {entry.version for entry in before.versions()[-1:]} | set(versions)
+        newest = [entry.version for entry in before.versions()[-1:]]  # perhaps a partial one
+        remaining = {*versions, *newest, *before.whole_versions()[-1:]}
         remaining |= {entry.version for entry in before.versions() if entry.kept}
         deleted = [e.version for e in before.versions() if e.version not in remaining]
         if deleted:

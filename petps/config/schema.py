@@ -28,6 +28,7 @@ MAX_PARTITIONS = 1024  # native/pool/pool.h kMaxPartitions
 MAX_WORKERS = 256  # native/server/server.h kMaxWorkers
 MAX_APPLY_THREADS = 4  # native/table/range_locks.h kRanges
 MAX_PORT = 65535
+ADDRESS = "{address}"  # in backup.store
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,63}$")]
 Port = Annotated[int, Field(ge=0, le=MAX_PORT)]
@@ -316,7 +317,8 @@ class BackupConfig(Section):
     store: str | None = Field(
         default=None,
         description="The checkpoint store of the backups: a folder, or any URL that fsspec knows "
-        "(s3://...). It holds the backups of one model and nothing else.",
+        "(s3://...). It holds the backups of one model and nothing else. With a shard map it must "
+        "have '{address}', for which the server's address is put.",
     )
     every: str = Field(
         default="6h",
@@ -340,16 +342,24 @@ class BackupConfig(Section):
     @field_validator("store", mode="before")
     @classmethod
     def _text(cls, value: object) -> object:
+        if value == "" or re.search("://[^/]*:[^/]*@", str(value)):
+            raise ValueError(
+                "must be a folder or a URL without a password: give credentials by the environment "
+                "or by fsspec's configuration"
+            )
         return str(value) if isinstance(value, Path) else value
 
     @field_validator("keep")
     @classmethod
     def _is_a_retention(cls, value: str | None) -> str | None:
         rule = "(all|hourly|daily|weekly)=[0-9]+[smhdw]"  # petps/checkpoint/retention.py
-        if value is not None and re.fullmatch(f"{rule}(,{rule})*", value) is None:
+        names = [] if value is None else [part.partition("=")[0] for part in value.split(",")]
+        if value is not None and (
+            re.fullmatch(f"{rule}(,{rule})*", value) is None or len(set(names)) < len(names)
+        ):
             raise ValueError(
-                "must have rules such as all=2d,daily=30d: all, hourly, daily or weekly, each with "
-                "a number and s, m, h, d or w"
+                "must have rules such as all=2d,daily=30d: all, hourly, daily or weekly, each at "
+                "most once, with a number and s, m, h, d or w"
             )
         return value
 
@@ -472,6 +482,16 @@ class Config(Section):
         return dict(_flattened(value, "")) if isinstance(value, dict) else value
 
     @model_validator(mode="after")
+    def _servers_have_stores_of_their_own(self) -> Config:
+        store = self.backup.store
+        if store is not None and self.server.shard_map is not None and ADDRESS not in store:
+            raise ValueError(
+                f"with server.shard_map each server needs a store of its own: write {ADDRESS} in "
+                f"backup.store, for which the server's address is put; it is '{store}'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_server_evicts(self) -> Config:
         evicting = [name for name, table in self.tables.items() if table.when_full != "refuse"]
         if evicting and self.server.shard_map is not None:
@@ -484,6 +504,14 @@ class Config(Section):
     def ingest_model(self) -> str:
         """Return the model whose log is followed."""
         return self.ingest.model or self.model.name
+
+    def backup_store(self) -> str | None:
+        """Return the store of the backups by schedule; None: there are none."""
+        if self.backup.store is None:
+            return None
+        server = self.server
+        address = server.address or f"{server.host}:{server.port}"
+        return self.backup.store.replace(ADDRESS, address.replace(":", "-"))
 
     def bases(self) -> Path | None:
         """Return the folder to search for bases; None without a log."""

@@ -10,6 +10,8 @@ Threads:     one; pulls, pushes, ingest, expiry and growth go on beside it.
 
 from __future__ import annotations
 
+import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -23,14 +25,13 @@ from petps.checkpoint import BaseInfo, Column, Rows, Store, Table, list_position
 from petps.checkpoint.bundle import CHUNK_BYTES
 from petps.checkpoint.chunk import ROW, STAMP
 from petps.checkpoint.published import BASE_PART
-from petps.checkpoint.state import Lineage, Version
+from petps.checkpoint.state import PARTIAL_PART, Lineage, Version
 from petps.checkpoint.store import BASE, DELTA
 from petps.delta.schema import partition_of
-from petps.errors import FailedPrecondition, NotFound
+from petps.errors import FailedPrecondition, InvalidArgument, NotFound, PetpsError, Unavailable
 from petps.pool.backup_info import (
     BACKUP_PART,
     NEEDS_BASE,
-    PARTIAL_PART,
     BackupInfo,
     Known,
     read_known,
@@ -38,7 +39,7 @@ from petps.pool.backup_info import (
 )
 from petps.pool.export import Bar, clock_entries, no_bar
 
-__all__ = ["HASH", "back_up"]
+__all__ = ["HASH", "back_up", "check_store_url"]
 
 HASH: Final = "hash"  # the column with the hash of a row and its stamp
 # Increments are written until they have together this share of the bytes of their base: a restore
@@ -49,9 +50,9 @@ SETTLED_BYTES: Final = 64 << 20
 PASSES_MAX: Final = 5
 # The last pass keeps its rows in memory, unless they are more, and writes them after the hold.
 HELD_BYTES: Final = 256 << 20
-# Versions from here on cannot be step numbers, so that their low 32 bits do not order them.
-COUNTED_VERSIONS: Final = 1 << 40
-VERSIONS_AHEAD: Final = 1 << 31
+# From this version on, rows are compared by their hash: the low 32 bits of versions that grow so
+# fast do not order them.
+COUNTED_VERSIONS: Final = 1 << 30
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 Keys = npt.NDArray[np.uint64]
@@ -59,8 +60,9 @@ Stamps = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]
 Marks = Mapping[int, int]  # by partition: the version that it has committed
 Pieces = Iterator[Rows] | list[Rows]
-# Ingest applies nothing inside the context, and its recorded progress covers what it applied.
-Hold = Callable[[], AbstractContextManager[None]]
+# Holds ingest inside the context: nothing is applied, and the recorded progress covers what was.
+# Takes goes_on, for the time in which it waits.
+Hold = Callable[[Callable[[], bool]], AbstractContextManager[None]]
 
 
 def back_up(
@@ -92,7 +94,26 @@ def back_up(
             something else, or goes_on returned False.
         PetpsError: The store cannot be read or written. The backups before this one remain.
     """
-    return _Backup(native, instance, url, full, bar, goes_on).run(hold)
+    check_store_url(url)
+    backup = _Backup(native, instance, url, full, bar, goes_on)
+    try:
+        return backup.run(hold)
+    except BaseException:
+        backup.undo()
+        raise
+
+
+def check_store_url(url: str) -> None:
+    """Raise InvalidArgument for a store that cannot be meant."""
+    if not url:
+        raise InvalidArgument(
+            "the store has no name: give a folder, or a URL such as s3://BUCKET/X"
+        )
+    if re.search("://[^/]*:[^/]*@", url):
+        raise InvalidArgument(
+            "the store's URL has a password, which status and logs would show: give credentials by "
+            "the environment or by fsspec's configuration"
+        )
 
 
 class _Backup:
@@ -115,7 +136,10 @@ class _Backup:
             raise FailedPrecondition(
                 f"{instance.name} has no table, so there is nothing to back up"
             )
+        now = self._info(full=full)
+        self._check_states(now)  # before the work
         self._store, self._last = self._open_store()
+        self._check_partitions(now)
         self._why_full = "it was asked for" if full else self._find_why_full()
         self._known = self._read_known()
         self._rows = self._deleted = self._bytes = 0
@@ -144,7 +168,9 @@ class _Backup:
             )
         entries = store.state.versions()
         last = next((entry for entry in reversed(entries) if BackupInfo.is_in(entry)), None)
-        if last is not None and entries[-1] is not last:
+        if last is None and entries:
+            store.drop_all_but([])  # all but the newest, which the first backup drops
+        elif last is not None and entries[-1] is not last:
             store.rollback(last.version)  # what a killed backup left
         return store, last
 
@@ -156,6 +182,19 @@ class _Backup:
         if deltas > FULL_SHARE * base:
             return f"the increments have more than {FULL_SHARE:.0%} of the bytes of their base"
         return None
+
+    def _check_partitions(self, now: BackupInfo) -> None:
+        """Raise FailedPrecondition if the store has backups of another server's partitions."""
+        then = self._read_last()
+        if then is None or then.pool == now.pool:
+            return
+        if {entry.partition for entry in then.progress} != {
+            entry.partition for entry in now.progress
+        }:
+            raise FailedPrecondition(
+                f"{self._url} has backups of another pool, with other partitions: give each server "
+                "of a shard map a store of its own"
+            )
 
     def _read_known(self) -> dict[str, Known]:
         """Return what the last backup has, by table: from the pool's file, or the store."""
@@ -179,7 +218,7 @@ class _Backup:
 
     def run(self, hold: Hold | None) -> dict[str, Any]:
         start = time.monotonic()
-        then = self._read_last()
+        then = None if self._why_full is not None else self._read_last()
         kind = BASE if self._why_full is not None else DELTA
         version = 1
         if self._store is not None and self._store.state.lineages:
@@ -189,7 +228,7 @@ class _Backup:
         names = list(self._tables)
         before, number = 1 << 62, 1
         while hold is not None and delta_fed and number < PASSES_MAX:
-            now = self._info()
+            now = self._info(full=self._why_full is not None)
             entry = self._write(version, kind, self._pieces(names, then, now, kind), None)
             version, kind, then, names = version + 1, DELTA, now, delta_fed
             number += 1
@@ -197,13 +236,15 @@ class _Backup:
                 break
             before = entry.bytes
         pieces: dict[str, Pieces] | None
-        with hold() if hold is not None and delta_fed else nullcontext():
+        with hold(self._goes_on) if hold is not None and delta_fed else nullcontext():
             held_from = time.monotonic()
-            now = self._info()
+            now = self._info(full=self._why_full is not None)
             parts = self._parts_of(now)
             pieces = self._pieces(names, then, now, kind)
             if hold is not None and delta_fed:
-                pieces = {name: _keep(rows) for name, rows in pieces.items()}
+                budget = HELD_BYTES
+                for name, rows in pieces.items():
+                    pieces[name], budget = _keep(rows, budget)
                 held = time.monotonic() - held_from
                 if any(not isinstance(rows, list) for rows in pieces.values()):
                     entry = self._write(version, kind, pieces, parts)
@@ -212,7 +253,12 @@ class _Backup:
             entry = self._write(version, kind, pieces, parts)
         assert self._store is not None
         self._drop_partial()
-        warning = self._remember(entry)
+        warnings = self._remember(entry)
+        if hold is None and delta_fed and not self._native.info().was_clean:
+            warnings.append(
+                "the pool was not closed cleanly, so its rows may be newer than its positions by "
+                "the last batch: a server that follows the log makes up for it"
+            )
         return {
             "store": self._store.name,
             "model": self._instance.model,
@@ -220,7 +266,7 @@ class _Backup:
             "version": version,
             "kind": "increment" if self._why_full is None else "full",
             "why_full": self._why_full,
-            "log_version": self._native.applied_version(self._instance.id),
+            "log_version": min((entry.version for entry in now.progress), default=0),
             "tables": [
                 {"name": name, "rows": len(known.keys)} for name, known in self._known.items()
             ],
@@ -229,15 +275,31 @@ class _Backup:
             "bytes": self._bytes,
             "held_seconds": round(held, 3),
             "seconds": round(time.monotonic() - start, 3),
-            "warning": warning,
+            "warnings": warnings,
         }
 
-    def _info(self) -> BackupInfo:
-        return BackupInfo.of(self._native, self._instance, full=self._why_full is not None)
+    def _info(self, *, full: bool) -> BackupInfo:
+        own = (t for t in self._native.tables() if t.record.instance == self._instance.id)
+        if {table.id for table in own} != {table.id for table in self._tables.values()}:
+            raise Unavailable(
+                f"a table of {self._instance.name} was created or dropped during the backup: back "
+                "up again"
+            )
+        return BackupInfo.of(self._native, self._instance, self._tables.values(), full=full)
+
+    def _check_states(self, info: BackupInfo) -> None:
+        """Raise FailedPrecondition if the rows of a partition are a mixture."""
+        for entry in info.progress:
+            if entry.state in NEEDS_BASE:
+                raise FailedPrecondition(
+                    f"partition {entry.partition} of {info.instance} is {entry.state}, so its rows "
+                    "are not those of one position of the log: back up once `petps status` shows "
+                    "that it follows"
+                )
 
     def _read_last(self) -> BackupInfo | None:
-        """Return what the last backup recorded; None: every row is new."""
-        if self._why_full is not None or self._store is None or self._last is None:
+        """Return what the last backup recorded; None: there is none."""
+        if self._store is None or self._last is None:
             return None
         return BackupInfo.parse(
             self._store.part(self._last.version, BACKUP_PART),
@@ -296,17 +358,11 @@ class _Backup:
         self._known[name] = _updated(known, touched, found)
 
     def _parts_of(self, info: BackupInfo) -> dict[str, bytes]:
-        """Return the parts of the version. Raise FailedPrecondition if its rows are a mixture."""
-        for entry in info.progress:
-            if entry.state in NEEDS_BASE:
-                raise FailedPrecondition(
-                    f"partition {entry.partition} of {info.instance} is {entry.state}, so its rows "
-                    "are not those of one position of the log: back up once `petps status` shows "
-                    "that it follows"
-                )
+        """Return the parts of the version. Raise the error of _check_states()."""
+        self._check_states(info)
         base = BaseInfo(
             instance=info.instance,
-            version=self._native.applied_version(self._instance.id),
+            version=min((entry.version for entry in info.progress), default=0),
             partitions=info.partitions,
             positions=list_positions(
                 {entry.partition: (entry.run, entry.seq) for entry in info.progress}
@@ -342,6 +398,14 @@ class _Backup:
         self._bytes += entry.bytes
         return entry
 
+    def undo(self) -> None:
+        """Drop what a failed backup has written. What remains is dropped by the next one."""
+        with contextlib.suppress(PetpsError):
+            if self._store is not None and self._last is not None:
+                entries = self._store.state.versions()
+                if entries[-1].version != self._last.version and entries[-1].is_partial:
+                    self._store.rollback(self._last.version)
+
     def _drop_partial(self) -> None:
         assert self._store is not None
         entries = self._store.state.versions()
@@ -350,17 +414,16 @@ class _Backup:
                 {entry.version for entry in entries if BackupInfo.is_in(entry)}
             )
 
-    def _remember(self, entry: Version) -> str | None:
-        """Write the file beside the pool. Return why it cannot be written, or None."""
+    def _remember(self, entry: Version) -> list[str]:
+        """Write the file beside the pool. Return why it cannot be written, in a list."""
         assert self._store is not None
         try:
             write_known(self._pool, self._instance.model, self._store.name, entry, self._known)
         except OSError as error:
-            return (
-                f"{error.filename or self._pool}: {error.strerror}: the next backup reads the keys "
-                "from the store instead, which takes longer"
-            )
-        return None
+            place = error.filename or self._pool
+            text = "the next backup reads the keys from the store instead, which takes longer"
+            return [f"{place}: {error.strerror}: {text}"]
+        return []
 
     def _check_wanted(self) -> None:
         if not self._goes_on():
@@ -418,8 +481,7 @@ def _list_candidates(
     mark = np.zeros(partitions, np.uint32)
     for number, version in marks.items():
         has_mark[number], mark[number] = True, version & 0xFFFFFFFF
-    ahead = stamps - mark[partition]  # wraps
-    is_newer = ~has_mark[partition] | ((ahead > 0) & (ahead < VERSIONS_AHEAD))
+    is_newer = ~has_mark[partition] | (stamps > mark[partition])
     newer, older = np.unique(keys[is_newer]), np.unique(keys[~is_newer])
     # A row without a newer version, of a key that is not known, was inserted all the same.
     _, is_known = _find(known.keys, older)
@@ -478,16 +540,18 @@ def _updated(known: Known, touched: list[Keys], found: list[Known]) -> Known:
     return Known(keys[order], hashes[order])
 
 
-def _keep(pieces: Pieces) -> Pieces:
-    """Return the pieces in memory, or if they are too many, as they are read."""
+def _keep(pieces: Pieces, budget: int) -> tuple[Pieces, int]:
+    """Return the pieces in memory, or if they have more bytes than that, as they are read.
+
+    Also return what is left of the budget.
+    """
     kept: list[Rows] = []
-    size = 0
     for rows in pieces:
         kept.append(rows)
-        size += sum(values.nbytes for values in rows.columns.values())
-        if size > HELD_BYTES:
-            return _chain(kept, iter(pieces))
-    return kept
+        budget -= sum(values.nbytes for values in rows.columns.values())
+        if budget < 0:
+            return _chain(kept, iter(pieces)), budget
+    return kept, budget
 
 
 def _chain(kept: list[Rows], rest: Iterator[Rows]) -> Iterator[Rows]:

@@ -6,9 +6,11 @@ BACKUP.md has the format of the part.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -25,7 +27,6 @@ from petps.delta.files import sync_folder
 __all__ = [
     "BACKUP_PART",
     "NEEDS_BASE",
-    "PARTIAL_PART",
     "BackupInfo",
     "Known",
     "ProgressFacts",
@@ -35,8 +36,6 @@ __all__ = [
 ]
 
 BACKUP_PART: Final = "petps.backup"
-# Of a version that a backup wrote before its last one. It is no backup, and is dropped.
-PARTIAL_PART: Final = "petps.backup.partial"
 # States of a partition whose rows are a mixture, or older than its progress (ingest's Standing).
 NEEDS_BASE: Final = ("catching_up", "incomplete", "conflict", "lost_power")
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -112,9 +111,14 @@ class BackupInfo(JsonModel):
 
     @classmethod
     def of(
-        cls, native: _native.Tables, instance: _native.InstanceRecord, *, full: bool
+        cls,
+        native: _native.Tables,
+        instance: _native.InstanceRecord,
+        tables: Iterable[_native.Table],
+        *,
+        full: bool,
     ) -> BackupInfo:
-        """Return the facts of an open pool, as of now."""
+        """Return the facts of an instance with these tables, as of now."""
         info = native.info()
         progress = []
         for entry in native.all_progress():
@@ -132,11 +136,7 @@ class BackupInfo(JsonModel):
             instance_id=instance.id,
             partitions=instance.partitions,
             aliases=sorted(name for name, to in native.aliases().items() if to == instance.id),
-            tables=[
-                TableFacts.of(table)
-                for table in native.tables()
-                if table.record.instance == instance.id
-            ],
+            tables=[TableFacts.of(table) for table in tables],
             progress=progress,
         )
 
@@ -186,16 +186,26 @@ def read_known(
     if path is None:
         return None
     try:
-        with np.load(path, allow_pickle=False) as arrays:  # checks the CRC-32 of each array
-            if str(arrays["identity"]) != _identity(store, version):
+        with zipfile.ZipFile(path) as arrays:
+            if str(_read_array(arrays, "identity")) != _identity(store, version):
                 return None
-            names = json.loads(str(arrays["tables"]))
+            names = json.loads(str(_read_array(arrays, "tables")))
             return {
-                name: Known(arrays[f"keys.{number}"], arrays[f"hashes.{number}"])
+                name: Known(
+                    _read_array(arrays, f"keys.{number}"), _read_array(arrays, f"hashes.{number}")
+                )
                 for number, name in enumerate(names)
             }
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):
+        return None  # RuntimeError: a damaged flag says that it is encrypted
+
+
+def _read_array(arrays: zipfile.ZipFile, name: str) -> Any:
+    """Return an array of an .npz file. Raise BadZipFile if its CRC-32 is wrong."""
+    with arrays.open(f"{name}.npy") as file:
+        array = np.lib.format.read_array(file, allow_pickle=False)
+        file.read()  # to the end, where the CRC-32 is compared
+        return array
 
 
 def write_known(
@@ -205,6 +215,8 @@ def write_known(
     path = _known_file(pool, model)
     if path is None:
         return
+    if path.exists() and not _is_known_file(path):
+        raise OSError(errno.EEXIST, "is no file of a backup: move it away", str(path))
     arrays: dict[str, Any] = {
         "identity": np.array(_identity(store, version)),
         "tables": np.array(json.dumps(list(known))),
@@ -223,6 +235,12 @@ def write_known(
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def _is_known_file(path: Path) -> bool:
+    """Return whether a file is one that write_known() wrote, perhaps damaged since."""
+    with open(path, "rb") as file:
+        return path.is_file() and file.read(64).startswith(b"PK\x03\x04")
 
 
 def _open_private(path: str, flags: int) -> int:

@@ -10,10 +10,14 @@ Invariants:  a pool that is a file has its name only once it is complete. On a d
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import os
+import shutil
 import stat
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -33,7 +37,7 @@ from petps.pool.export import Bar, no_bar
 __all__ = ["LogCheck", "list_backups", "restore"]
 
 ROWS_AT_ONCE: Final = 1 << 16
-SUFFIX: Final = ".restoring"  # of a pool whose restore is not complete
+SUFFIX: Final = ".restoring-"  # of the folder of a pool whose restore is not complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,32 +144,19 @@ def restore(
     store = Store.open(store_url)
     entry = _find_backup(store, version)
     info = _info_of(store, entry.version)
-    target = Path(os.path.realpath(path))
-    is_device = target.exists() and stat.S_ISCHR(target.stat().st_mode)
-    if target.exists() and not is_device:
-        raise AlreadyExists(f"{path} exists already: name a new file for the restored pool")
-    new_pool = target if is_device else target.with_name(f"{target.name}{SUFFIX}")
-    if not is_device:
-        new_pool.unlink(missing_ok=True)  # of a restore that was killed
     chosen: Any = durability or info.durability
-    native = _native.Tables.create(str(new_pool), durability=chosen)
-    try:
-        base = Base(store, entry.version, BaseInfo.of(store, entry.version))
-        rows = _fill(native, info, base, bar)
-        native.close()
-    except BaseException:
-        with contextlib.suppress(Exception):
-            native.close()
-        _native.Tables.discard(str(new_pool))
-        raise
-    if not is_device:
+    base = Base(store, entry.version, BaseInfo.of(store, entry.version))
+    rows: dict[str, int] = {}
+    with _new_pool(Path(os.path.realpath(path))) as new_pool:
+        native = _native.Tables.create(str(new_pool), durability=chosen)
         try:
-            os.link(new_pool, target)  # fails if it exists by now
-        except FileExistsError:
-            new_pool.unlink()
-            raise AlreadyExists(f"{path} exists by now: name a new file") from None
-        new_pool.unlink()
-        sync_folder(target.parent)
+            rows = _fill(native, info, base, bar)
+            native.close()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                native.close()
+            _native.Tables.discard(str(new_pool))
+            raise
     return {
         "store": store.name,
         "version": entry.version,
@@ -176,6 +167,55 @@ def restore(
         "tables": [{"name": name, "rows": count} for name, count in rows.items()],
         "seconds": round(time.monotonic() - start, 3),
     }
+
+
+@contextlib.contextmanager
+def _new_pool(target: Path) -> Iterator[Path]:
+    """Yield where to make the pool, and give it its name afterwards. A device has its name."""
+    if target.exists() and stat.S_ISCHR(target.stat().st_mode):
+        yield target
+        return
+    if target.exists():
+        raise AlreadyExists(f"{target} exists already: name a new file for the restored pool")
+    _remove_leftovers(target)
+    with tempfile.TemporaryDirectory(prefix=f"{target.name}{SUFFIX}", dir=target.parent) as folder:
+        new_pool = Path(folder, target.name)
+        with _locked(Path(folder)):
+            yield new_pool
+            _rename_to_new(new_pool, target)
+    sync_folder(target.parent)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove what killed restores of the same name left."""
+    for folder in target.parent.glob(f"{glob.escape(target.name)}{SUFFIX}*"):
+        with contextlib.suppress(OSError), _locked(folder):  # else a restore still uses it
+            shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a lock of a folder, which ends with this process. Raise OSError if another has it."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(opened)
+
+
+def _rename_to_new(source: Path, target: Path) -> None:
+    """Rename a file. Raise AlreadyExists if there is a target."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise AlreadyExists(f"{target} exists by now: name a new file") from None
+    except OSError:  # a file system without links
+        if target.exists():
+            raise AlreadyExists(f"{target} exists by now: name a new file") from None
+        source.rename(target)
+        return
+    source.unlink()
 
 
 def progress_of(store_url: str, version: int | None = None) -> Sequence[ProgressFacts]:

@@ -7,11 +7,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from petps import _native
 from petps.config import Config
-from petps.errors import FailedPrecondition, NotFound, PetpsError
+from petps.errors import FailedPrecondition, NotFound, PetpsError, Unavailable
 
 if TYPE_CHECKING:
     from petps.pool.backup_info import ProgressFacts
@@ -23,6 +24,8 @@ __all__ = ["Backups"]
 # How long ingest may take to end its batch. Longer: a table is full, or the log does not answer.
 HOLD_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 300.0  # after a failure, unless the next backup is due sooner
+# States of a partition of which nothing is applied that its progress does not cover.
+SETTLED: Final = ("following", "passing", "unreachable", "starting")
 NICENESS: Final = 10  # as ingest's (petps/server/ingest/ingest.py)
 
 
@@ -41,6 +44,7 @@ class Backups:
         ingest: Callable[[], IngestPart | None],
     ) -> None:
         self._config, self._tables, self._log, self._ingest = config.backup, tables, log, ingest
+        self._store = config.backup_store()
         self._model = config.backup.model or config.model.name
         self._one = threading.Lock()  # held while a backup is written
         self._stopping = threading.Event()
@@ -48,19 +52,19 @@ class Backups:
         self._error: str | None = None
         self._failures = self._written = 0
         self._thread: threading.Thread | None = None
-        if self._config.store is not None:
+        if self._store is not None:
             self._thread = threading.Thread(
-                target=self._run_schedule, args=(self._config.store,), name="petps-backup",
+                target=self._run_schedule, args=(self._store,), name="petps-backup",
                 daemon=True,
             )  # fmt: skip
             self._thread.start()
 
     def status(self) -> dict[str, Any]:
-        """Return plain values for the status."""
+        """Return plain values for the status: of the schedule, or without one, of any backup."""
         last = self._last
         return {
-            "store": self._config.store,
-            "every_seconds": self._config.every_seconds() if self._config.store else 0,
+            "store": self._store,
+            "every_seconds": self._config.every_seconds() if self._store else 0,
             "running": self._one.locked(),
             "last": last,
             "error": self._error,
@@ -103,27 +107,29 @@ class Backups:
                 full=full, hold=self._hold, bar=bar or no_bar,
                 goes_on=lambda: goes_on() and not self._stopping.is_set(),
             )  # fmt: skip
-            warnings = [report.pop("warning"), self._check_log(positions)]
-            report["warnings"] = [warning for warning in warnings if warning is not None]
-            self._last = report | {"finished_at": time.time()}
-            self._written += 1
-            self._error = None
+            if (warning := self._check_log(positions)) is not None:
+                report["warnings"].append(warning)
+            if self._store in (None, store):
+                self._last = report | {"finished_at": time.time()}
+                self._written += 1
+                self._error = None
             return report
-        except Exception as error:
-            self._failures += 1
-            self._error = f"{type(error).__name__}: {error}"
-            raise
         finally:
             self._one.release()
 
     @contextlib.contextmanager
-    def _hold(self) -> Iterator[None]:
+    def _hold(self, goes_on: Callable[[], bool]) -> Iterator[None]:
         ingest = self._ingest()
-        if ingest is None:
+        with nullcontext() if ingest is None else ingest.ingest.held(HOLD_SECONDS, goes_on):
+            self._check_is(ingest)
+            if ingest is not None:
+                _check_applied(ingest)
             yield
-            return
-        with ingest.ingest.held(HOLD_SECONDS):
-            yield
+            self._check_is(ingest)
+
+    def _check_is(self, ingest: IngestPart | None) -> None:
+        if self._ingest() is not ingest:
+            raise Unavailable("the shard map changed during the backup: back up again")
 
     def _check_log(self, positions: list[ProgressFacts]) -> str | None:
         """Return a warning if the log has lost what follows the backup before the last one."""
@@ -160,6 +166,8 @@ class Backups:
             except Exception as error:  # report any error, but continue to serve
                 if self._stopping.is_set():
                     return
+                self._failures += 1
+                self._error = f"{type(error).__name__}: {error}"
                 if str(error) != logged:
                     logged = str(error)
                     self._log(f"no backup was made: {error}")
@@ -176,7 +184,8 @@ class Backups:
         if not backups:
             return 0.0
         created: float = backups[-1]["created_ns"] / 1e9
-        return max(0.0, min(every, created + every - time.time()))
+        age = time.time() - created
+        return max(0.0, every - age) if age >= 0 else 0.0  # else a clock was ahead
 
     def _drop_old(self, store: str) -> list[str]:
         """Drop the backups that `keep` does not name. Return why that failed, in a list."""
@@ -192,6 +201,17 @@ class Backups:
         except PetpsError as error:
             return [f"old backups were not deleted: {error}"]
         return []
+
+
+def _check_applied(ingest: IngestPart) -> None:
+    """Raise FailedPrecondition if rows of a partition are not those of its progress."""
+    for partition in ingest.health():
+        if partition.state not in SETTLED:
+            raise FailedPrecondition(
+                f"partition {partition.partition} is {partition.state} ({partition.reason}), so "
+                "its rows are not those of one position of the log: back up once `petps status` "
+                "shows that it follows"
+            )
 
 
 def _positions_of(store: str) -> list[ProgressFacts]:

@@ -58,6 +58,5 @@ def backup(
         f"{report['rows_deleted']:,} deleted, {bytes_text(report['bytes'])} in "
         f"{report['seconds']:.1f} s"
     )
-    for warning in report.get("warnings", [report.get("warning")]):
-        if warning:
-            note(f"warning: {warning}")
+    for warning in report["warnings"]:
+        note(f"warning: {warning}")

@@ -6,10 +6,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from petps.errors import Unavailable
 
 __all__ = ["Hold"]
+
+LOOK_SECONDS: Final = 0.1  # between two looks at whether a wait is still wanted
 
 
 class Hold:
@@ -27,25 +30,36 @@ class Hold:
         self._is_held = False
 
     @contextlib.contextmanager
-    def taken(self, timeout: float, *, only_working: bool = False) -> Iterator[None]:
+    def taken(
+        self,
+        timeout: float,
+        *,
+        only_working: bool = False,
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> Iterator[None]:
         """Hold the thread. Raise Unavailable after the timeout, in seconds.
 
         only_working: wait until the thread works; otherwise one that does not is held as it is.
+        goes_on: False ends the wait early.
         """
         deadline = time.monotonic() + timeout
-        if not self._one.acquire(timeout=timeout):
-            raise Unavailable(f"ingest is held for something else since more than {timeout:g} s")
+
+        def waits() -> bool:
+            return goes_on() and time.monotonic() < deadline
+
+        while not self._one.acquire(timeout=min(timeout, LOOK_SECONDS)):
+            if not waits():
+                raise Unavailable(f"ingest is held for something else, for {timeout:g} s at least")
         try:
             with self._changed:
                 self._is_wanted = True
-                if not self._changed.wait_for(
-                    lambda: self._is_held or not (self._is_working or only_working),
-                    deadline - time.monotonic(),
-                ):
-                    raise Unavailable(
-                        f"ingest did not end its batch within {timeout:g} s: `petps status` shows "
-                        "what it waits for"
-                    )
+                while not (self._is_held or not (self._is_working or only_working)):
+                    if not waits():
+                        raise Unavailable(
+                            f"ingest did not end its batch within {timeout:g} s: `petps status` "
+                            "shows what it waits for"
+                        )
+                    self._changed.wait(LOOK_SECONDS)
                 self._is_held = True
             yield
         finally:
@@ -53,6 +67,11 @@ class Hold:
                 self._is_wanted = self._is_held = False
                 self._changed.notify_all()
             self._one.release()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Return whether somebody waits for the end of a round, or holds the thread."""
+        return self._is_wanted
 
     def begin(self) -> None:
         """Begin to work in rounds, once no hold is taken."""

@@ -174,12 +174,15 @@ class Ingest:
         """Undo pause()."""
         self._may_read.set()
 
-    def held(self, timeout: float) -> AbstractContextManager[None]:
+    def held(
+        self, timeout: float, goes_on: Callable[[], bool] = lambda: True
+    ) -> AbstractContextManager[None]:
         """Apply nothing inside the context. The recorded progress then covers all applied rows.
 
-        Wait until what was read is applied. Raise Unavailable after the timeout, in seconds.
+        Wait until what was read is applied, without the limit of rows a second. Raise Unavailable
+        after the timeout, in seconds, or once goes_on() returns False.
         """
-        return self._hold.taken(timeout)
+        return self._hold.taken(timeout, goes_on=goes_on)
 
     def set_rate(self, rows_per_second: float | None) -> None:
         """Change the rate limit; None removes it."""
@@ -544,7 +547,8 @@ class Ingest:
         # The time of the apply itself counts as waiting; otherwise the rate is never reached.
         self._not_before = max(now - PACE_CREDIT_SECONDS, self._not_before) + rows / rate
         while now < self._not_before:
-            if self._rows_per_second != rate:  # a new limit counts from now on
+            # A new limit counts from now on. Who holds ingest waits for what was read.
+            if self._rows_per_second != rate or self._hold.is_wanted:
                 self._not_before = now
                 return
             if self._stop.wait(min(POLL_SECONDS, self._not_before - now)):

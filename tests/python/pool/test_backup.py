@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ import numpy as np
 import pytest
 
 import petps
-from petps import _native
 from petps.checkpoint import Column, Rows, Store, Table
+from petps.checkpoint.retention import Retention
+from petps.checkpoint.state import PARTIAL_PART
 from petps.errors import (
     AlreadyExists,
     DataLoss,
@@ -28,6 +31,8 @@ from petps.errors import (
     ResourceExhausted,
 )
 from petps.pool import backup
+from petps.pool import restore as restore_room
+from petps.pool.backup_info import read_known
 from petps.pool.restore import list_backups, restore
 from tests.python.small_disk import mount_small_disk
 from tests.seed import SEED
@@ -210,10 +215,6 @@ def test_another_pool_goes_on_with_the_store(pool: Pool, tmp_path: Path) -> None
         check_restored(store, None, old, tmp_path / "again")
 
 
-class Stop(Exception):
-    pass
-
-
 @pytest.mark.parametrize("looks", [1, 2])
 def test_a_cancelled_backup_leaves_those_before(pool: Pool, tmp_path: Path, looks: int) -> None:
     store = tmp_path / "store"
@@ -246,10 +247,74 @@ def test_what_a_killed_backup_left_is_replaced(pool: Pool, tmp_path: Path) -> No
     described = opened.state.tables["items"]
     columns = {column.name: np.ones((1, column.width), np.uint8) for column in described.columns}
     rows = Rows.of(described, [9999], columns)
-    opened.write(2, {"items": rows}, kind="delta", parts={"petps.backup.partial": b"{}"})
+    opened.write(2, {"items": rows}, kind="delta", parts={PARTIAL_PART: b"{}"})
     pool.open.erase("items", [9999])
     assert pool.back_up(place)["version"] == 2
     check_restored(place, None, pool.model, tmp_path / "restored")
+
+
+def test_a_purge_keeps_the_newest_backup(pool: Pool, tmp_path: Path) -> None:
+    """Also if a killed backup has left a version that is none."""
+    place = tmp_path / "store"
+    pool.change(300)
+    pool.back_up(place)
+    opened = Store.open(place)
+    columns = {
+        c.name: np.ones((1, c.width), np.uint8) for c in opened.state.tables["items"].columns
+    }
+    rows = Rows.of(opened.state.tables["items"], [9999], columns)
+    opened.write(2, {"items": rows}, kind="delta", parts={PARTIAL_PART: b"{}"})
+    opened.purge(1)
+    check_restored(place, None, pool.model, tmp_path / "restored")
+    opened.drop_all_but(Retention().choose(opened.state.versions(), 10**30))
+    check_restored(place, None, pool.model, tmp_path / "restored")
+    pool.change(50)
+    pool.back_up(place)
+    check_restored(place, None, pool.model, tmp_path / "restored")
+
+
+def test_a_file_of_somebody_else_is_not_replaced(pool: Pool, tmp_path: Path) -> None:
+    other = tmp_path / "pool.backup.default"
+    with petps.create(other, durability="process"):
+        pass
+    before = other.read_bytes()
+    pool.change(30)
+    (warning,) = pool.back_up(tmp_path / "store")["warnings"]
+    assert "is no file of a backup" in warning
+    assert other.read_bytes() == before
+
+
+def test_each_flipped_bit_of_the_known_rows_is_found(pool: Pool, tmp_path: Path) -> None:
+    pool.change(20)
+    pool.back_up(tmp_path / "store")
+    store = Store.open(tmp_path / "store")
+    (entry,) = store.state.versions()
+    path = tmp_path / "pool.backup.default"
+    content = path.read_bytes()
+    whole = read_known(pool.path, "default", store.name, entry)
+    assert whole is not None
+    for bit in range(0, 8 * len(content), 7):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        known = read_known(pool.path, "default", store.name, entry)
+        if known is not None:
+            for name, rows in whole.items():
+                assert np.array_equal(known[name].keys, rows.keys)
+                assert np.array_equal(known[name].hashes, rows.hashes)
+
+
+def test_a_table_made_during_a_backup_is_not_in_it(pool: Pool, tmp_path: Path) -> None:
+    pool.change(30)
+
+    def goes_on() -> bool:
+        with contextlib.suppress(AlreadyExists):
+            pool.open.create_table("later", dim=2, capacity=10)
+        return True
+
+    instance = pool.open.backed_up(None)
+    backup.back_up(pool.open.native, instance, str(tmp_path / "store"), goes_on=goes_on)
+    check_restored(tmp_path / "store", None, pool.model, tmp_path / "restored")
 
 
 def test_a_full_disk_leaves_the_backups_before(pool: Pool, tmp_path: Path) -> None:
@@ -285,24 +350,49 @@ def test_a_restore_to_a_full_disk_leaves_nothing(pool: Pool, tmp_path: Path) -> 
         assert list(disk.iterdir()) == []
 
 
-def test_a_killed_restore_leaves_no_pool(
-    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+KILLED = """
+import os, sys
+import petps.pool.restore as room
+room._record = lambda *_: os.kill(os.getpid(), 9)
+room.restore(sys.argv[1], sys.argv[2])
+"""
+
+
+def test_a_killed_restore_leaves_no_pool(pool: Pool, tmp_path: Path) -> None:
     pool.change(100)
     pool.back_up(tmp_path / "store")
-    monkeypatch.setattr(_native.Tables, "discard", staticmethod(lambda path: None))
-
-    def stop(*_: object) -> None:
-        raise Stop
-
-    with monkeypatch.context() as patch:
-        patch.setattr("petps.pool.restore._record", stop)
-        with pytest.raises(Stop):
-            restore(str(tmp_path / "store"), tmp_path / "restored")
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "store"), str(tmp_path / "restored")]
+    assert subprocess.run(command, check=False).returncode == -9
     assert not (tmp_path / "restored").exists()
-    assert (tmp_path / "restored.restoring").exists()
+    (left,) = tmp_path.glob("restored.restoring-*")
+    with restore_room._locked(left):  # as of a restore that still runs
+        check_restored(tmp_path / "store", None, pool.model, tmp_path / "restored")
+        assert left.exists()
     check_restored(tmp_path / "store", None, pool.model, tmp_path / "restored")
-    assert not (tmp_path / "restored.restoring").exists()
+    assert not left.exists()
+
+
+def test_two_restores_to_one_name(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slower one fails, and does not touch the pool of the other."""
+    pool.change(300)
+    pool.back_up(tmp_path / "store")
+    original, calls = restore_room._fill, 0
+
+    def fill_twice(*arguments: Any) -> dict[str, int]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            restore(str(tmp_path / "store"), tmp_path / "restored")
+        return original(*arguments)
+
+    monkeypatch.setattr(restore_room, "_fill", fill_twice)
+    with pytest.raises(AlreadyExists, match="exists by now"):
+        restore(str(tmp_path / "store"), tmp_path / "restored")
+    with petps.open(tmp_path / "restored") as opened:
+        assert rows_of(opened) == pool.model
+    assert list(tmp_path.glob("restored.restoring-*")) == []
 
 
 def test_damage_in_the_store_is_found(pool: Pool, tmp_path: Path) -> None:
@@ -327,6 +417,9 @@ def test_what_is_refused(pool: Pool, tmp_path: Path) -> None:
         restore(str(store), tmp_path / "restored", version=7)
     with pytest.raises(AlreadyExists, match="name a new file"):
         restore(str(store), pool.path)
+    for url in ("", "ftp://me:secret@host/store"):
+        with pytest.raises(InvalidArgument, match=r"has no name|has a password"):
+            pool.open.back_up(url)
     with pytest.raises(InvalidArgument, match="durability"):
         restore(str(store), tmp_path / "restored", durability="none")
     pool.open.create_table("more", dim=2, capacity=10)

@@ -5,10 +5,11 @@ The model replays the messages of the log up to the positions of the backup.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -409,6 +410,7 @@ def test_one_backup_at_a_time(world: World) -> None:
 
 
 def test_a_store_that_cannot_be_written(world: World) -> None:
+    """The caller gets the error. It is no failure of the schedule, of which there is none."""
     (world.folder / "file").write_text("")
     with (
         Serving(world.settings(), log=ignore) as serving,
@@ -416,7 +418,101 @@ def test_a_store_that_cannot_be_written(world: World) -> None:
     ):
         with pytest.raises(IoError, match="Not a directory"):
             client.back_up(str(world.folder / "file" / "store"))
-        assert serving.status()["backup"]["failures"] == 1
+        assert serving.status()["backup"]["failures"] == 0
+        client.back_up(str(world.store))
+        state = serving.status()["backup"]
+        assert state["last"]["log_version"] == 0
+
+
+def test_versions_that_jump_are_compared_by_hash(world: World) -> None:
+    """As of a log whose versions count examples."""
+    world.publish(500)
+    with (
+        Serving(world.settings(), log=ignore) as serving,
+        closing(AdminClient(world.pool)) as client,
+    ):
+        for step in range(3):
+            version = (step + 1) * 3_000_000_000
+            rows = np.full((100, 8), step, np.float32)
+            world.publisher.publish("fed", np.arange(100, dtype=np.uint64), rows)
+            world.publisher.commit(version=version)
+            assert serving._ingest.ingest.wait_for(version, 60)
+            report = client.back_up(str(world.store))
+            assert report["log_version"] == version
+    restored = world.folder / "restored"
+    restore(str(world.store), restored)
+    assert stored_rows(restored) == stored_rows(world.pool)
+
+
+def test_a_failing_first_backup_leaves_one_try(world: World) -> None:
+    world.publish(500)
+    with Serving(world.settings(), log=ignore) as serving:
+        wait_until(lambda: serving.status()["ingest"]["version"] == world.version)
+
+    @contextlib.contextmanager
+    def fails(goes_on: Callable[[], bool]) -> Iterator[None]:
+        if goes_on():
+            raise Unavailable("ingest does not rest")
+        yield
+
+    with petps.open(world.pool) as opened:
+        instance = opened.backed_up(None)
+        for _ in range(4):
+            with pytest.raises(Unavailable, match="does not rest"):
+                backup.back_up(opened.native, instance, str(world.store), hold=fails)
+            assert len(Store.open(world.store).state.versions()) <= 2
+        opened.back_up(world.store)
+        assert len(Store.open(world.store).state.versions()) == 1
+    assert len(list_backups(str(world.store))) == 1
+
+
+def test_a_full_partition_is_not_backed_up(world: World) -> None:
+    small = world.folder / "small"
+    with petps.create(small, durability="process") as opened:
+        opened.create_model("default", P)
+        opened.create_table("fed", dim=8, capacity=20, feed="delta")
+    world.publish(200)
+    with (
+        Serving(world.settings(small), log=ignore) as serving,
+        closing(AdminClient(small)) as client,
+    ):
+        wait_until(lambda: any(p.state == "full" for p in serving._ingest.ingest.health()))
+        with pytest.raises(FailedPrecondition, match="is full"):
+            client.back_up(str(world.store))
+        assert not world.store.exists() or list_backups(str(world.store)) == []
+
+
+def test_other_partitions_need_another_store(world: World) -> None:
+    world.publish(100)
+    with Serving(world.settings(), log=ignore) as serving:
+        wait_until(lambda: serving.status()["ingest"]["version"] == world.version)
+    with petps.open(world.pool) as opened:
+        opened.back_up(world.store)
+    other = world.folder / "other"
+    with petps.create(other, durability="process") as opened:
+        opened.create_model("default", P)
+        opened.create_table("fed", dim=8, capacity=2 * SPACE, feed="delta")
+        opened.create_table("pushed", dim=4, capacity=SPACE)
+        for full in (False, True):
+            with pytest.raises(FailedPrecondition, match="a store of its own"):
+                opened.back_up(world.store, full=full)
+    with pytest.raises(InvalidArgument, match="each server needs a store of its own"):
+        world.settings(server={"shard_map": "m.json", "address": "a:1"}, backup={"store": "s"})
+    shard = {"shard_map": "m.json", "address": "a:1"}
+    chosen = world.settings(server=shard, backup={"store": "s3://b/{address}"})
+    assert chosen.backup_store() == "s3://b/a-1"
+
+
+def test_a_clock_that_was_ahead_does_not_stop_the_schedule(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with petps.open(world.pool) as opened:
+        opened.back_up(world.store)
+    year = 365 * 86_400
+    real = time.time
+    monkeypatch.setattr("petps.server.backups.time.time", lambda: real() - year)
+    with Serving(world.settings(backup={"store": str(world.store)}), log=ignore) as serving:
+        wait_until(lambda: serving.status()["backup"]["written"] == 1)
 
 
 def test_ingest_that_does_not_rest_fails_the_backup(
@@ -432,7 +528,7 @@ def test_ingest_that_does_not_rest_fails_the_backup(
         client.back_up(str(world.store))
         with (
             serving._ingest.ingest.held(30),
-            pytest.raises(Unavailable, match="since more than"),
+            pytest.raises(Unavailable, match="held for something else"),
         ):
             client.back_up(str(world.store))
         world.publish(100)
@@ -488,6 +584,9 @@ def test_a_hold_of_a_thread() -> None:
     [
         ({"store": "s", "every": "never"}, "must be above 0"),
         ({"store": "s", "every": "6"}, "such as 90s"),
+        ({"store": "s", "keep": "all=1d,all=2d"}, "at most once"),
+        ({"store": ""}, "without a password"),
+        ({"store": "ftp://me:secret@host/s"}, "without a password"),
         ({"store": "s", "keep": "all"}, "rules such as all=2d"),
         ({"store": "s", "keep": "all=1h,yearly=1d"}, "rules such as all=2d"),
         ({"stores": "s"}, "stores"),
