@@ -156,6 +156,7 @@ void bind_table(py::module_& module) {
   table.def("keys", keys_of_table, "Return uint64[n], all keys in any order.");
   bind_data(table);
   bind_placement(table);
+  bind_scrub(table);
 }
 
 }  // namespace petps::bindings
