@@ -17,6 +17,7 @@ __all__ = [
     "LimitsConfig",
     "ModelConfig",
     "PoolConfig",
+    "ScrubConfig",
     "ServerConfig",
     "TableConfig",
 ]
@@ -298,6 +299,32 @@ class IngestConfig(Section):
         return str(value) if isinstance(value, Path) else value
 
 
+class ScrubConfig(Section):
+    """The check of all rows while they are served (native/table/SCRUB.md)."""
+
+    every: str = Field(
+        default="7d",
+        description="How often each table's rows are compared with their checksums, such as '12h' "
+        "or '7d'; damaged rows are removed, and restored from a base if there is one. 'never': "
+        "only `petps scrub` does it. SIGHUP reloads it.",
+    )
+    bytes_per_second: int = Field(
+        default=64 << 20,
+        ge=0,
+        description="Largest number of bytes to read per second for that; 0: no limit. SIGHUP "
+        "reloads it.",
+    )
+
+    @field_validator("every")
+    @classmethod
+    def _is_a_duration(cls, value: str) -> str:
+        return _check_duration(value)
+
+    def every_seconds(self) -> int:
+        """Return every in seconds; 0: never."""
+        return parse_duration(self.every, "every")
+
+
 class TableConfig(Section):
     """One table."""
 
@@ -344,11 +371,7 @@ class TableConfig(Section):
     @field_validator("expire_after")
     @classmethod
     def _is_a_duration(cls, value: str) -> str:
-        try:
-            parse_duration(value, "it")
-        except InvalidArgument as error:
-            raise ValueError(str(error).partition("; got")[0]) from None
-        return value
+        return _check_duration(value)
 
     @field_validator("default")
     @classmethod
@@ -399,6 +422,7 @@ class Config(Section):
     model: ModelConfig = _section("The model of the tables.")
     server: ServerConfig = _section("Addresses and threads.")
     ingest: IngestConfig = _section("Source of deltas.")
+    scrub: ScrubConfig = _section("The check of all rows while they are served.")
     kafka: dict[str, str | int | float | bool] = Field(
         default_factory=dict,
         description="Options of Kafka by librdkafka's names (TLS, SASL, ...), and "
@@ -457,6 +481,14 @@ class Config(Section):
         if self.ingest.log is not None and "://" in self.ingest.log:
             return f"{self.ingest.log}.dead-letters"
         return str(self.folder() / "dead-letters")
+
+
+def _check_duration(value: str) -> str:
+    try:
+        parse_duration(value, "it")
+    except InvalidArgument as error:
+        raise ValueError(str(error).partition("; got")[0]) from None
+    return value
 
 
 def _flattened(table: dict[str, object], prefix: str) -> Iterator[tuple[str, object]]:

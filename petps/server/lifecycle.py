@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from petps.config import Config, changes
 from petps.errors import FailedPrecondition, InvalidArgument, NotFound, PetpsError
 from petps.server.native_server import open_tables, start_server
+from petps.server.signals import Signals
 from petps.server.status import normalise_status
 from petps.server.tables import ignored_tables
 
@@ -33,14 +33,9 @@ RELOADED: Final = frozenset(
         ("server", "ready_lag_seconds"),
         ("server", "drain_seconds"),
         ("ingest", "rows_per_second"),
+        ("scrub", "every"),
+        ("scrub", "bytes_per_second"),
     }
-)
-HANDLED_SIGNALS: Final = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
 )
 REPORT_SECONDS: Final = 1.0  # between two updates of ingest's state in the status
 # How long HTTP and gRPC wait until ingest has read the log to its end. Their imports occupy the
@@ -81,7 +76,8 @@ class Serving:
         self._grpc: Any = None
         self._admin: list[Any] = []
         self._expiry: Any = None
-        self._upkeep: list[Any] = []  # administration, tables that grow, rows that expire
+        self._scrub: Any = None
+        self._upkeep: list[Any] = []  # administration, growth, expiry, scrubbing
         self._metrics: Any = None
         self._map_file: MapFile | None = None
         self._map: ShardMap | None = None
@@ -154,6 +150,8 @@ class Serving:
         if self._expiry is not None:
             faults = {str(table): text for table, text in self._expiry.faults.items()}
             self._server.set_status_member("expiry_faults", json.dumps(faults))
+        if self._scrub is not None:
+            self._server.set_status_member("scrub", json.dumps(self._scrub.status()))
         ingest = self._ingest  # a change of the shard map replaces it
         if ingest is None:
             return
@@ -211,6 +209,8 @@ class Serving:
                 self._config = self._config.model_copy(update={section: part})
             if self._ingest is not None:
                 self._ingest.ingest.set_rate(self._config.ingest.rows_per_second or None)
+        if self._scrub is not None:
+            self._scrub.configure(self._config.scrub)
         self.follow_shard_map()
         nothing = "no setting that can change while serving has changed"
         self._log(f"reloaded: {'; '.join(applied_settings) or nothing}")
@@ -235,6 +235,13 @@ class Serving:
                 return
             (self._ingest.ingest.pause if self._is_paused else self._ingest.ingest.resume)()
             self._ingest.ingest.set_rate(self._config.ingest.rows_per_second or None)
+
+    def scrub(
+        self, table: str, model: str | None, progress: Callable[[str, int, int], bool], paced: bool
+    ) -> list[dict[str, Any]]:
+        """Scrub a table, or all of a model, now. See petps.server.scrub."""
+        reports: list[dict[str, Any]] = self._scrub.scrub(table, model, progress, paced=paced)
+        return reports
 
     def close(self) -> None:
         """Drain and close. Raises an error if the pool could not be closed cleanly."""
@@ -285,9 +292,11 @@ class Serving:
         from petps.server.admin import open_admin_door
         from petps.server.expiry import Expiry
         from petps.server.growth import Growth
+        from petps.server.scrub import Scrubbing
 
         self._expiry = Expiry(self._tables, self._log)
-        self._upkeep = [Growth(self._config, self._tables, self._log), self._expiry]
+        self._scrub = Scrubbing(self._config, self._tables, self._between_applies, self._log)
+        self._upkeep = [Growth(self._config, self._tables, self._log), self._expiry, self._scrub]
         port = self._config.server.admin_port
         self._admin = open_admin_door(self._config.pool.path, self._tables, self, self._log, port)
         self._upkeep += self._admin
@@ -295,6 +304,10 @@ class Serving:
         if self._grpc is not None:
             self._grpc.update_health()
         self.report()
+
+    def _between_applies(self, action: Callable[[], None], timeout: float) -> bool:
+        ingest = self._ingest
+        return ingest is not None and bool(ingest.ingest.between_applies(action, timeout))
 
     def _start_http(self) -> None:
         server = self._config.server
@@ -450,49 +463,6 @@ def _lag_reason(partition: PartitionHealth, limit: float) -> str | None:
     return None
 
 
-class _Signals:
-    """Handlers of the process's signals while the context is entered.
-
-    SIGTERM and SIGINT request a drain and a close; a second SIGINT exits at once. SIGHUP requests a
-    reload. SIGUSR1 and SIGUSR2 do nothing.
-    """
-
-    def __init__(self) -> None:
-        self.stopped_by: int | None = None
-        self._is_reload_pending = False
-        self._wake = threading.Event()
-        self._old_handlers: dict[int, Any] = {}
-
-    def __enter__(self) -> _Signals:
-        for number in HANDLED_SIGNALS:
-            self._old_handlers[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._old_handlers.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            self._is_reload_pending = True
-        elif number in (signal.SIGTERM, signal.SIGINT):
-            if number == signal.SIGINT and self.stopped_by == signal.SIGINT:
-                os._exit(128 + number)  # as after a crash: the next open serves at once
-            self.stopped_by = self.stopped_by or number
-        self._wake.set()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait ``seconds``, or until a signal arrives. Return False if the process must stop."""
-        self._wake.wait(seconds)
-        self._wake.clear()
-        return self.stopped_by is None
-
-    def take_reload(self) -> bool:
-        """Return whether a SIGHUP arrived since the last call."""
-        reload, self._is_reload_pending = self._is_reload_pending, False
-        return reload
-
-
 def serve(
     config: Config,
     *,
@@ -520,7 +490,7 @@ def serve(
         # pause the first apply for 25 ms.
         gc.freeze()
     try:
-        with _Signals() as signals:
+        with Signals() as signals:
             announce = partial(_announce, config=config, ready_file=ready_file, log=log)
             with Serving(config, log=log, on_serving=announce) as serving:
                 while signals.wait(REPORT_SECONDS):

@@ -15,7 +15,7 @@ __all__ = ["Commands"]
 
 # The commands by their heading in the help text.
 _HEADINGS: Final = {
-    "Pools": ("create", "plan", "table", "shrink", "status", "verify", "config"),
+    "Pools": ("create", "plan", "table", "shrink", "status", "verify", "scrub", "config"),
     "Versions": ("instances", "alias", "drop", "checkpoint"),
     "Rows": ("load", "pull", "push", "export", "publish"),
     "Running": ("serve", "ingest", "import-hps", "demo"),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final
 
@@ -19,6 +19,7 @@ from petps.server.ingest.follow import Follower
 from petps.server.ingest.instances import SingleInstance
 from petps.server.ingest.lag import Lag
 from petps.server.ingest.partition import BaseMarker, PartitionState
+from petps.server.ingest.priority import lower_priority
 from petps.server.ingest.protocols import BaseSource, DeadLetters, Instances, InstanceTables
 from petps.server.ingest.status import Freshness, IngestStatus, Mode, PartitionHealth, freshness_of
 
@@ -42,6 +43,33 @@ END_SECONDS: Final = 1.0
 
 class _Stopped(Exception):
     """Signal that stop() was called during a wait or a retry."""
+
+
+class _Call:
+    """An action for ingest's thread; see Ingest.between_applies."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
+        self._lock = threading.Lock()  # held while the action runs
+        self._is_open = True
+        self.done = threading.Event()
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        with self._lock:
+            if not self._is_open:
+                return
+            self._is_open = False
+            try:
+                self._action()
+            except Exception as error:  # the caller of between_applies() raises it
+                self.error = error
+            self.done.set()
+
+    def cancel(self) -> None:
+        """Do not begin to run it. If it runs, wait until it has ended."""
+        with self._lock:
+            self._is_open = False
 
 
 class _Left(Exception):
@@ -124,6 +152,7 @@ class Ingest:
         self._stop = threading.Event()
         self._may_read = threading.Event()
         self._may_read.set()
+        self._calls: deque[_Call] = deque()  # of between_applies()
         self._has_paused = False  # of the thread; it follows pause() once its poll has ended
         self._thread: threading.Thread | None = None
 
@@ -171,6 +200,21 @@ class Ingest:
     def resume(self) -> None:
         """Undo pause()."""
         self._may_read.set()
+
+    def between_applies(self, action: Callable[[], None], timeout: float) -> bool:
+        """Run ``action`` in ingest's thread, while all applied rows are covered by progress.
+
+        No apply and no step of a catch-up runs meanwhile, and what was read before is applied.
+        Return False if that does not begin in time, for example because the log does not answer.
+        Raise the action's error.
+        """
+        call = _Call(action)
+        self._calls.append(call)
+        if not call.done.wait(timeout):
+            call.cancel()
+        if call.error is not None:
+            raise call.error
+        return call.done.is_set()
 
     def set_rate(self, rows_per_second: float | None) -> None:
         """Change the rate limit; None removes it."""
@@ -333,6 +377,7 @@ class Ingest:
             stack.callback(subscription.close)
             next_search = time.monotonic()
             while not self._stop.is_set():
+                self._run_calls()
                 self._has_paused = not self._may_read.is_set()
                 if self._has_paused:
                     self._may_read.wait(POLL_SECONDS)
@@ -346,6 +391,12 @@ class Ingest:
                     next_search = time.monotonic() + self._search_seconds
                 self._catch_up(subscription)
                 self._retry_full(subscription)
+
+    def _run_calls(self) -> None:
+        while self._calls:
+            for follower in list(self._followers.values()):
+                follower.settle()
+            self._calls.popleft().run()
 
     def _retry_full(self, subscription: Subscription) -> None:
         for follower in list(self._followers.values()):
@@ -473,8 +524,8 @@ class Ingest:
         if not self._has_reached_end:
             self._has_reached_end = True
             self._end_reached.set()
-            _lower_priority()
-            self._applier.submit(_lower_priority)
+            lower_priority(NICENESS)
+            self._applier.submit(lambda: lower_priority(NICENESS))
 
     def _catch_up(self, subscription: Subscription) -> None:
         """Run one catch-up step of each follower, between two polls."""
@@ -534,10 +585,3 @@ class Ingest:
             if self._stop.wait(min(POLL_SECONDS, self._not_before - now)):
                 raise _Stopped
             now = time.monotonic()
-
-
-def _lower_priority() -> None:
-    own = threading.get_native_id()
-    with suppress(OSError):  # without the permission, ingest keeps its priority
-        niceness = max(NICENESS, os.getpriority(os.PRIO_PROCESS, own))
-        os.setpriority(os.PRIO_PROCESS, own, niceness)
