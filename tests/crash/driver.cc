@@ -280,6 +280,38 @@ void Driver::expire(const std::string& name) {
       [&](World* w) { w->find(name)->delete_expired(); });
 }
 
+void Driver::scrub(const std::string& name, size_t rows) {
+  std::vector<Change> removed = random_changes(name, 0, 0, rows);
+  const auto act = [&]() -> Status {
+    table::Table& target = table(name);
+    const auto flip = [&](const std::vector<pool::SlotHeader*>& headers) {
+      for (pool::SlotHeader* header : headers) header->crc ^= 1;
+    };
+    std::vector<pool::SlotHeader*> headers;
+    for (const Change& change : removed) {
+      const index::Place place = target.impl().index().find_one(change.key);
+      headers.push_back(target.impl().slots.header(place.ref));
+    }
+    flip(headers);
+    table::ScrubCursor cursor;
+    std::vector<table::DamagedRow> found;
+    for (bool complete = false; !complete;) {
+      const auto step = target.scrub(&cursor, 1 << 12);
+      if (!step.ok()) return step.status();
+      found.insert(found.end(), step.value().damaged.begin(), step.value().damaged.end());
+      complete = step.value().complete;
+    }
+    const auto count = target.remove_damaged(found);
+    flip(headers);
+    if (!count.ok()) return count.status();
+    PETPS_CHECK(count.value() == removed.size(), "scrubbing removed other rows than the damaged");
+    return Status();
+  };
+  step("scrub", act, [&](World* w) {
+    for (const Change& change : removed) w->find(name)->write(change.key, 0);
+  });
+}
+
 void Driver::set_expiry(const std::string& name, uint32_t seconds) {
   step(
       "set_expiry", [&] { return tables->set_expiry(table(name).id(), seconds); },

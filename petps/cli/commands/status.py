@@ -200,7 +200,7 @@ def _show_scrub(report: dict[str, Any]) -> None:
     if not scrub:
         return
     tables = {str(record["id"]): record for record in report["tables"]}
-    known = [
+    states = [
         (tables[number], state) for number, state in scrub["tables"].items() if number in tables
     ]
     pairs: list[tuple[str, object]] = []
@@ -209,13 +209,14 @@ def _show_scrub(report: dict[str, Any]) -> None:
         limit = scrub["bytes_per_second"]
         pace = f", at most {bytes_text(limit)}/s" if limit else ""
         pairs.append(("scrub", f"every {every}{pace}" if every != NEVER else every))
-    passes = [state["last_pass"] for _, state in known]
+    passes = [state["last_pass"] for _, state in states]
     if passes:
         oldest = None if None in passes else min(passes)
         text = "not every table yet" if oldest is None else f"{_about(time.time() - oldest)} ago"
         pairs.append(("scrubbed", text))
-    facts(pairs)
-    for record, state in known:
+    if pairs:
+        facts(pairs)
+    for record, state in states:
         if state["missing"]:
             typer.echo(
                 f"missing: {state['missing']:,} rows of table '{record['name']}' of "
