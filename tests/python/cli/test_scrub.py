@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from petps import _native
+from petps import _native, config
 from petps.pool.audited import audit_log_of
 from petps.server import Serving
 from tests.python.cli.conftest import COUNT, Command, expected
@@ -23,7 +23,9 @@ def reached(request: pytest.FixtureRequest, filled: Path) -> Any:
     """Return the pool, with the row of key 700 damaged, without a server or with one."""
     with contextlib.ExitStack() as stack:
         if request.param == "served":
-            stack.enter_context(Serving(settings(filled, scrub={"every": "never"}), log=lambda _: None))
+            never = {"pool": {"path": filled}, "scrub": {"every": "never"}}
+            served = config.merge(settings(filled), never, "test")
+            stack.enter_context(Serving(served, log=lambda _: None))
         damage_row(filled, expected(np.array([700], np.uint64))[0])
         yield filled
 

@@ -30,7 +30,7 @@ def pool(tmp_path: Path) -> Iterator[petps.Pool]:
         yield opened
 
 
-def found(pool: petps.Pool, keys: list[int]) -> list[_native.DamagedRow]:
+def find_damaged(pool: petps.Pool, keys: list[int]) -> list[_native.DamagedRow]:
     for key in keys:
         damage_row(Path(pool.native.info().path), row_of(key, 1))
     step = pool.table("t").scrub(_native.ScrubCursor(), 1 << 30)
@@ -39,7 +39,7 @@ def found(pool: petps.Pool, keys: list[int]) -> list[_native.DamagedRow]:
 
 
 def remove(pool: petps.Pool, damage: DamageLog, keys: list[int]) -> None:
-    assert len(damage.remove(pool.table("t"), found(pool, keys))) == len(keys)
+    assert len(damage.remove(pool.table("t"), find_damaged(pool, keys))) == len(keys)
 
 
 def listed(damage: DamageLog, pool: petps.Pool) -> list[int]:
@@ -75,7 +75,7 @@ def test_a_key_is_listed_before_its_row_is_removed(
     pool: petps.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damage, table = DamageLog(pool.native), pool.table("t")
-    rows = found(pool, [3])
+    rows = find_damaged(pool, [3])
 
     class Watched:
         """The table, whose removal looks at the file first."""
@@ -157,7 +157,7 @@ def test_a_pool_that_misses_too_much_is_to_be_rebuilt(
     monkeypatch.setattr(damage_module, "MISSING_MAX", 2)
     damage = DamageLog(pool.native)
     remove(pool, damage, [3, 4])
-    rows = found(pool, [5])
+    rows = find_damaged(pool, [5])
     with pytest.raises(ResourceExhausted, match="rebuild it from a base"):
         damage.remove(pool.table("t"), rows)
     assert pool.table("t").find_damaged(KEYS).nonzero()[0].tolist() == [5]
