@@ -6,6 +6,7 @@ missing, and struck out once it is written again, deleted or restored. native/ta
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -65,10 +66,8 @@ class DamageLog:
     Raises IoError if the file exists and cannot be read.
     """
 
-    def __init__(
-        self, tables: _native.Tables, folder: Path | None = None, *, read_only: bool = False
-    ) -> None:
-        """folder: For the file of a pool that is no file. read_only: Do not repair the file."""
+    def __init__(self, tables: _native.Tables, folder: Path | None = None) -> None:
+        """folder: For the file of a pool that is no file."""
         self.lock = threading.RLock()
         self._rows: dict[int, dict[int, MissingRow]] = {}
         self._passes: dict[int, float] = {}
@@ -80,7 +79,7 @@ class DamageLog:
         self.unreadable_lines = 0
         """Lines of the file that were left out; the last one of a crash is none of them."""
         if self.path is not None:
-            self._load(self.path, read_only)
+            self._load(self.path)
 
     @staticmethod
     def _find_path(pool: str, folder: Path | None) -> Path | None:
@@ -168,7 +167,8 @@ class DamageLog:
     def adopt(self, tables: _native.Tables) -> None:
         """Tell the tables which keys are missing, once, after the open.
 
-        Strike out what is written again or belongs to a dropped table. Raises IoError.
+        Strike out what is written again or belongs to a dropped table; in memory only, if the file
+        cannot be written.
         """
         with self.lock:
             existing = {table.id: table for table in tables.tables()}
@@ -177,11 +177,12 @@ class DamageLog:
                 self._passes.pop(number, None)
             for number, rows in self._rows.items():
                 existing[number].note_missing(np.array(list(rows), np.uint64))
-                self.strike_out(existing[number], "found in the table")
+                with contextlib.suppress(IoError):
+                    self.strike_out(existing[number], "found in the table")
 
     # ---- the file
 
-    def _load(self, path: Path, read_only: bool) -> None:
+    def _load(self, path: Path) -> None:
         try:
             content = path.read_bytes()
         except FileNotFoundError:
@@ -200,9 +201,8 @@ class DamageLog:
                     self._take(values)
             except (ValueError, KeyError, TypeError):
                 self.unreadable_lines += 1
-        self._lines = len(lines)
-        if (is_torn or self.unreadable_lines or not is_ours) and not read_only:
-            self._rewrite()
+        # With 0 lines, the next line writes the whole file anew.
+        self._lines = 0 if is_torn or self.unreadable_lines or not is_ours else len(lines)
 
     def _take(self, values: dict[str, Any]) -> None:
         table = int(values["table"])
@@ -268,7 +268,7 @@ class DamageLog:
 def damage_status(tables: _native.Tables) -> dict[str, Any]:
     """Return what the status of a pool without a server shows as ``scrub``."""
     try:
-        damage = DamageLog(tables, read_only=True)
+        damage = DamageLog(tables)
     except IoError as error:
         return {"faults": {"0": str(error)}, "tables": {}}
     return {

@@ -97,7 +97,7 @@ def write_base(
 
 
 def _check_complete(tables: _native.Tables, own: list[_native.Table]) -> None:
-    damage = DamageLog(tables, read_only=True)
+    damage = DamageLog(tables)
     for table in own:
         count = max(damage.count_of(table.id), table.status().missing_rows)
         if table.record.feed == "delta" and count > 0:

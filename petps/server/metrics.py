@@ -262,7 +262,7 @@ def _scrub_metrics(status: dict[str, Any]) -> Iterator[Metric]:
         "1: the table cannot be scrubbed, or its default row is damaged; the status says why.",
         labels=["instance", "table"],
     )
-    for table in tables:
+    for table in status["tables"]:
         is_failed = str(table["id"]) in scrub["faults"] or "0" in scrub["faults"]
         failed.add_metric([table["instance"], table["name"]], float(is_failed))
     yield failed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -21,7 +22,10 @@ LOOK_SECONDS: Final = 5.0  # between two searches for bases, while rows are miss
 NICENESS: Final = 19  # of 19
 # Only this many of the newest bases are read for a row.
 BASES_MAX: Final = 4
-AT_REST_SECONDS: Final = 30.0  # how long ingest may take to finish what it has read
+# How long ingest may take to finish what it has read, in tries of one second, between which the
+# thread may stop.
+AT_REST_TRIES: Final = 30
+READ_BYTES: Final = 64 << 20  # of rows that are read together, and written in one batch
 # States of a partition whose rows are those of its progress.
 FOLLOWING: Final = ("following", "passing")
 
@@ -123,11 +127,12 @@ class Repairs:
                 schema = base.schemas().get(name)
                 if schema is None or (schema.dtype, schema.dim) != (table.dtype, table.dim):
                     continue
-                rows = {
-                    key: row
+                may_help = (
+                    (key, row)
                     for key, row in self._damage.of_table(table.id).items()
                     if _may_help(base, row, _partition(key, instance), positions)
-                }
+                )
+                rows = dict(islice(may_help, max(1, READ_BYTES // table.row_bytes)))
                 if rows:
                     found = self._read(base, name, rows, instance)
                     self._restore(base, table, instance, rows, found)
@@ -144,7 +149,12 @@ class Repairs:
         }
 
     def _rest(self, action: Callable[[], None]) -> bool:
-        return not self._stopping.is_set() and self._at_rest(action, AT_REST_SECONDS)
+        tries = AT_REST_TRIES
+        while tries > 0 and not self._stopping.is_set():
+            if self._at_rest(action, 1.0):
+                return True
+            tries -= 1
+        return False
 
     def _read(
         self,

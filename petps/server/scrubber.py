@@ -162,11 +162,13 @@ class Scrubber:
 
     def _due(self, existing: dict[int, _native.Table]) -> Iterator[_native.Table]:
         """Yield the tables whose last pass is too long ago, the one that has begun first."""
-        begun = self._current
-        if begun is not None and begun.table.id in existing:
+        every, begun = self._config.every_seconds(), self._current
+        if every == 0 or begun is None or begun.table.id not in existing:
+            self._current = begun = None
+        if begun is not None:
             yield begun.table
         for table in existing.values():
-            every, last = self._config.every_seconds(), self._damage.last_pass(table.id)
+            last = self._damage.last_pass(table.id)
             if every > 0 and (last is None or not 0 <= self._clock() - last < every):
                 yield table
 

@@ -404,6 +404,24 @@ def test_nothing_is_removed_while_it_cannot_be_listed(tmp_path: Path) -> None:
     assert sum("cannot be scrubbed" in line for line in lines) == 1
 
 
+def test_a_list_that_cannot_be_read_does_not_stop_the_serving(pool: Path) -> None:
+    lines: list[str] = []
+    pool.with_name("pool.damage").mkdir()
+    with Serving(settings(pool), log=lines.append) as serving:
+        (fault,) = serving.status()["scrub"]["faults"].values()
+        path = pool.with_name("pool.damage")
+        assert fault == (
+            f"tables cannot be scrubbed: {path} cannot be read: Is a directory; move it away, then "
+            "restart"
+        )
+        assert fault in lines
+        with pytest.raises(IoError, match="cannot be read"):
+            serving.scrub("items", None, lambda *_: True, True)
+        serving.reload(settings(pool, scrub=NEVER))
+        labels = '{instance="default@0",table="items"}'
+        assert f"petps_scrub_failed{labels} 1.0" in serving._metrics_text().decode()
+
+
 def test_a_damaged_default_row_is_reported(tmp_path: Path) -> None:
     path, lines = tmp_path / "pool", list[str]()
     with petps.create(path, durability="process") as opened:
