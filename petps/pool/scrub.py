@@ -80,6 +80,7 @@ class TablePass:
             self._pending = []
         if not self._is_read:
             return count
+        self._damage.strike_out(self.table, "written or deleted")
         self._damage.note_pass(self.table.id, self._clock())
         return None
 

@@ -281,28 +281,29 @@ void Driver::expire(const std::string& name) {
 }
 
 void Driver::scrub(const std::string& name, size_t rows) {
-  std::vector<Change> removed = random_changes(name, 0, 0, rows);
-  const auto act = [&]() -> Status {
-    table::Table& target = table(name);
-    const auto flip = [&](const std::vector<pool::SlotHeader*>& headers) {
-      for (pool::SlotHeader* header : headers) header->crc ^= 1;
-    };
-    std::vector<pool::SlotHeader*> headers;
+  const std::vector<Change> removed = random_changes(name, 0, 0, rows);
+  const auto damage = [&]() -> Status {
+    table::Table::Impl& target = table(name).impl();
+    media::Flusher flusher(target.pool.medium());
     for (const Change& change : removed) {
-      const index::Place place = target.impl().index().find_one(change.key);
-      headers.push_back(target.impl().slots.header(place.ref));
+      pool::SlotHeader* const at = target.slots.header(target.index().find_one(change.key).ref);
+      pool::SlotHeader header = *at;
+      header.crc ^= 1;
+      flusher.copy(at, &header, sizeof header, Site::kRowHeader);
     }
-    flip(headers);
+    return flusher.drain(Site::kFilled);
+  };
+  step("damage", damage, [&](World* w) { w->find(name)->damaged += removed.size(); });
+  const auto act = [&]() -> Status {
     table::ScrubCursor cursor;
     std::vector<table::DamagedRow> found;
     for (bool complete = false; !complete;) {
-      const auto step = target.scrub(&cursor, 1 << 12);
-      if (!step.ok()) return step.status();
-      found.insert(found.end(), step.value().damaged.begin(), step.value().damaged.end());
-      complete = step.value().complete;
+      const auto one = table(name).scrub(&cursor, 1 << 12);
+      if (!one.ok()) return one.status();
+      found.insert(found.end(), one.value().damaged.begin(), one.value().damaged.end());
+      complete = one.value().complete;
     }
-    const auto count = target.remove_damaged(found);
-    flip(headers);
+    const auto count = table(name).remove_damaged(found);
     if (!count.ok()) return count.status();
     PETPS_CHECK(count.value() == removed.size(), "scrubbing removed other rows than the damaged");
     return Status();

@@ -114,8 +114,7 @@ class Driver {
   // commit, together with the progress there.
   void commit(const std::vector<uint32_t>& partitions, uint64_t second);
   void expire(const std::string& table);
-  // Damage the rows of some keys, remove them as the scrubber does, and undo the damage: so a crash
-  // state has a whole row, or none.
+  // Two steps: damage the headers of some rows, durably, and remove the rows as the scrubber does.
   void scrub(const std::string& table, size_t rows);
   void set_expiry(const std::string& table, uint32_t seconds);
   void migrate(const std::string& table, const std::vector<uint64_t>& hot);

@@ -23,11 +23,9 @@ def reached(request: pytest.FixtureRequest, filled: Path) -> Any:
     """Return the pool, with the row of key 700 damaged, without a server or with one."""
     with contextlib.ExitStack() as stack:
         if request.param == "served":
-            never: dict[str, dict[str, Any]] = {
-                "pool": {"path": filled},
-                "scrub": {"every": "never"},
-            }
-            served = config.merge(settings(filled), never, "test")
+            given: dict[str, dict[str, Any]] = {"pool": {"path": filled}}
+            given["scrub"] = {"every": "never"}
+            served = config.merge(settings(filled), given, "test")
             stack.enter_context(Serving(served, log=lambda _: None))
         damage_row(filled, expected(np.array([700], np.uint64))[0])
         yield filled

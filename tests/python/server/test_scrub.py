@@ -174,12 +174,13 @@ def test_a_row_comes_back_from_an_older_base_only_if_it_is_the_same(served: Serv
     served.export()  # of a later position than the removal
     wait_until(lambda: 5 in served.pull())
     assert served.pull() == expected | {40: 3.0}
+    wait_until(lambda: entry(served.serving.status(), "fed")["restored"] == 2)
     assert served.missing() == served.listed() == set()
     status = served.serving.status()
     assert entry(status, "fed") | {"rows": 0, "last_pass": 0} == {
         "rows": 0, "damaged": 2, "restored": 2, "missing": 0, "last_pass": 0,
     }  # fmt: skip
-    assert any("1 missing rows are restored from base" in line for line in served.lines)
+    wait_until(lambda: sum("1 missing rows are restored from base" in s for s in served.lines) == 2)
 
 
 def test_a_deletion_since_the_removal_is_not_undone(served: Served) -> None:
