@@ -11,6 +11,7 @@ import json
 import shutil
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,14 @@ import pytest
 
 import petps
 from petps import config
+from petps.checkpoint import Base
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.errors import DataLoss, FailedPrecondition, InvalidArgument, IoError
 from petps.publish import Publisher
 from petps.server import Serving, repair, scrubber
+from petps.server.ingest.catch_up import catch_up
+from petps.server.ingest.native_tables import NativeInstanceTables
 from petps.server.scrubber import Scrubber
 from tests.python.server.conftest import settings
 from tests.python.server.damaged import damage_row, row_of
@@ -59,7 +63,6 @@ class Served:
             with petps.create(path, durability="process") as pool:
                 pool.create_model("m", 2)
                 pool.create_table("fed", dim=4, capacity=1000, feed="delta")
-                pool.create_table("items", dim=4, capacity=1000)
         schema = TableSchema("fed", "f32", 4)
         self.publisher = Publisher(self.log, "m", tables=[schema])
         self.publisher.begin_continue(None)
@@ -206,7 +209,6 @@ def _old_base(served: Served) -> Path:
     with petps.create(path, durability="process") as pool:
         pool.create_model("m", 2)
         pool.create_table("fed", dim=4, capacity=1000, feed="delta")
-        pool.create_table("items", dim=4, capacity=1000)
         pool.load("fed", KEYS, rows_of(1))
         pool.export(served.folder / "old")
     return served.folder / "old"
@@ -475,3 +477,29 @@ def test_the_settings_are_reloaded(pool: Path) -> None:
         serving.reload(settings(pool, scrub={"every": "12h", "bytes_per_second": 7}))
         scrub = serving.status()["scrub"]
         assert (scrub["every_seconds"], scrub["bytes_per_second"]) == (43_200, 7)
+
+
+def test_a_catch_up_ends_that_its_absent_keys_are_missing(served: Served) -> None:
+    served.publish(list(range(COUNT)), 1)
+    served.damage([3, 4], 1)
+    served.scrub()
+    served.serving.set_ingest(paused=True)
+    wait_until(lambda: served.serving.status()["ingest"]["paused"])
+    other = served.servings["other"]
+    served.publisher.publish("fed", np.array([3], np.uint64), rows_of(1, [3]), np.ones(1, np.bool_))
+    served.version = served.publisher.commit()
+    wait_until(lambda: served.applied(other) == served.version)
+    pool = petps.Pool(other._tables, is_borrowed=True)
+    pool.export(served.folder / "elsewhere", model="m")
+    base = Base.open(served.folder / "elsewhere")
+    instance = NativeInstanceTables(served.serving._tables, "m")
+    targets = []
+    for partition in range(2):
+        before = instance.progress(partition)
+        assert before is not None
+        run, seq = base.position(partition)
+        targets.append((before, replace(before, run=run, seq=seq)))
+    for _ in catch_up(instance, base, targets, rows_max=1000, pace=lambda rows: None):
+        pass
+    assert served.missing() == set()
+    assert set(served.pull()) == set(range(COUNT)) - {3}
