@@ -154,7 +154,8 @@ def entry(status: dict[str, Any], table: str) -> dict[str, Any]:
 
 def test_a_row_comes_back_from_an_older_base_only_if_it_is_the_same(served: Served) -> None:
     served.publish(list(range(COUNT)), 1)
-    served.export()  # holds value 1 of all keys
+    served.publish([60], 1)
+    served.export()  # of version 2, holds value 1 of all keys
     served.publish(list(range(10)), 2)
     served.damage([5], 2)
     served.damage([30], 1)
