@@ -147,6 +147,18 @@ TEST_F(Scrub, SparesARowThatWasWrittenSinceTheLook) {
   EXPECT_EQ(missing(), std::set<uint64_t>{6});
 }
 
+// The list of missing rows has the header of the first row, so it must not stand for the second.
+TEST_F(Scrub, SparesANewRowThatIsDamagedToo) {
+  write(0, 100, 1);
+  damage_row(5);
+  const std::vector<DamagedRow> found = scrub();
+  write(5, 6, 2);
+  damage_row(5);
+  EXPECT_EQ(remove(found), 0u);
+  EXPECT_EQ(remove(scrub()), 1u);
+  EXPECT_EQ(missing(), std::set<uint64_t>{5});
+}
+
 // The slot that the look named may have another row of the same key when the deletion comes.
 TEST_F(Scrub, LooksAgainBeforeItRemoves) {
   write(0, 100, 1);
