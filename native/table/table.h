@@ -106,11 +106,11 @@ struct TableStatus {
 struct VerifyReport {
   uint64_t rows = 0;
   uint64_t buckets = 0;
-  uint64_t stale_tags = 0;         // allowed after a crash: healed by the walk and by writers
-  uint64_t high_counters = 0;      // allowed after a crash
+  uint64_t stale_tags = 0;     // allowed after a crash: healed by the walk and by writers
+  uint64_t high_counters = 0;  // allowed after a crash
   // Allowed until the walk frees them, and where damaged rows were removed.
   uint64_t unreachable_slots = 0;
-  bool complete = true;            // false: it was ended before it had read all
+  bool complete = true;  // false: it was ended before it had read all
   uint64_t problem_count = 0;
   std::vector<std::string> problems;  // the first kMaxProblems, each naming table, bucket or key
   bool clean() const { return problem_count == 0; }
