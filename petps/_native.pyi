@@ -12,6 +12,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from petps._native_records import ApplyReport as ApplyReport
+from petps._native_records import DamagedRow as DamagedRow
+from petps._native_records import Progress as Progress
+from petps._native_records import ScrubCursor as ScrubCursor
+from petps._native_records import ScrubStep as ScrubStep
+from petps._native_records import TableStatus as TableStatus
+from petps._native_records import VerifyReport as VerifyReport
+
 __version__: str
 software: str
 """Version and revision: "petps 0.1.0 (1a2b3c4d5e6f)"."""
@@ -85,83 +93,6 @@ class TableRecord:
     """Seconds; 0: the rows never expire."""
     def as_dict(self) -> dict[str, Any]: ...
 
-class TableStatus:
-    rows: int
-    capacity: int
-    slots: int
-    free_slots: int
-    retired_slots: int
-    index_bytes: int
-    header_bytes: int
-    row_bytes_total: int
-    allocator_bytes: int
-    displaced: int
-    walked: bool
-    expire_after: int
-    event_time_ns: int
-    expired: int
-    expiry_delay: float
-    evicted: int
-    heat_bytes: int
-    def as_dict(self) -> dict[str, Any]: ...
-
-class ApplyReport:
-    inserted: int
-    updated: int
-    deleted: int
-    absent: int
-    refused: int
-    """New keys that were refused because the table is full."""
-    superseded: int
-    """Entries of the batch that a later entry of the same key replaced."""
-    def as_dict(self) -> dict[str, Any]: ...
-
-class VerifyReport:
-    clean: bool
-    rows: int
-    buckets: int
-    stale_tags: int
-    high_counters: int
-    unreachable_slots: int
-    complete: bool
-    """Whether everything was read."""
-    problem_count: int
-    problems: list[str]
-    def as_dict(self) -> dict[str, Any]: ...
-
-class Progress:
-    """What a partition of an instance has applied.
-
-    ``state``: 'following', 'catching_up' (to version ``target``), 'passing' (run ``target`` feeds
-    another instance), 'incomplete' (rows of version ``target`` never came), 'conflict' (two
-    publishers wrote ``run``) or 'lost_power' (rows may be older than any progress). ``publisher``:
-    24 bits that identify the publisher of ``run``; 0 if it is not known.
-    """
-
-    instance: int
-    partition: int
-    run: int
-    seq: int
-    offset: int
-    version: int
-    state: str
-    target: int
-    publisher: int
-    def __init__(
-        self,
-        *,
-        instance: int,
-        partition: int,
-        run: int,
-        seq: int,
-        offset: int,
-        version: int,
-        state: str = "following",
-        target: int = 0,
-        publisher: int = 0,
-    ) -> None: ...
-    def as_dict(self) -> dict[str, Any]: ...
-
 class Scan:
     """Iterator over copies of a table's pages. No key migrates until it is closed or exhausted."""
 
@@ -224,6 +155,21 @@ class Table:
     def set_hot_keys(self, keys: Keys) -> None: ...
     def migrate(self, hot_keys: Keys) -> int: ...
     def rehome(self) -> int: ...
+    def scrub(self, cursor: ScrubCursor, bytes: int) -> ScrubStep:
+        """Compare the rows of the next buckets, of about ``bytes``, with their headers and keys.
+
+        Changes nothing but the cursor. native/table/SCRUB.md.
+        """
+    def remove_damaged(self, rows: list[DamagedRow]) -> int:
+        """Remove rows, each only while its key still has that damaged row. Return how many."""
+    def note_missing(self, keys: Keys) -> None:
+        """Remember keys as missing that an earlier open removed, except those that exist."""
+    def restore(self, keys: Keys, rows: Bytes, stamps: Stamps) -> ApplyReport:
+        """Write the rows of those keys that nothing has written or deleted since their removal."""
+    def missing_keys(self) -> Keys:
+        """Return the keys that are missing now, uint64[n], unordered."""
+    def find_damaged(self, keys: Keys) -> Mask:
+        """Return bool[n]: which of the keys have a damaged row now."""
     def bucket_reads(self, keys: Keys) -> tuple[int, int]:
         """Return (buckets read, keys found); only found keys count."""
 

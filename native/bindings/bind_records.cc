@@ -112,6 +112,8 @@ void bind_table_records(py::module_& module) {
       .field("expired", &Status::expired)
       .field("expiry_delay", &Status::expiry_delay)
       .field("evicted", &Status::evicted)
+      .field("missing_rows", &Status::missing_rows)
+      .field("damaged_slots", &Status::damaged_slots)
       .field("heat_bytes", &Status::heat_bytes);
   using Apply = table::ApplyReport;
   Record<Apply>(module, "ApplyReport", "What one batch did.")

@@ -170,6 +170,7 @@ void bind_table(py::module_& module) {
             "Return the keys as keys() does, and uint32[n], the stamps of their rows.");
   bind_data(table);
   bind_placement(table);
+  bind_scrub(table);
 }
 
 }  // namespace petps::bindings

@@ -72,6 +72,7 @@ void bind_route(py::module_& module);
 void bind_buffer(py::module_& module);
 void bind_base(py::module_& module);
 void bind_scan(py::module_& module);
+void bind_scrub_records(py::module_& module);
 void bind_table(py::module_& module);
 void bind_tables(py::module_& module);
 void bind_shard_map(py::module_& module);

@@ -40,6 +40,7 @@ PYBIND11_MODULE(_native, module) {
   bindings::bind_route(module);
   bindings::bind_buffer(module);
   bindings::bind_scan(module);
+  bindings::bind_scrub_records(module);
   bindings::bind_table(module);
   bindings::bind_tables(module);
   bindings::bind_shard_map(module);

@@ -25,6 +25,9 @@ struct TableHandle {
   }
 };
 
+// Add the scrubber's methods (bind_scrub.cc).
+void bind_scrub(pybind11::class_<TableHandle>& table);
+
 // Raise the kNotFound error for a table of an instance, which lists the tables that exist.
 [[noreturn]] void table_not_found(table::Tables& tables, const std::string& instance,
                                   const std::string& name);

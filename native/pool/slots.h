@@ -40,6 +40,10 @@ class Slots {
   // kept aside.
   void release(std::span<const SlotRef> refs);
 
+  // Let `slots` more slots exist, in place of some that nobody releases (table/SCRUB.md).
+  void keep_unused(uint64_t slots) { kept_unused_.fetch_add(slots, std::memory_order_relaxed); }
+  uint64_t kept_unused() const { return kept_unused_.load(std::memory_order_relaxed); }
+
   std::byte* row(SlotRef ref) const { return pool_->at(ref); }
   SlotHeader* header(SlotRef ref) const;
   // Return true if ref is the start of a slot of this table.
@@ -66,7 +70,7 @@ class Slots {
     uint64_t memory = 0;
   };
   static Footprint footprint_of(uint32_t row_bytes, uint64_t capacity);
-  uint64_t max_slots() const { return max_slots_.load(std::memory_order_relaxed); }
+  uint64_t max_slots() const { return max_slots_.load(std::memory_order_relaxed) + kept_unused(); }
   void set_capacity(uint64_t capacity);
   uint64_t allocator_bytes() const { return allocator_bytes_.load(std::memory_order_relaxed); }
   uint32_t row_bytes() const { return row_bytes_; }
@@ -170,6 +174,7 @@ class Slots {
   uint64_t replaced_ = 0;        // rows whose slots were released since grow_spare()
   uint64_t written_bytes_ = 0;   // rows for which a slot was taken
   std::vector<SlotRef> deferred_;
+  std::atomic<uint64_t> kept_unused_{0};
   std::atomic<uint64_t> total_{0};
   std::atomic<uint64_t> free_{0};
   std::atomic<uint64_t> allocator_bytes_{0};  // status() reads it while mutex_ is held

@@ -115,6 +115,8 @@ void write_tables(table::Tables& tables, JsonWriter& json) {
     json.member("expired", status.expired);
     json.member("expiry_delay", status.expiry_delay);
     json.member("evicted", status.evicted);
+    json.member("missing_rows", status.missing_rows);
+    json.member("damaged_slots", status.damaged_slots);
     json.member("heat_bytes", status.heat_bytes);
     json.end_object();
   }

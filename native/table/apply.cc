@@ -40,6 +40,8 @@ class Apply {
         deleted_(slice.deleted),
         stamps_(slice.stamps),
         only_of_stamp_(slice.only_of_stamp),
+        only_damaged_(slice.only_damaged),
+        only_missing_(slice.only_missing),
         refused_(slice.refused),
         group_(slice.group),
         stamp_(stamp),
@@ -60,11 +62,12 @@ class Apply {
     const bool has_slots = allocate(upserts).ok();
     std::shared_lock moves(table_.moves_gate);
     const size_t present = has_slots ? fill_in_step() : locate();
-    const bool replaces_all = has_slots && upserts == keys_.size() && present == keys_.size();
+    const bool replaces_all =
+        has_slots && upserts == keys_.size() && present == keys_.size() && !only_missing_;
     const Status status = replaces_all ? replace(report) : publish_ops(has_slots, report);
     moves.unlock();
     settle_reservations();
-    if (status.ok()) retiring_.add(scratch_.old);
+    if (status.ok()) retire();
     return status;
   }
 
@@ -74,13 +77,13 @@ class Apply {
   size_t locate();
   size_t fill_in_step();
   void fill_next(size_t i);
-  uint32_t stamp_of(size_t i) const {
-    return stamps_ == nullptr ? stamp_ : stamps_[places_ == nullptr ? i : places_[i]];
-  }
+  size_t place_of(size_t i) const { return places_ == nullptr ? i : places_[i]; }
+  uint32_t stamp_of(size_t i) const { return stamps_ == nullptr ? stamp_ : stamps_[place_of(i)]; }
   Status replace(ApplyReport* report);
 
   Status publish_ops(bool has_slots, ApplyReport* report);
   void make_ops(bool has_slots);
+  bool meets_condition(size_t i) const;
   void drop(Op* op);
   void drop_superseded(ApplyReport* report);
   Status refuse(ApplyReport* report);
@@ -93,6 +96,8 @@ class Apply {
 
   void mark_replaced();
   Status finish_publish();
+  void note_missing(const Op& op);
+  void retire();
   void set_outcome(const Op& op, Outcome outcome);
 
   Table::Impl& table_;
@@ -102,6 +107,8 @@ class Apply {
   const uint8_t* deleted_;
   const uint32_t* stamps_;
   bool only_of_stamp_;
+  const DamagedRow* only_damaged_;
+  bool only_missing_;
   std::vector<uint32_t>* refused_;
   const Group* group_;
   uint32_t stamp_;
@@ -198,11 +205,20 @@ void Apply::make_ops(bool has_slots) {
     ops_[i].ref = deletes ? 0 : has_slots ? *next++ : kToBeAllocated;
   }
   table_.index().plan(ops_, scratch_.entries.data(), scratch_.old.data());
-  if (!only_of_stamp_) return;
+  if (!only_of_stamp_ && only_damaged_ == nullptr && !only_missing_) return;
   for (size_t i = 0; i < ops_.size(); ++i) {
-    const SlotRef old = scratch_.old[i];
-    if (old != 0 && table_.slots.header(old)->stamp != stamp_of(i)) drop(&ops_[i]);
+    if (!meets_condition(i)) drop(&ops_[i]);
   }
+}
+
+// Return whether the batch's condition lets it change key i. The key's range is held, so its slot
+// is not reused while it is read.
+bool Apply::meets_condition(size_t i) const {
+  const SlotRef old = scratch_.old[i];
+  if (only_damaged_ != nullptr)
+    return old != 0 && table_.examine(keys_[i], old) == only_damaged_[place_of(i)];
+  if (only_missing_) return old == 0 && table_.is_missing(keys_[i]);
+  return old == 0 || table_.slots.header(old)->stamp == stamp_of(i);
 }
 
 void Apply::set_outcome(const Op& op, Outcome outcome) {
@@ -362,6 +378,7 @@ void Apply::count(ApplyReport* report) {
       }
       continue;
     }
+    note_missing(op);
     if (op.old != 0) scratch_.old.push_back(op.old);
     if (op.ref != 0) {
       (op.old != 0 ? report->updated : report->inserted) += 1;
@@ -376,7 +393,27 @@ void Apply::count(ApplyReport* report) {
   if (!unused_.empty()) table_.slots.release(unused_);
 }
 
+// A write or a deletion of a missing key ends that it is missing. The short way needs no such call:
+// it replaces rows of keys that exist, and no such key is missing.
+void Apply::note_missing(const Op& op) {
+  if (only_damaged_ != nullptr) {
+    table_.add_missing(op.key);
+  } else if (op.old == 0) {
+    table_.forget_missing(op.key);
+  }
+}
+
 // ---- both ways ----
+
+// The slot of a damaged row is never used again, because the disk or the memory there is bad. It
+// may not even be the key's own: see SCRUB.md.
+void Apply::retire() {
+  if (only_damaged_ != nullptr) {
+    table_.slots.keep_unused(scratch_.old.size());
+  } else {
+    retiring_.add(scratch_.old);
+  }
+}
 
 // Mark replaced slots of old extents while the walk runs, so that the walk does not free them: a
 // reader may still read them.

@@ -70,6 +70,9 @@ class Writer {
   bool must_make_room() const {
     return deletes_ && table_.occupied.load() + batch_.keys.size() > table_.capacity.load();
   }
+  const DamagedRow* only_damaged(size_t at) const {
+    return batch_.only_damaged.empty() ? nullptr : batch_.only_damaged.data() + at;
+  }
   const uint32_t* stamps(size_t at) const {
     const bool are_given = table_.push_stamp.load() == 0 || batch_.only_of_stamp;
     return batch_.stamps.empty() || !are_given ? nullptr : batch_.stamps.data() + at;
@@ -90,7 +93,7 @@ class Writer {
         apply({batch_.keys.subspan(at, n),
                batch_.rows == nullptr ? nullptr : batch_.rows + at * row_bytes, nullptr,
                batch_.deleted.empty() ? nullptr : batch_.deleted.data() + at, stamps(at),
-               batch_.only_of_stamp, nullptr, group_},
+               batch_.only_of_stamp, only_damaged(at), batch_.only_missing, nullptr, group_},
               table_.scratch.front(), retiring, &report_);
     table_.range_locks.give(kAllRanges);
     return status;
@@ -143,7 +146,7 @@ class Writer {
     share.applied += n;
     return apply({std::span(share.keys).subspan(at, n), batch_.rows, share.places.data() + at,
                   share.deleted.empty() ? nullptr : share.deleted.data() + at, stamps(0),
-                  batch_.only_of_stamp, &share.refused},
+                  batch_.only_of_stamp, only_damaged(0), batch_.only_missing, &share.refused},
                  table_.scratch[range], retiring, report);
   }
 
@@ -176,7 +179,8 @@ class Writer {
       const size_t n = std::min(kSliceKeys, keys.size() - at);
       table_.range_locks.take_all([&] { retiring.flush(); });
       const Status status = apply(
-          {std::span(keys).subspan(at, n), batch_.rows, refused_.data() + at, nullptr, stamps(0)},
+          {std::span(keys).subspan(at, n), batch_.rows, refused_.data() + at, nullptr, stamps(0),
+           /*only_of_stamp=*/false, /*only_damaged=*/nullptr, batch_.only_missing},
           table_.scratch.front(), retiring, &report_);
       table_.range_locks.give(kAllRanges);
       PETPS_RETURN_IF_ERROR(status);

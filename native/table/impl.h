@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <unordered_set>
 #include <vector>
 
 #include "epoch/epoch.h"
@@ -90,6 +91,18 @@ struct Table::Impl final : epoch::Reclaimer {
                                uint64_t* deleted);
   void describe_expiry(TableStatus* status) const;
 
+  // ---- scrubbing: scrub.cc, SCRUB.md
+  // Return what is wrong with the row that the key has; nothing if it is whole. The caller holds a
+  // pin or the key's range.
+  std::optional<DamagedRow> examine(uint64_t key, pool::SlotRef ref) const;
+  bool is_missing(uint64_t key) const;
+  // The caller of these two holds the key's range.
+  void add_missing(uint64_t key);
+  void forget_missing(uint64_t key) {
+    if (missing_rows.load(std::memory_order_relaxed) > 0) erase_missing(key);
+  }
+  void erase_missing(uint64_t key);
+
   // ---- eviction: evict.cc, EVICTION.md
   base::Status make_room(const Batch& batch, std::unique_lock<std::mutex>* turn);
   uint64_t count_absent(std::span<const uint64_t> keys, epoch::Reader& reader);
@@ -131,7 +144,12 @@ struct Table::Impl final : epoch::Reclaimer {
   std::atomic<Heat*> heat{nullptr};
   std::mutex heat_mutex;
   std::vector<std::unique_ptr<Heat>> heats;  // all of this open; under heat_mutex
-  uint32_t row_lines;                        // cache lines of a row that lookup prefetches
+  // Keys whose damaged rows were removed, and that nothing has written or deleted since. A key
+  // changes under its range; the mutex guards the set. missing_rows is its size.
+  mutable std::mutex missing_mutex;
+  std::unordered_set<uint64_t> missing;
+  std::atomic<uint64_t> missing_rows{0};
+  uint32_t row_lines;  // cache lines of a row that lookup prefetches
   // Rows, and reserved room for new keys of batches in flight. When a reservation becomes a row,
   // this number stays; a deletion is subtracted once it is durable. Until the walk has counted
   // the rows of an unclean open, it holds the largest possible number of rows.

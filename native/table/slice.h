@@ -29,6 +29,9 @@ struct Slice {
   // If not null, keys[i] has stamps[places[i]]; without places stamps[i].
   const uint32_t* stamps = nullptr;
   bool only_of_stamp = false;  // as in Batch
+  // As in Batch; indexed as stamps are. Null: no condition.
+  const DamagedRow* only_damaged = nullptr;
+  bool only_missing = false;
   // If not null, receives the row numbers of new keys that found no room.
   std::vector<uint32_t>* refused = nullptr;
   const Group* group = nullptr;  // if not null, it has the rows, and the slice is all of it

@@ -139,6 +139,8 @@ TableStatus Table::status() const {
   status.walked = table.walked();
   table.describe_expiry(&status);
   status.evicted = table.evicted.load(std::memory_order_relaxed);
+  status.missing_rows = table.missing_rows.load(std::memory_order_relaxed);
+  status.damaged_slots = table.slots.kept_unused();
   const Heat* const heat = table.heat.load(std::memory_order_acquire);
   status.heat_bytes = heat == nullptr ? 0 : heat->bytes();
   return status;

@@ -1,7 +1,7 @@
 // Room table: the tables of one open pool; the only room where pool, index and epoch meet.
 //
 // Owns:        lookup, apply (allocate, fill, persist, publish, retire), recovery (walk),
-//              migration, growth, expiry, eviction, verify, scan.
+//              migration, growth, expiry, eviction, verify, scrub, scan.
 // Never does:  network, message formats, decoding of rows; write a row in place; retire before
 //              the publish is durable.
 // Called by:   server (pull, push), bindings (Python: load, ingest, verify), tests.
@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -27,6 +28,23 @@
 
 namespace petps::table {
 
+// What is wrong with a row that an entry names. Never renumber: POOL.damage has these numbers.
+enum class Fault : uint8_t {
+  kNoSlot = 1,    // the entry names no slot of the table
+  kOtherKey = 2,  // the header of the slot names another key
+  kChecksum = 3,  // the checksum of the row differs from the header's
+};
+
+// A damaged row, as it was read. Without a slot, stamp and crc are 0.
+struct DamagedRow {
+  uint64_t key = 0;
+  pool::SlotRef slot = 0;
+  uint32_t stamp = 0;  // of the header
+  uint32_t crc = 0;    // of the header
+  Fault fault = Fault::kChecksum;
+  bool operator==(const DamagedRow&) const = default;
+};
+
 // A batch of full rows or deletions for one table. A later entry of the same key wins.
 struct Batch {
   std::span<const uint64_t> keys;
@@ -37,6 +55,10 @@ struct Batch {
   std::span<const uint32_t> stamps = {};  // empty, or keys.size(): one stamp for each key
   // Delete a key only while its row has this key's stamp. For a batch of deletions with stamps.
   bool only_of_stamp = false;
+  // Empty, or keys.size(), for a batch of deletions: delete a key only while its row is this
+  // damaged one, never use the slot again, and remember the key as missing.
+  std::span<const DamagedRow> only_damaged = {};
+  bool only_missing = false;  // write a key only while it is remembered as missing
   // The number of threads for a large batch, the caller included; the others inherit its
   // priority.
   uint32_t threads = 1;
@@ -73,17 +95,22 @@ struct TableStatus {
   uint64_t event_time_ns = 0;
   uint64_t expired = 0;
   double expiry_delay = 0.0;
-  uint64_t evicted = 0;     // rows since the open
+  uint64_t evicted = 0;  // rows since the open
+  // Keys whose damaged rows were removed, and that nothing has written or deleted since. Slots of
+  // such rows that stay unused, of this open.
+  uint64_t missing_rows = 0;
+  uint64_t damaged_slots = 0;
   uint64_t heat_bytes = 0;  // DRAM for how often keys are pulled
 };
 
 struct VerifyReport {
   uint64_t rows = 0;
   uint64_t buckets = 0;
-  uint64_t stale_tags = 0;         // allowed after a crash: healed by the walk and by writers
-  uint64_t high_counters = 0;      // allowed after a crash
-  uint64_t unreachable_slots = 0;  // allowed until the walk frees them
-  bool complete = true;            // false: it was ended before it had read all
+  uint64_t stale_tags = 0;     // allowed after a crash: healed by the walk and by writers
+  uint64_t high_counters = 0;  // allowed after a crash
+  // Allowed until the walk frees them, and where damaged rows were removed.
+  uint64_t unreachable_slots = 0;
+  bool complete = true;  // false: it was ended before it had read all
   uint64_t problem_count = 0;
   std::vector<std::string> problems;  // the first kMaxProblems, each naming table, bucket or key
   bool clean() const { return problem_count == 0; }
@@ -104,6 +131,22 @@ struct ExpireOptions {
   bool paced = true;  // leave most of the time to pulls and writers
   // Called between two steps with the buckets done and the buckets in all; false ends the walk.
   std::function<bool(uint64_t done, uint64_t all)> progress;
+};
+
+// Where a pass of the scrubber is. It begins with an empty one.
+struct ScrubCursor {
+  const void* array = nullptr;  // the array of buckets that `bucket` counts in
+  uint64_t bucket = 0;
+};
+
+struct ScrubStep {
+  uint64_t rows = 0;     // read in this step
+  uint64_t bytes = 0;    // likewise: of rows and headers
+  uint64_t buckets = 0;  // done by the pass
+  uint64_t bucket_count = 0;
+  bool complete = false;             // the pass has read all buckets, and the default row
+  bool default_row_damaged = false;  // set by the last step
+  std::vector<DamagedRow> damaged;
 };
 
 struct ScanPage {
@@ -195,6 +238,23 @@ class Table {
   // it is read and written. Return how many. Durable when it returns; a walk that ended early, or
   // a crash, leaves the other ones to the next walk.
   base::Result<uint64_t> expire(const ExpireOptions& options);
+
+  // Read the rows of the next buckets, `bytes` of them or a little more, and compare each with its
+  // header and its key (SCRUB.md). Changes nothing. If the table has grown, the pass begins again.
+  base::Result<ScrubStep> scrub(ScrubCursor* cursor, uint64_t bytes);
+  // Take damaged rows out of service, each only while its key still has that row. Return how many.
+  // Durable when it returns; from then on, lookups find no such key.
+  base::Result<uint64_t> remove_damaged(std::span<const DamagedRow> rows);
+  // Remember keys as missing that an earlier open removed. Keys that the table has are left out.
+  base::Status note_missing(std::span<const uint64_t> keys);
+  // Write rows of missing keys. A key that was written or deleted since it was removed stays as it
+  // is. Durable when it returns.
+  base::Result<ApplyReport> restore(std::span<const uint64_t> keys, const std::byte* rows,
+                                    std::span<const uint32_t> stamps);
+  // Return the keys that are missing now, in any order.
+  std::vector<uint64_t> missing_keys() const;
+  // Mark the keys whose rows are damaged now: 1 = damaged, 0 = whole or absent.
+  base::Status find_damaged(std::span<const uint64_t> keys, std::span<uint8_t> damaged);
 
   // Scan buckets [from, from + buckets). While a ScanGuard lives, no entry moves, so the scan
   // misses none.

@@ -207,6 +207,25 @@ class AdminClient:
                 report: dict[str, Any] = json.loads(reply.report)
         return report
 
+    def scrub(
+        self,
+        table: str = "",
+        *,
+        model: str | None = None,
+        paced: bool = True,
+        progress: Callable[[str, int, int], bool] = lambda table, done, buckets: True,
+        log: Callable[[str], None] = lambda line: None,
+    ) -> list[dict[str, Any]]:
+        """See Pool. The server's log has the damaged rows."""
+        request = messages.ScrubRequest(model=model or "", table=table, unpaced=not paced)
+        reports: list[dict[str, Any]] = []
+        for reply in self._replies("Scrub", request):
+            if reply.done:
+                reports = json.loads(reply.report)
+            elif progress(reply.table, reply.rows_done, reply.rows) is False:
+                raise FailedPrecondition("scrubbing was cancelled")
+        return reports
+
     def close(self) -> None:
         """Close the connection."""
         self._channel.close()

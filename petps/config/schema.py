@@ -19,6 +19,7 @@ __all__ = [
     "LimitsConfig",
     "ModelConfig",
     "PoolConfig",
+    "ScrubConfig",
     "ServerConfig",
     "TableConfig",
 ]
@@ -368,6 +369,32 @@ class BackupConfig(Section):
         return parse_duration(self.every, "every")
 
 
+class ScrubConfig(Section):
+    """The check of all rows while they are served (native/table/SCRUB.md)."""
+
+    every: str = Field(
+        default="7d",
+        description="How often each table's rows are compared with their checksums, such as '12h' "
+        "or '7d'; damaged rows are removed, and restored from a base if there is one. 'never': "
+        "only `petps scrub` does it. SIGHUP reloads it.",
+    )
+    bytes_per_second: int = Field(
+        default=64 << 20,
+        ge=0,
+        description="Largest number of bytes to read per second for that; 0: no limit. SIGHUP "
+        "reloads it.",
+    )
+
+    @field_validator("every")
+    @classmethod
+    def _is_a_duration(cls, value: str) -> str:
+        return _duration(value, or_never=True)
+
+    def every_seconds(self) -> int:
+        """Return every in seconds; 0: never."""
+        return parse_duration(self.every, "every")
+
+
 class TableConfig(Section):
     """One table."""
 
@@ -466,6 +493,7 @@ class Config(Section):
     server: ServerConfig = _section("Addresses and threads.")
     ingest: IngestConfig = _section("Source of deltas.")
     backup: BackupConfig = _section("Backups by schedule.")
+    scrub: ScrubConfig = _section("The check of all rows while they are served.")
     kafka: dict[str, str | int | float | bool] = Field(
         default_factory=dict,
         description="Options of Kafka by librdkafka's names (TLS, SASL, ...), and "

@@ -7,11 +7,8 @@ that fails leaves a second line, with the error. A pool that is no file has no a
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from os import PathLike
@@ -20,23 +17,19 @@ from typing import Any, Final
 
 from petps import _native
 from petps.config.duration import duration_text
-from petps.delta.files import sync_folder
 from petps.errors import IoError
+from petps.pool.beside import append, file_beside
 from petps.pool.pool import DEFAULT_PARTITIONS, Pool
 from petps.pool.reader import DEFAULT_MODEL, TableInfo
 
 __all__ = ["AuditedPool", "audit_log_of", "audited", "this_user"]
 
-LOG_MODE: Final = 0o600
 WHAT_CHARACTERS_MAX: Final = 1000  # names are checked only after the line is written
-# No link is followed, and a pipe is not waited for.
-OPEN_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def audit_log_of(pool: str | PathLike[str]) -> Path | None:
     """Return the audit log of a pool; None if the pool is no file."""
-    path = Path(os.path.realpath(pool))
-    return path.with_name(f"{path.name}.audit") if path.is_file() else None
+    return file_beside(pool, "audit")
 
 
 def this_user() -> str:
@@ -69,43 +62,12 @@ def _write(path: Path, values: dict[str, str]) -> None:
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     line = (json.dumps({"time": now} | values) + "\n").encode()
     try:
-        is_new = not path.exists()
-        file = os.open(path, OPEN_FLAGS, LOG_MODE)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: one line at a time
-            _check_file(file, path)
-            length = os.fstat(file).st_size
-            if os.write(file, line) != len(line):
-                os.ftruncate(file, length)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(file)
-        finally:
-            os.close(file)
-        if is_new:
-            sync_folder(path.parent)
+        append(path, line, path.with_suffix("").stat())
     except OSError as error:
         raise IoError(
             f"the audit log {path} cannot be written, so nothing was changed: "
             f"{error.strerror or error}"
         ) from error
-
-
-def _check_file(file: int, path: Path) -> None:
-    """Raise OSError unless this is a file of its own, of the pool's owner.
-
-    Give root's file to the pool's owner.
-    """
-    found = os.fstat(file)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-        raise OSError("it is no file of its own: move it away")
-    owner = path.with_suffix("").stat()  # of the pool, whose server writes the log too
-    if found.st_uid == owner.st_uid:
-        return
-    if os.geteuid() != 0:
-        if found.st_size == 0:  # just made: leave no log that the owner cannot write
-            path.unlink()
-        raise OSError("only the pool's owner and root may change the pool's tables")
-    os.fchown(file, owner.st_uid, owner.st_gid)
 
 
 def _text_of(options: Mapping[str, Any]) -> str:
@@ -164,6 +126,13 @@ class AuditedPool(Pool):
         instance = self._instance(model).name  # the model may name another one later
         with self._line(f"drop table {table} of {instance}"):
             super().drop_table(table, model=instance)
+
+    def scrub(
+        self, table: str = "", *, model: str | None = None, **options: Any
+    ) -> list[dict[str, Any]]:
+        """See Pool."""
+        with self._line(f"scrub {f'table {table}' if table else 'all tables'}{_of_model(model)}"):
+            return super().scrub(table, model=model, **options)
 
     def shrink(self, progress: Callable[[int, int], bool] = lambda done, free: True) -> int:
         """See Pool."""

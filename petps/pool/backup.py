@@ -28,9 +28,17 @@ from petps.checkpoint.published import BASE_PART
 from petps.checkpoint.state import PARTIAL_PART, Lineage, Version
 from petps.checkpoint.store import BASE, DELTA
 from petps.delta.schema import partition_of
-from petps.errors import FailedPrecondition, InvalidArgument, NotFound, PetpsError, Unavailable
+from petps.errors import (
+    DataLoss,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PetpsError,
+    Unavailable,
+)
 from petps.pool.backup_info import (
     BACKUP_PART,
+    INCOMPLETE_BASE_PART,
     NEEDS_BASE,
     BackupInfo,
     Known,
@@ -253,7 +261,7 @@ class _Backup:
             entry = self._write(version, kind, pieces, parts)
         assert self._store is not None
         self._drop_partial()
-        warnings = self._remember(entry)
+        warnings = now.warnings + self._remember(entry)
         if hold is None and delta_fed and not self._native.info().was_clean:
             warnings.append(
                 "the pool was not closed cleanly, so its rows may be newer than its positions by "
@@ -374,7 +382,11 @@ class _Backup:
                 if table.status().expire_after > 0
             },
         )
-        return {BACKUP_PART: info.to_json(), BASE_PART: base.to_json()}
+        is_base = all(self._tables[name].record.feed != "delta" for name in info.missing)
+        return {
+            BACKUP_PART: info.to_json(),
+            BASE_PART if is_base else INCOMPLETE_BASE_PART: base.to_json(),
+        }
 
     def _write(
         self,
@@ -500,11 +512,21 @@ def _find(keys: Keys, wanted: Keys) -> tuple[npt.NDArray[np.intp], Mask]:
 def _read(
     table: _native.Table, described: Table, keys: Keys
 ) -> tuple[dict[str, npt.NDArray[np.uint8]], Mask, Keys]:
-    """Return the columns of the keys' rows, bool[n]: which exist, and uint64[n]: their hashes."""
+    """Return the columns of the keys' rows, bool[n]: which exist, and uint64[n]: their hashes.
+
+    Raise DataLoss at a damaged row.
+    """
     rows = np.empty((len(keys), table.row_bytes), np.uint8)
     exists = np.empty(len(keys), np.bool_)
     stamps = np.zeros(len(keys), np.uint32)
-    table.pull(np.ascontiguousarray(keys), rows, exists, stamps)
+    own_keys = np.ascontiguousarray(keys)
+    damaged = own_keys[table.find_damaged(own_keys)]
+    if len(damaged):
+        raise DataLoss(
+            f"the row of key {damaged[0]} in table '{table.name}' is damaged: remove it with "
+            "`petps scrub`, and back up again"
+        )
+    table.pull(own_keys, rows, exists, stamps)
     # Also of the stamp: a row that was written again, with the same values, expires later.
     hashes = _native.hash_rows(rows) ^ (stamps.astype(np.uint64) * _GOLDEN)
     columns = {

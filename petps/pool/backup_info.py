@@ -23,9 +23,11 @@ from petps import _native
 from petps.checkpoint.published import JsonModel
 from petps.checkpoint.state import Version
 from petps.delta.files import sync_folder
+from petps.pool.damage import DamageLog
 
 __all__ = [
     "BACKUP_PART",
+    "INCOMPLETE_BASE_PART",
     "NEEDS_BASE",
     "BackupInfo",
     "Known",
@@ -36,6 +38,8 @@ __all__ = [
 ]
 
 BACKUP_PART: Final = "petps.backup"
+# In place of the part of a base, if rows are missing: servers that caught up would delete them.
+INCOMPLETE_BASE_PART: Final = "petps.backup.base"
 # States of a partition whose rows are a mixture, or older than its progress (ingest's Standing).
 NEEDS_BASE: Final = ("catching_up", "incomplete", "conflict", "lost_power")
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -93,7 +97,7 @@ class BackupInfo(JsonModel):
     """The pool and the instance whose rows a version has.
 
     full: it does not build on an earlier backup. boot: identifies the start of the machine on which
-    it was written.
+    it was written. missing: by table, the number of rows that were damaged and removed.
     """
 
     format: Literal[1] = 1
@@ -108,6 +112,7 @@ class BackupInfo(JsonModel):
     aliases: list[str]
     tables: list[TableFacts]
     progress: list[ProgressFacts]
+    missing: dict[str, int]
 
     @classmethod
     def of(
@@ -119,7 +124,7 @@ class BackupInfo(JsonModel):
         full: bool,
     ) -> BackupInfo:
         """Return the facts of an instance with these tables, as of now."""
-        info = native.info()
+        info, tables = native.info(), list(tables)
         progress = []
         for entry in native.all_progress():
             if entry.instance == instance.id:
@@ -138,7 +143,16 @@ class BackupInfo(JsonModel):
             aliases=sorted(name for name, to in native.aliases().items() if to == instance.id),
             tables=[TableFacts.of(table) for table in tables],
             progress=progress,
+            missing=_count_missing(native, tables),
         )
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what an operator must know of the rows, in a list."""
+        return [
+            f"{count:,} rows of table '{name}' were damaged and are missing: native/table/SCRUB.md"
+            for name, count in self.missing.items()
+        ]
 
     @staticmethod
     def is_in(entry: Version) -> bool:
@@ -148,6 +162,14 @@ class BackupInfo(JsonModel):
     def to_json(self) -> bytes:
         """Return the bytes of the part."""
         return self.model_dump_json().encode()
+
+
+def _count_missing(native: _native.Tables, tables: Iterable[_native.Table]) -> dict[str, int]:
+    damage = DamageLog(native)
+    counts = {
+        table.name: max(damage.count_of(table.id), table.status().missing_rows) for table in tables
+    }
+    return {name: count for name, count in counts.items() if count > 0}
 
 
 @dataclass(slots=True)

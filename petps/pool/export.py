@@ -14,6 +14,8 @@ import numpy.typing as npt
 from petps import _native, checkpoint
 from petps.checkpoint import BaseInfo, ClockEntry, Rows, list_positions, split_by_partition
 from petps.delta import TableSchema
+from petps.errors import DataLoss, FailedPrecondition
+from petps.pool.damage import DamageLog
 
 __all__ = ["Bar", "clock_entries", "no_bar", "write_base"]
 
@@ -54,7 +56,9 @@ def write_base(
 ) -> dict[str, Any]:
     """Write the base, which exists once this returns. May run beside pulls, pushes and ingest.
 
-    Raises the errors of petps.checkpoint.write_base().
+    Raises the errors of petps.checkpoint.write_base(), DataLoss at a damaged row, and
+    FailedPrecondition if rows of a table that deltas feed are missing: servers that catch up to the
+    base would delete them.
     """
     # Read the positions before the first row: the rows may be newer than they, but never older. The
     # deltas after these positions then supply what the rows missed.
@@ -66,6 +70,7 @@ def write_base(
     version = tables.applied_version(instance.id)
     path = Path(folder)
     own = [table for table in tables.tables() if table.record.instance == instance.id]
+    _check_complete(tables, own)
     # After the positions, because the clocks must cover them. A commit that a clock counts and a
     # position does not is read again, and not counted again.
     clocks = {
@@ -82,7 +87,7 @@ def write_base(
     )
     rows = {
         TableSchema(table.name, table.dtype, table.dim): _read(
-            table, instance.partitions, bar, stamped=table.name in clocks
+            tables, table, instance.partitions, bar, stamped=table.name in clocks
         )
         for table in own
     }
@@ -97,14 +102,35 @@ def write_base(
     }
 
 
-def _read(table: _native.Table, partitions: int, bar: Bar, *, stamped: bool) -> Generator[Rows]:
+def _check_complete(tables: _native.Tables, own: list[_native.Table]) -> None:
+    damage = DamageLog(tables)
+    for table in own:
+        count = max(damage.count_of(table.id), table.status().missing_rows)
+        if table.record.feed == "delta" and count > 0:
+            raise FailedPrecondition(
+                f"{count:,} rows of table '{table.name}' were damaged and are missing, so a base "
+                "would lack them: serve the pool until a base or a checkpoint version has "
+                "restored them (petps status)"
+            )
+
+
+def _read(
+    tables: _native.Tables, table: _native.Table, partitions: int, bar: Bar, *, stamped: bool
+) -> Generator[Rows]:
     def rows_of(
         keys: npt.NDArray[np.uint64],
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
         rows = np.empty((keys.shape[0], table.row_bytes), np.uint8)
         exists = np.empty(keys.shape[0], np.bool_)
         own_stamps = None if stamps is None else stamps[: len(keys)]
-        table.pull(np.ascontiguousarray(keys), rows, exists, own_stamps)
+        own_keys = np.ascontiguousarray(keys)
+        damaged = own_keys[table.find_damaged(own_keys)]
+        if len(damaged):
+            raise DataLoss(
+                f"the row of key {damaged[0]} in table '{table.name}' is damaged: remove it with "
+                "`petps scrub`, and export again"
+            )
+        table.pull(own_keys, rows, exists, own_stamps)
         return rows, exists
 
     keys = np.unique(table.keys())  # a key deleted and rewritten during the scan may appear twice
@@ -114,3 +140,4 @@ def _read(table: _native.Table, partitions: int, bar: Bar, *, stamped: bool) -> 
         yield from split_by_partition(
             schema, keys, rows_of, partitions, stamps=stamps, progress=advance
         )
+    _check_complete(tables, [table])  # some may have been removed since the beginning

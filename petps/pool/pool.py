@@ -447,6 +447,65 @@ class Pool(PoolReader):
         """
         return self._native.verify(goes_on)
 
+    def tables_to_scrub(self, table: str, model: str | None) -> list[_native.Table]:
+        """Return the named table of a model; if ``table`` is empty, all tables.
+
+        All tables of the model, or of the pool if ``model`` is None.
+        """
+        if table:
+            return [self.table(table, model)]
+        wanted = None if model is None else self._instance(model).id
+        return [own for own in self._native.tables() if wanted in (None, own.record.instance)]
+
+    def scrub(
+        self,
+        table: str = "",
+        *,
+        model: str | None = None,
+        paced: bool = False,
+        progress: Callable[[str, int, int], bool] = lambda table, done, buckets: True,
+        log: Callable[[str], None] = lambda line: None,
+    ) -> list[dict[str, Any]]:
+        """Compare all rows with their checksums, and remove those that are damaged.
+
+        The removed keys are listed in POOL.damage; a server of the pool restores them if it can
+        (native/table/SCRUB.md).
+
+        Args:
+            table: The table; by default all tables of the model.
+            model: A model, instance or alias; None selects all.
+            paced: A server keeps to its limit; a pool that no server has is read at full speed.
+            progress: Receives the table, its buckets done and its buckets; False ends the pass.
+            log: Receives a line for each of the first damaged rows.
+
+        Returns:
+            A report for each table: rows, damaged, removed, default_row_damaged, missing.
+
+        Raises:
+            FailedPrecondition: The pool is a device, which has no place for POOL.damage: serve it.
+            IoError: POOL.damage cannot be written. The damaged rows stay.
+        """
+        from petps.pool.damage import DamageLog
+        from petps.pool.scrub import TablePass
+
+        damage = DamageLog(self._native)
+        path = self._native.info().path
+        if damage.path is None and path:
+            raise FailedPrecondition(
+                f"{path} is a device, which has no place for a list of missing rows: serve it with "
+                "pool.folder set, and scrub it then"
+            )
+        damage.adopt(self._native)
+        names = {instance.id: instance.name for instance in self._native.instances()}
+        reports = []
+        for own in self.tables_to_scrub(table, model):
+            work = TablePass(own, names[own.record.instance], damage, log)
+            while work.step() is not None:
+                if not progress(own.name, work.buckets, work.bucket_count):
+                    raise FailedPrecondition(f"scrubbing of table '{own.name}' was cancelled")
+            reports.append(work.report.as_dict() | {"missing": damage.count_of(own.id)})
+        return reports
+
     def export(
         self, folder: str | PathLike[str], *, model: str | None = None, bar: Bar | None = None
     ) -> dict[str, Any]:
@@ -519,8 +578,11 @@ class Pool(PoolReader):
         tables = [
             table.record.as_dict() | table.status().as_dict() for table in self._native.tables()
         ]
+        from petps.pool.damage import damage_status
+
         return {
             "pool": info,
+            "scrub": damage_status(self._native),
             "instances": instances,
             "aliases": self._native.aliases(),
             "previous_of_aliases": self._native.previous_of_aliases(),

@@ -27,11 +27,18 @@ import numpy as np
 
 from petps import _native
 from petps.checkpoint import Base, BaseInfo, Store
+from petps.checkpoint.published import BASE_PART
 from petps.checkpoint.state import Version
 from petps.delta import DeltaLog
 from petps.delta.files import sync_folder
 from petps.errors import AlreadyExists, NotFound, ResourceExhausted
-from petps.pool.backup_info import BACKUP_PART, BackupInfo, ProgressFacts, TableFacts
+from petps.pool.backup_info import (
+    BACKUP_PART,
+    INCOMPLETE_BASE_PART,
+    BackupInfo,
+    ProgressFacts,
+    TableFacts,
+)
 from petps.pool.export import Bar, no_bar
 
 __all__ = ["LogCheck", "list_backups", "restore"]
@@ -145,7 +152,9 @@ def restore(
     entry = _find_backup(store, version)
     info = _info_of(store, entry.version)
     chosen: Any = durability or info.durability
-    base = Base(store, entry.version, BaseInfo.of(store, entry.version))
+    part = BASE_PART if BASE_PART in entry.parts else INCOMPLETE_BASE_PART
+    body = store.part(entry.version, part)
+    base = Base(store, entry.version, BaseInfo.parse(body, f"{store.name}: part {part}"))
     rows: dict[str, int] = {}
     with _new_pool(Path(os.path.realpath(path))) as new_pool:
         native = _native.Tables.create(str(new_pool), durability=chosen)
@@ -166,6 +175,7 @@ def restore(
         "log_version": base.version,
         "tables": [{"name": name, "rows": count} for name, count in rows.items()],
         "seconds": round(time.monotonic() - start, 3),
+        "warnings": info.warnings,
     }
 
 

@@ -64,6 +64,11 @@ class Served(Protocol):
     def set_ingest(self, *, paused: bool | None, rows_per_second: int | None) -> None:
         """Pause, continue or limit ingest. None: as it is."""
 
+    def scrub(
+        self, table: str, model: str | None, progress: Callable[[str, int, int], bool], paced: bool
+    ) -> list[dict[str, Any]]:
+        """Scrub a table, or all of a model, now. Return a report for each."""
+
 
 def open_admin_door(
     pool: Path,
@@ -389,6 +394,23 @@ class _Service:
             yield advance
 
         return bar
+
+    def Scrub(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        """See admin.proto."""
+
+        def scrub(report: Report) -> Any:
+            def reported(table: str, done: int, buckets: int) -> bool:
+                return report(messages.WorkReply(table=table, rows=buckets, rows_done=done))
+
+            what = f"table {request.table}" if request.table else "all tables"
+            of_model = f" of model {request.model}" if request.model else ""
+            with audited(self._tables.info().path, _user_of(context), f"scrub {what}{of_model}"):
+                reports = self._served.scrub(
+                    request.table, request.model or None, reported, not request.unpaced
+                )
+            return messages.WorkReply(done=True, report=json.dumps(reports))
+
+        return self._work(context, "petps-scrub-request", scrub)
 
     def _work(self, context: Any, name: str, work: Callable[[Report], Any]) -> Iterator[Any]:
         """Run work(report) in a thread; yield what it reports, then what it returns."""

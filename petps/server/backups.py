@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from petps import _native
 from petps.config import Config
 from petps.errors import FailedPrecondition, NotFound, PetpsError, Unavailable
+from petps.server.ingest.priority import lower_priority
 
 if TYPE_CHECKING:
     from petps.pool.backup_info import ProgressFacts
@@ -99,7 +99,7 @@ class Backups:
         if not self._one.acquire(blocking=False):
             raise FailedPrecondition("another backup is being written: wait until it has ended")
         try:
-            _lower_priority()
+            lower_priority(NICENESS)
             instance = Pool(self._tables, is_borrowed=True).backed_up(model)
             positions = _positions_of(store)
             report = back_up(
@@ -221,9 +221,3 @@ def _positions_of(store: str) -> list[ProgressFacts]:
         return list(progress_of(store))
     except NotFound:
         return []
-
-
-def _lower_priority() -> None:
-    own = threading.get_native_id()
-    with contextlib.suppress(OSError):  # without the permission, it keeps its priority
-        os.setpriority(os.PRIO_PROCESS, own, max(NICENESS, os.getpriority(os.PRIO_PROCESS, own)))

@@ -21,7 +21,7 @@ from petps.server.ingest.status import PartitionHealth
 if TYPE_CHECKING:
     from petps.checkpoint import Base, BaseFolder
 
-__all__ = ["IngestPart", "start_ingest"]
+__all__ = ["IngestPart", "open_bases", "start_ingest"]
 
 Letters = DirectoryDeadLetters | LogDeadLetters
 
@@ -137,6 +137,14 @@ class _BaseFolder:
         from petps.checkpoint import BaseFolder
 
         return BaseFolder(self._root)
+
+
+def open_bases(config: Config, tables: _native.Tables) -> BaseSource | None:
+    """Return another source of ingest's bases, for another thread; None without a log."""
+    if config.ingest.log is None:
+        return None
+    instance = NativeInstanceTables(tables, config.ingest_model())
+    return _bases(config, instance, config.ingest.log)
 
 
 def _bases(config: Config, instance: NativeInstanceTables, location: str) -> BaseSource:

@@ -27,6 +27,8 @@ RELOADED: Final = frozenset(
         ("server", "ready_lag_seconds"),
         ("server", "drain_seconds"),
         ("ingest", "rows_per_second"),
+        ("scrub", "every"),
+        ("scrub", "bytes_per_second"),
     }
 )
 # How long HTTP and gRPC wait until ingest has read the log to its end. Their imports occupy the
@@ -67,8 +69,9 @@ class Serving:
         self._grpc: Any = None
         self._admin: list[Any] = []
         self._expiry: Any = None
+        self._scrub: Any = None
         self._backups: Any = None
-        self._upkeep: list[Any] = []  # administration, tables that grow, rows that expire
+        self._upkeep: list[Any] = []  # administration, growth, expiry, scrubbing, backups
         self._metrics: Any = None
         self._map_file: MapFile | None = None
         self._map: ShardMap | None = None
@@ -143,6 +146,8 @@ class Serving:
             self._server.set_status_member("expiry_faults", json.dumps(faults))
         if self._backups is not None:
             self._server.set_status_member("backup", json.dumps(self._backups.status()))
+        if self._scrub is not None:
+            self._server.set_status_member("scrub", json.dumps(self._scrub.status()))
         ingest = self._ingest  # a change of the shard map replaces it
         if ingest is None:
             return
@@ -200,6 +205,8 @@ class Serving:
                 self._config = self._config.model_copy(update={section: part})
             if self._ingest is not None:
                 self._ingest.ingest.set_rate(self._config.ingest.rows_per_second or None)
+        if self._scrub is not None:
+            self._scrub.configure(self._config.scrub)
         self.follow_shard_map()
         nothing = "no setting that can change while serving has changed"
         self._log(f"reloaded: {'; '.join(applied_settings) or nothing}")
@@ -233,6 +240,13 @@ class Serving:
             store, model, full=full, bar=bar, goes_on=goes_on
         )
         return report
+
+    def scrub(
+        self, table: str, model: str | None, progress: Callable[[str, int, int], bool], paced: bool
+    ) -> list[dict[str, Any]]:
+        """Scrub a table, or all of a model, now. See petps.server.scrub."""
+        reports: list[dict[str, Any]] = self._scrub.scrub(table, model, progress, paced=paced)
+        return reports
 
     def close(self) -> None:
         """Drain and close. Raises an error if the pool could not be closed cleanly."""
@@ -284,12 +298,15 @@ class Serving:
         from petps.server.backups import Backups
         from petps.server.expiry import Expiry
         from petps.server.growth import Growth
+        from petps.server.scrub import Scrubbing
 
         self._expiry = Expiry(self._tables, self._log)
+        self._scrub = Scrubbing(self._config, self._tables, self._between_applies, self._log)
         self._backups = Backups(self._config, self._tables, self._log, ingest=lambda: self._ingest)
         self._upkeep = [
             Growth(self._config, self._tables, self._log),
             self._expiry,
+            self._scrub,
             self._backups,
         ]
         port = self._config.server.admin_port
@@ -299,6 +316,10 @@ class Serving:
         if self._grpc is not None:
             self._grpc.update_health()
         self.report()
+
+    def _between_applies(self, action: Callable[[], None], timeout: float) -> bool:
+        ingest = self._ingest
+        return ingest is not None and bool(ingest.ingest.between_applies(action, timeout))
 
     def _start_http(self) -> None:
         server = self._config.server

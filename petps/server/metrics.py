@@ -81,6 +81,21 @@ _EXPIRY_GAUGES: Final = {
         "The lowest event time of the partitions, in seconds since 1970; 0: no commit yet.",
     ),
 }
+_SCRUB_COUNTERS: Final = {
+    "rows": ("petps_scrub_rows", "Rows compared with their checksums since the start."),
+    "damaged": ("petps_scrub_damaged_rows", "Damaged rows found since the start."),
+    "restored": ("petps_scrub_repaired_rows", "Missing rows restored from a base since the start."),
+}
+_SCRUB_GAUGES: Final = {
+    "missing": (
+        "petps_table_missing_rows",
+        "Rows that were damaged and removed, and that nothing has written or deleted since.",
+    ),
+    "last_pass": (
+        "petps_scrub_last_pass_time_seconds",
+        "When the last pass over the table was complete, in seconds since 1970; 0: never.",
+    ),
+}
 _INGEST_COUNTERS: Final = {
     "records": "Messages applied.",
     "rows": "Rows and deletions applied.",
@@ -125,6 +140,7 @@ class _Collector(Collector):
             yield CounterMetricFamily(f"petps_transport_{name}", text, value=status["gather"][name])
         yield from _pool_metrics(status)
         yield from _table_metrics(status)
+        yield from _scrub_metrics(status)
         yield from _ingest_metrics(status.get("ingest") or {})
         yield from _backup_metrics(status.get("backup"))
 
@@ -228,6 +244,29 @@ def _table_metrics(status: dict[str, Any]) -> Iterator[Metric]:
     for table in expiring:
         expired.add_metric([table["instance"], table["name"]], table["expired"])
     yield expired
+
+
+def _scrub_metrics(status: dict[str, Any]) -> Iterator[Metric]:
+    scrub = status.get("scrub", {"tables": {}, "faults": {}})
+    tables = [table for table in status["tables"] if str(table["id"]) in scrub["tables"]]
+    kinds: list[tuple[type[CounterMetricFamily | GaugeMetricFamily], dict[str, tuple[str, str]]]]
+    kinds = [(CounterMetricFamily, _SCRUB_COUNTERS), (GaugeMetricFamily, _SCRUB_GAUGES)]
+    for kind, families in kinds:
+        for name, (metric, text) in families.items():
+            family = kind(metric, text, labels=["instance", "table"])
+            for table in tables:
+                value = scrub["tables"][str(table["id"])][name]
+                family.add_metric([table["instance"], table["name"]], value or 0)
+            yield family
+    failed = GaugeMetricFamily(
+        "petps_scrub_failed",
+        "1: the table cannot be scrubbed, or its default row is damaged; the status says why.",
+        labels=["instance", "table"],
+    )
+    for table in status["tables"]:
+        is_failed = str(table["id"]) in scrub["faults"] or "0" in scrub["faults"]
+        failed.add_metric([table["instance"], table["name"]], float(is_failed))
+    yield failed
 
 
 def _ingest_metrics(ingest: dict[str, Any]) -> Iterator[Metric]:

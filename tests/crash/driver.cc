@@ -280,6 +280,39 @@ void Driver::expire(const std::string& name) {
       [&](World* w) { w->find(name)->delete_expired(); });
 }
 
+void Driver::scrub(const std::string& name, size_t rows) {
+  const std::vector<Change> removed = random_changes(name, 0, 0, rows);
+  const auto damage = [&]() -> Status {
+    table::Table::Impl& target = table(name).impl();
+    media::Flusher flusher(target.pool.medium());
+    for (const Change& change : removed) {
+      pool::SlotHeader* const at = target.slots.header(target.index().find_one(change.key).ref);
+      pool::SlotHeader header = *at;
+      header.crc ^= 1;
+      flusher.copy(at, &header, sizeof header, Site::kRowHeader);
+    }
+    return flusher.drain(Site::kFilled);
+  };
+  step("damage", damage, [&](World* w) { w->find(name)->damaged += removed.size(); });
+  const auto act = [&]() -> Status {
+    table::ScrubCursor cursor;
+    std::vector<table::DamagedRow> found;
+    for (bool complete = false; !complete;) {
+      const auto one = table(name).scrub(&cursor, 1 << 12);
+      if (!one.ok()) return one.status();
+      found.insert(found.end(), one.value().damaged.begin(), one.value().damaged.end());
+      complete = one.value().complete;
+    }
+    const auto count = table(name).remove_damaged(found);
+    if (!count.ok()) return count.status();
+    PETPS_CHECK(count.value() == removed.size(), "scrubbing removed other rows than the damaged");
+    return Status();
+  };
+  step("scrub", act, [&](World* w) {
+    for (const Change& change : removed) w->find(name)->write(change.key, 0);
+  });
+}
+
 void Driver::set_expiry(const std::string& name, uint32_t seconds) {
   step(
       "set_expiry", [&] { return tables->set_expiry(table(name).id(), seconds); },

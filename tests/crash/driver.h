@@ -114,6 +114,8 @@ class Driver {
   // commit, together with the progress there.
   void commit(const std::vector<uint32_t>& partitions, uint64_t second);
   void expire(const std::string& table);
+  // Two steps: damage the headers of some rows, durably, and remove the rows as the scrubber does.
+  void scrub(const std::string& table, size_t rows);
   void set_expiry(const std::string& table, uint32_t seconds);
   void migrate(const std::string& table, const std::vector<uint64_t>& hot);
   void rehome(const std::string& table);

@@ -1,4 +1,4 @@
-// Tables that grow, pools that shrink, and rows that expire.
+// Tables that grow, pools that shrink, and rows that expire or are damaged.
 #include "scenarios.h"
 
 namespace petps::crash {
@@ -104,6 +104,26 @@ void expiring(Driver& d, const Begin& begin) {
   d.commit({0, 1, 2}, 90);
 }
 
+// Damaged rows go while the table is written, grows, and is opened again; their keys come back.
+void scrubbing(Driver& d, const Begin& begin) {
+  start(d, crowded_shape(table_spec("t", kMoreThanSlots, kOddRow), 40, 30, 72), 60);
+  begin();
+  d.scrub("t", 1);
+  d.scrub("t", 12);
+  d.apply("t", d.random_changes("t", 8, 4, 4));
+  d.scrub("t", 8);
+  d.apply("t", d.random_changes("t", 6, 2, 2));
+  d.grow("t", 2 * kMoreThanSlots, [&] { d.scrub("t", 2); });
+  d.open();
+  d.scrub("t", 4);  // before the walk
+  d.apply("t", d.random_changes("t", 4, 2, 2));
+  d.walk();
+  d.scrub("t", 4);
+  d.apply("t", d.random_changes("t", 6, 2, 2));
+  d.close();
+  d.open();
+}
+
 // The clocks of a table take the space of a dropped one, and begin anew when its rows expire again.
 void expiry_changes(Driver& d, const Begin& begin) {
   two_instances(d);
@@ -129,6 +149,7 @@ const std::vector<Scenario>& growth_scenarios() {
   static const std::vector<Scenario> all = {
       {"growing", growing},     {"growing_full", growing_full}, {"growing_pinned", growing_pinned},
       {"shrinking", shrinking}, {"expiring", expiring},         {"expiry_changes", expiry_changes},
+      {"scrubbing", scrubbing},
   };
   return all;
 }

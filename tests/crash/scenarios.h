@@ -21,8 +21,8 @@ const std::vector<Scenario>& scenarios();
 // was not drained, and more. In process_scenarios.cc.
 const std::vector<Scenario>& process_scenarios();
 
-// Those of tables that grow, pools that shrink, and rows that expire: part of scenarios(). In
-// growth_scenarios.cc.
+// Those of tables that grow, pools that shrink, and rows that expire or are damaged: part of
+// scenarios(). In growth_scenarios.cc.
 const std::vector<Scenario>& growth_scenarios();
 
 inline constexpr uint32_t kOddRow = 72;  // bytes; straddles lines

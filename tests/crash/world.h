@@ -32,6 +32,8 @@ struct TableWorld {
   pool::Feed feed = pool::Feed::kPush;
   uint32_t expire_after = 0;
   std::vector<pool::EventClock> clocks;  // by partition, once rows have expired
+  // Rows whose headers were damaged so far: verify may find as many, and as many slots stay unused.
+  uint64_t damaged = 0;
 
   explicit TableWorld(std::shared_ptr<const Shape> of)
       : shape(std::move(of)),

@@ -22,6 +22,7 @@ _HEADINGS: Final = {
         "shrink",
         "status",
         "verify",
+        "scrub",
         "backup",
         "restore",
         "config",

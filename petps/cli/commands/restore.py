@@ -104,6 +104,8 @@ def _restore(
             f"backup {report['version']} of {report['store']} (log version "
             f"{report['log_version']}) in {report['seconds']:.1f} s"
         )
+    for warning in report["warnings"]:
+        note(f"warning: {warning}")
     if check is not None and check.warning is not None:
         note(f"warning: {check.warning}")
     elif check is not None and not json_:

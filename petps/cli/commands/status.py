@@ -54,6 +54,7 @@ def status(
         typer.echo(f"shard map not used: {report['shard_map_error']}")
     for fault in report.get("expiry_faults", {}).values():
         typer.echo(f"not expiring: {fault}")
+    _show_scrub(report)
     for incident in report.get("incidents", []):
         typer.echo(f"incident: {incident}")
 
@@ -193,6 +194,38 @@ def _show_tables(report: dict[str, Any]) -> None:
         ),
         rows,
     )  # fmt: skip
+
+
+def _show_scrub(report: dict[str, Any]) -> None:
+    """Show what is missing, and why tables cannot be scrubbed."""
+    scrub = report.get("scrub")  # servers before 0.2: none
+    if not scrub:
+        return
+    tables = {str(record["id"]): record for record in report["tables"]}
+    states = [
+        (tables[number], state) for number, state in scrub["tables"].items() if number in tables
+    ]
+    pairs: list[tuple[str, object]] = []
+    if "every_seconds" in scrub:  # of a server
+        every = duration_text(scrub["every_seconds"])
+        limit = scrub["bytes_per_second"]
+        pace = f", at most {bytes_text(limit)}/s" if limit else ""
+        pairs.append(("scrub", f"every {every}{pace}" if every != NEVER else every))
+    passes = [state["last_pass"] for _, state in states]
+    if passes:
+        oldest = None if None in passes else min(passes)
+        text = "not every table yet" if oldest is None else f"{_about(time.time() - oldest)} ago"
+        pairs.append(("scrubbed", text))
+    if pairs:
+        facts(pairs)
+    for record, state in states:
+        if state["missing"]:
+            typer.echo(
+                f"missing: {state['missing']:,} rows of table '{record['name']}' of "
+                f"{record['instance']} were damaged and removed (POOL.damage lists them)"
+            )
+    for fault in scrub["faults"].values():
+        typer.echo(f"scrub: {fault}")
 
 
 def _expiry_text(record: dict[str, Any]) -> str:

@@ -85,7 +85,7 @@ def verify(
                 ("high counters", f"{report['high_counters']:,} (harmless)"),
                 (
                     "slots without a row",
-                    f"{report['unreachable_slots']:,} (free, or freed when served)",
+                    f"{report['unreachable_slots']:,} (free, damaged, or freed when served)",
                 ),
                 ("faults", report["problem_count"]),
             ]

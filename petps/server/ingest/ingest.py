@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Final
 
 from petps.delta import DeltaLog, Subscription
-from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
+from petps.errors import FailedPrecondition, InvalidArgument, PetpsError, Unavailable
 from petps.server.ingest.applier import Applier, InlineApplier, ThreadApplier
 from petps.server.ingest.dense import DenseLocations
 from petps.server.ingest.follow import Follower
@@ -20,6 +19,7 @@ from petps.server.ingest.hold import Hold
 from petps.server.ingest.instances import SingleInstance
 from petps.server.ingest.lag import Lag
 from petps.server.ingest.partition import BaseMarker, PartitionState
+from petps.server.ingest.priority import lower_priority
 from petps.server.ingest.protocols import BaseSource, DeadLetters, Instances, InstanceTables
 from petps.server.ingest.status import Freshness, IngestStatus, Mode, PartitionHealth, freshness_of
 
@@ -183,6 +183,21 @@ class Ingest:
         after the timeout, in seconds, or once goes_on() returns False.
         """
         return self._hold.taken(timeout, goes_on=goes_on)
+
+    def between_applies(self, action: Callable[[], None], timeout: float) -> bool:
+        """Run ``action`` while ingest is held, so that progress covers all applied rows.
+
+        No apply and no step of a catch-up runs meanwhile, and what was read before is applied.
+        Return False if that does not begin in time, for example because the log does not answer.
+        Raise the action's error.
+        """
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._hold.taken(timeout, only_working=True))
+            except Unavailable:
+                return False
+            action()
+        return True
 
     def set_rate(self, rows_per_second: float | None) -> None:
         """Change the rate limit; None removes it."""
@@ -492,8 +507,8 @@ class Ingest:
         if not self._has_reached_end:
             self._has_reached_end = True
             self._end_reached.set()
-            _lower_priority()
-            self._applier.submit(_lower_priority)
+            lower_priority(NICENESS)
+            self._applier.submit(lambda: lower_priority(NICENESS))
 
     def _catch_up(self, subscription: Subscription) -> None:
         """Run one catch-up step of each follower, between two polls."""
@@ -554,10 +569,3 @@ class Ingest:
             if self._stop.wait(min(POLL_SECONDS, self._not_before - now)):
                 raise _Stopped
             now = time.monotonic()
-
-
-def _lower_priority() -> None:
-    own = threading.get_native_id()
-    with suppress(OSError):  # without the permission, ingest keeps its priority
-        niceness = max(NICENESS, os.getpriority(os.PRIO_PROCESS, own))
-        os.setpriority(os.PRIO_PROCESS, own, niceness)

@@ -116,7 +116,10 @@ class InstanceTable(Protocol):
         """Take over a base's event time, unless the table's own counts a later version."""
 
     def all_keys(self) -> Iterator[Keys]:
-        """Yield pages with every key that exists during the whole scan, and perhaps others."""
+        """Yield pages with every key that exists during the whole scan, and perhaps others.
+
+        Among the others are keys whose damaged rows were removed.
+        """
 
 
 class InstanceTables(Protocol):

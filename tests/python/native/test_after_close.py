@@ -75,6 +75,11 @@ CALLS: dict[str, dict[str, Method]] = {
         "set_hot_keys": lambda t: t.set_hot_keys(KEYS),
         "migrate": lambda t: t.migrate(KEYS),
         "bucket_reads": lambda t: t.bucket_reads(KEYS),
+        "scrub": lambda t: t.scrub(_native.ScrubCursor(), 1 << 20),
+        "remove_damaged": lambda t: t.remove_damaged([]),
+        "note_missing": lambda t: t.note_missing(KEYS[:1]),
+        "restore": lambda t: t.restore(KEYS, ROWS, np.zeros(64, np.uint32)),
+        "find_damaged": lambda t: t.find_damaged(KEYS),
     },
     "Scan": {},
     "LiveReader": {

@@ -1,4 +1,4 @@
-"""petps/_native.pyi has exactly the names of the extension module."""
+"""petps/_native.pyi and _native_records.pyi have exactly the names of the extension module."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 
 from petps import _native
 
-STUB = ast.parse((Path(__file__).parents[3] / "petps/_native.pyi").read_text())
+PETPS = Path(__file__).parents[3] / "petps"
+STUB = ast.parse(
+    "".join((PETPS / name).read_text() for name in ("_native.pyi", "_native_records.pyi"))
+)
 
 
 def public(names: list[str]) -> set[str]:

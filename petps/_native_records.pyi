@@ -1,0 +1,109 @@
+"""Records of the extension module: part of petps/_native.pyi."""
+
+from typing import Any
+
+class TableStatus:
+    rows: int
+    capacity: int
+    slots: int
+    free_slots: int
+    retired_slots: int
+    index_bytes: int
+    header_bytes: int
+    row_bytes_total: int
+    allocator_bytes: int
+    displaced: int
+    walked: bool
+    expire_after: int
+    event_time_ns: int
+    expired: int
+    expiry_delay: float
+    evicted: int
+    missing_rows: int
+    """Rows that the scrubber removed as damaged, and that nothing has written or deleted since."""
+    damaged_slots: int
+    """Slots of damaged rows, which stay unused."""
+    heat_bytes: int
+    def as_dict(self) -> dict[str, Any]: ...
+
+class ApplyReport:
+    inserted: int
+    updated: int
+    deleted: int
+    absent: int
+    refused: int
+    """New keys that were refused because the table is full."""
+    superseded: int
+    """Entries of the batch that a later entry of the same key replaced."""
+    def as_dict(self) -> dict[str, Any]: ...
+
+class VerifyReport:
+    clean: bool
+    rows: int
+    buckets: int
+    stale_tags: int
+    high_counters: int
+    unreachable_slots: int
+    complete: bool
+    """Whether everything was read."""
+    problem_count: int
+    problems: list[str]
+    def as_dict(self) -> dict[str, Any]: ...
+
+class ScrubCursor:
+    """Where a pass of the scrubber over a table is."""
+
+    def __init__(self) -> None: ...
+
+class DamagedRow:
+    key: int
+    slot: int
+    stamp: int
+    crc: int
+    fault: str
+    """'checksum', 'other key' (of the slot's header) or 'no slot' (of the entry)."""
+    def as_dict(self) -> dict[str, Any]: ...
+
+class ScrubStep:
+    rows: int
+    bytes: int
+    buckets: int
+    """Done by the pass, of ``bucket_count``."""
+    bucket_count: int
+    complete: bool
+    default_row_damaged: bool
+    damaged: list[DamagedRow]
+    def as_dict(self) -> dict[str, Any]: ...
+
+class Progress:
+    """What a partition of an instance has applied.
+
+    ``state``: 'following', 'catching_up' (to version ``target``), 'passing' (run ``target`` feeds
+    another instance), 'incomplete' (rows of version ``target`` never came), 'conflict' (two
+    publishers wrote ``run``) or 'lost_power' (rows may be older than any progress). ``publisher``:
+    24 bits that identify the publisher of ``run``; 0 if it is not known.
+    """
+
+    instance: int
+    partition: int
+    run: int
+    seq: int
+    offset: int
+    version: int
+    state: str
+    target: int
+    publisher: int
+    def __init__(
+        self,
+        *,
+        instance: int,
+        partition: int,
+        run: int,
+        seq: int,
+        offset: int,
+        version: int,
+        state: str = "following",
+        target: int = 0,
+        publisher: int = 0,
+    ) -> None: ...
+    def as_dict(self) -> dict[str, Any]: ...
