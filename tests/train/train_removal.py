@@ -91,6 +91,33 @@ def test_every_mode_ends_bit_by_bit_where_synchronous_does(
         assert same(reference, train(mode, world, **run), specs), mode
 
 
+@pytest.mark.parametrize("threshold", [1, 2])
+def test_uses_and_last_uses_are_those_of_the_batches(threshold: int) -> None:
+    rules = Removal(keep_rows=10_000, score="uses", every=5)
+    specs = [replace(spec, threshold=threshold, removal=rules) for spec in SPECS]
+    trained = train("nested", 2, specs=specs, steps=12)
+    features = {"item": ("item", "history"), "user": ("user",), "shop": ("shop",)}
+    loaders = [Loader(1, rank, 12) for rank in range(2)]
+    uses: dict[str, dict[int, int]] = {name: {} for name in features}
+    last: dict[str, dict[int, int]] = {name: {} for name in features}
+    waiting: dict[str, dict[int, int]] = {name: {} for name in features}
+    for step, batches in enumerate(zip(*loaders, strict=True), start=1):
+        for name, own in features.items():
+            given = [batch.keys[feature].keys for batch in batches for feature in own]
+            found, counts = np.unique(np.concatenate(given), return_counts=True)
+            for key, times in zip(found.tolist(), counts.tolist(), strict=True):
+                waiting[name][key] = waiting[name].get(key, 0) + times
+                if waiting[name][key] >= threshold:
+                    uses[name][key] = uses[name].get(key, 0) + times
+                    last[name][key] = step
+    for name, expected in uses.items():
+        keys, slots = trained[name]
+        assert keys.tolist() == sorted(expected)
+        assert slots[:, -5].tolist() == [expected[key] for key in keys]
+        steps = slots[:, -4:].astype(np.uint8).view(np.uint32)[:, 0]
+        assert steps.tolist() == [last[name][key] for key in keys]
+
+
 def test_which_rows_stay_does_not_depend_on_the_number_of_ranks() -> None:
     """Rank 0 has all samples, so that 1, 2 and 4 ranks train the same batches."""
     specs = [

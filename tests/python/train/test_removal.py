@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from petps.errors import InvalidArgument
-from petps.train.optimizer import Sgd
+from petps.train.optimizer import RowwiseAdagrad, Sgd
 from petps.train.removal import LAST_USE, Removal, find_lowest
 from petps.train.sharded import ShardedTables, TableSpec
 from petps.train.tracker import Tracker
@@ -365,6 +365,14 @@ def test_a_removed_key_counts_from_zero_again() -> None:
         tables.remove(4, alone)
         assert not occurs(5, 2)
         assert occurs(6, 1)
+
+
+def test_uses_of_a_new_row_are_none_whatever_the_optimizer() -> None:
+    spec = TableSpec("t", DIM, 500, removal=Removal(keep_rows=9, score="uses", every=1))
+    keys = np.arange(4, dtype=np.uint64)
+    with ShardedTables(None, [spec], RowwiseAdagrad(0.1, initial_sum=0.25)) as tables:
+        slots = tables["t"].retrieve(1, keys, np.ones(4, int)).slots
+        assert slots[:, DIM:].tolist() == [[0.25, 0]] * 4
 
 
 class NamedUses(Sgd):
