@@ -35,6 +35,7 @@ SCORES: Final = (LAST_USE, USES)
 RULES: Final = ("steps_to_live", "l2_below", "keep_rows")
 # Ages are compared as int32, so that steps may wrap around at 2^32.
 STEPS_MAX: Final = (1 << 31) - 1
+KEEP_ROWS_MAX: Final = (1 << 63) - 1  # rows are counted as int64
 DIGITS: Final = 256
 
 
@@ -68,11 +69,12 @@ class Removal:
         if all(getattr(self, rule) is None for rule in RULES):
             *first, last = RULES
             raise InvalidArgument(f"Removal needs a rule: give {', '.join(first)} or {last}")
-        for name in ("steps_to_live", "keep_rows", "every"):
+        limits = {"steps_to_live": STEPS_MAX, "keep_rows": KEEP_ROWS_MAX, "every": STEPS_MAX}
+        for name, limit in limits.items():
             value = getattr(self, name)
-            if value is not None and not (_is_integer(value) and 1 <= value <= STEPS_MAX):
+            if value is not None and not (_is_integer(value) and 1 <= value <= limit):
                 raise InvalidArgument(
-                    f"Removal: {name} must be an integer from 1 to {STEPS_MAX}, got {value!r}"
+                    f"Removal: {name} must be an integer from 1 to {limit}, got {value!r}"
                 )
         norm: Any = self.l2_below
         if norm is not None and not (isinstance(norm, int | float) and 0 < norm < math.inf):
