@@ -42,7 +42,8 @@ class Step:
 
     loss: mean over the samples of all ranks. Seconds are those of this rank. lookup_stall:
     the wait for the batch's rows and for their write-back. exposed: the wait for rows and
-    gradients to cross. crossing: the duration of these transfers. hooks: the wait for hooks.
+    gradients to cross. crossing: the duration of these transfers. hooks: the wait for hooks, and
+    for the removal of rows.
     """
 
     number: int

@@ -1,7 +1,7 @@
 """The write-back of trained rows to the pool, removals, and the compaction of what was tracked.
 
 Owns:        WriteBack.
-Never does:  wait for a peer, except in a step that removes rows, where keep_rows counts all ranks'.
+Never does:  wait for a peer, except for keep_rows, which counts the rows of all ranks.
 Called by:   pipeline.py; lookup.py, which waits for rows.
 Invariants:  batches are written in the order of training; the first error is kept. A batch counts
              as written once the rows that its step removes are removed.
