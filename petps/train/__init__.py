@@ -25,6 +25,7 @@ from petps.train.options import PipelineOptions
 from petps.train.output import TrainerOutput
 from petps.train.pipeline import Pipeline
 from petps.train.ranks import RankedOutput
+from petps.train.removal import Removal
 from petps.train.runs import publisher_of
 from petps.train.schedule import Every
 from petps.train.sharded import ShardedTables, TableSpec
@@ -46,6 +47,7 @@ __all__ = [
     "PipelineOptions",
     "Ragged",
     "RankedOutput",
+    "Removal",
     "RowwiseAdagrad",
     "Sgd",
     "ShardedTables",

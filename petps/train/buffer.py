@@ -68,6 +68,15 @@ class Buffer:
         self.keys = [lane.copy_in(keys.view(np.int64)) for keys in owned.keys]
         """By table: int64[n], the bits of its keys, on the device."""
         self._trained = [self._find_live(block, lane) for block in range(len(layout.dims))]
+        self._seen = [self._copy_seen(block, lane) for block in range(len(layout.dims))]
+
+    def _copy_seen(self, block: int, lane: Lane) -> Any | None:
+        """Return float32[n]: how often a block's keys occur in the batch, if its slots count it."""
+        if not self._layout.have_uses[block]:
+            return None
+        numbers = np.flatnonzero(self._layout.block_of == block)
+        seen = np.concatenate([self.owned.seen[number] for number in numbers])
+        return lane.copy_in(seen.astype(np.float32))
 
     def _find_live(self, block: int, lane: Lane) -> Any | None:
         """Return the positions of a block's keys that have a row, or None if all have."""
@@ -78,7 +87,8 @@ class Buffer:
     @property
     def tensors(self) -> list[Any]:
         """The device tensors that the lane of this buffer hands to other lanes."""
-        return [*self.slots, *(rows for rows in self._trained if rows is not None)]
+        optional = [*self._trained, *self._seen]
+        return [*self.slots, *(tensor for tensor in optional if tensor is not None)]
 
     def freshen(self, shared: SharedRows) -> None:
         """Copy shared rows and their state from the updated batch before (NestPipe IV.B)."""
@@ -87,14 +97,23 @@ class Buffer:
             copy(slots, to, fresh, of)
 
     def update(self, gradients: list[Any], optimizer: Optimizer) -> None:
-        """Apply the gradients, by block float32[n, dim], to the rows that exist."""
-        for slots, gradient, rows in zip(self.slots, gradients, self._trained, strict=True):
-            if rows is None:
-                optimizer.apply(slots, gradient, self.batch)
-                continue
-            updated = slots.index_select(0, rows)
-            optimizer.apply(updated, gradient.index_select(0, rows), self.batch)
-            slots.index_copy_(0, rows, updated)
+        """Apply the gradients, by block float32[n, dim], to the rows that exist; count their uses.
+
+        A count stops at 2^24, where float32 has no next integer.
+        """
+        blocks = zip(self.slots, gradients, self._trained, self._seen, strict=True)
+        for slots, gradient, rows, seen in blocks:
+            updated = slots
+            if rows is not None:
+                updated, gradient = slots.index_select(0, rows), gradient.index_select(0, rows)
+                seen = None if seen is None else seen.index_select(0, rows)
+            if seen is None:
+                optimizer.apply(updated, gradient, self.batch)
+            else:
+                optimizer.apply(updated[:, :-1], gradient, self.batch)
+                updated[:, -1].add_(seen)
+            if rows is not None:
+                slots.index_copy_(0, rows, updated)
 
     def write_back(self, tables: ShardedTables, lane: Lane) -> None:
         """Write the rows that exist back into the pool."""

@@ -58,6 +58,9 @@ class LoneTables:
     def erase(self) -> None:
         """Leave the rows as they are: without a version, they are those that the trainer drew."""
 
+    def expect_versions(self, steps: int | None) -> None:
+        """Do nothing: these tables remove no rows by rules."""
+
     def save_counts(self) -> dict[str, bytes]:
         """Return nothing: these tables admit every key."""
         return {}

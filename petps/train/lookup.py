@@ -121,6 +121,7 @@ class LookupStages:
         if self._chain is not None:
             limit = self.number + ROUTED_AHEAD
             self._last = limit if self._last is None else min(self._last, limit)
+            self._write_back.end_after(self.number)
             self._routes_allowed.release()
             self._chain.drain()
 
@@ -191,8 +192,14 @@ class LookupStages:
 
     def _retrieve(self, work: BatchWork) -> BatchWork:
         # A key that is in this batch and the one before the last, but not in the last, is in no
-        # intersection: its row must be read from the pool after that batch's write-back.
-        self._write_back.wait(work.number - (2 if self._runs_ahead else 1))
+        # intersection: its row must be read from the pool after that batch's write-back. If the
+        # last batch removes rows, all rows and counts are read after that (REMOVAL.md).
+        is_after_removal = self._resources.tables.removes_at(work.number - 1)
+        behind = 2 if self._runs_ahead and not is_after_removal else 1
+        if not self._write_back.wait(work.number - behind):
+            return work  # drain() drops it
+        if is_after_removal:
+            self._older = None  # it has rows that are removed, and nothing that the pool lacks
         layout, lane = self._resources.layout, self._resources.lanes.retrieve
         with self._timeline.span("retrieve", "retrieve", work.number), lane.use():
             work.buffer = Buffer(work.number, work.owned, self._resources.tables, layout, lane)

@@ -12,18 +12,20 @@ Threads:     one, between two steps; any thread may call cancel().
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from petps.checkpoint import Checkpointer, Policy, Store
+from petps.checkpoint.chunk import RAW
 from petps.checkpoint.published import Published
 from petps.checkpoint.state import Version
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
 from petps.publish import Position, Publisher
+from petps.train.removal import LAST_USE, USES
 from petps.train.source import CHECKPOINT, TrackedSource
-from petps.train.table import ROW, Floats, Gathered, Keys, Mask, TrainedTable
+from petps.train.table import ROW, Gathered, Keys, Mask, TrainedTable
 from petps.train.tracker import Reading, Tracker
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "LazyParts",
     "TrainerOutput",
     "check_followed",
+    "check_stored",
     "has_exact_rows",
     "owe",
     "read_pieces",
@@ -77,6 +80,7 @@ class TrainerOutput:
                     f"the trainer and store {store.name} must have the same tables: table "
                     f"{min(missing)} is in one of them only"
                 )
+            check_stored(store, self._tables.values())
             self._source = TrackedSource(tracker, self._tables.values(), tenant=CHECKPOINT)
             self._checkpointer = Checkpointer(store, policy, self._source)
         if self._owes_log:
@@ -238,6 +242,19 @@ def check_followed(store: Store, follows: int | None) -> None:
         )
 
 
+def check_stored(store: Store, tables: Iterable[TrainedTable]) -> None:
+    """Raise InvalidArgument if the store lacks a column that the removals of a table need."""
+    for table in tables:
+        needed = table.gather(np.empty(0, np.uint64)).columns.keys() & {LAST_USE, USES}
+        columns = {column.name for column in store.state.tables[table.name].columns}
+        if needed - columns:
+            raise InvalidArgument(
+                f"{store.name} was created without column {min(needed - columns)!r} of table "
+                f"{table.name}, which its removal needs: give the removal before the store is "
+                "created, or train into a new store"
+            )
+
+
 def has_exact_rows(store: Store, version: int) -> bool:
     """Return whether a version has the very bits of the trainer's rows."""
     return all(
@@ -284,16 +301,18 @@ def owe(tracker: Tracker, owed: Mapping[str, Ids]) -> None:
 
 def read_pieces(
     store: Store, version: int, table: str, owns: Callable[[Keys], Mask] | None = None
-) -> Iterator[tuple[Keys, dict[str, Floats]]]:
+) -> Iterator[tuple[Keys, dict[str, npt.NDArray[Any]]]]:
     """Yield the pieces of a version for load_pieces(), of the keys that ``owns`` accepts."""
     columns = store.tables_of(version)[table].columns
     for rows in store.pieces(table, version):
         chosen = slice(None) if owns is None else owns(rows.keys)
-        values = {
-            column.name: column.values(rows.columns[column.name][chosen]) for column in columns
+        stored = {column: rows.columns[column.name][chosen] for column in columns}
+        values: dict[str, npt.NDArray[Any]] = {
+            column.name: given if column.dtype in RAW else column.values(given)
+            for column, given in stored.items()
         }
         yield rows.keys[chosen], values
-        del rows, values  # free this piece before the next one is made
+        del rows, stored, values  # free this piece before the next one is made
 
 
 class LogRows:

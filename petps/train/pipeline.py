@@ -42,7 +42,8 @@ class Step:
 
     loss: mean over the samples of all ranks. Seconds are those of this rank. lookup_stall:
     the wait for the batch's rows and for their write-back. exposed: the wait for rows and
-    gradients to cross. crossing: the duration of these transfers. hooks: the wait for hooks.
+    gradients to cross. crossing: the duration of these transfers. hooks: the wait for hooks, and
+    for the removal of rows.
     """
 
     number: int
@@ -57,7 +58,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The moment after ``step``, when all its rows are in the pools. reader: the loader's state."""
+    """The moment after ``step``, when its rows are in the pools and its removals are done.
+
+    reader: the loader's state.
+    """
 
     step: int
     reader: bytes
@@ -87,7 +91,8 @@ class Pipeline:
         features: maps a feature to the table of its keys, if that has another name.
 
     Raises:
-        InvalidArgument: a gradient is not finite; no part of that step was applied.
+        InvalidArgument: a gradient is not finite; no part of that step was applied. Or it is not
+            known after which steps a table removes rows.
         Unavailable, DeadlineExceeded: a peer failed. After either error the pipeline has ended.
     """
 
@@ -110,6 +115,7 @@ class Pipeline:
                 f"links and tables must be of the same rank and world, got rank {links.rows.rank} "
                 f"of {links.rows.world} and rank {tables.rank} of {tables.world}"
             )
+        tables.check_removal()
         layout = Layout(tables, features)
         for table in tables:
             table.admission.forget_ahead()  # counts of batches that an earlier loop only read ahead
@@ -197,7 +203,7 @@ class Pipeline:
         finally:
             self._end("it was closed")
             self._dense.close()
-            self._write_back.close()  # waits for the pool alone, never for a peer
+            self._write_back.close()  # a removal may wait for peers, up to the link's timeout
             if self._link_thread is not None:
                 self._link_thread.shutdown(wait=is_complete, cancel_futures=not is_complete)
 
@@ -233,7 +239,7 @@ class Pipeline:
         lookup_stall += max(freshened_s - began, lane.seconds(work_taken, freshened))
         hooks_began = time.monotonic()
         self._last = Boundary(work.number, work.reader)
-        if any(actions):
+        if any(actions) or resources.tables.removes_at(work.number):
             self._write_back.wait(work.number)
             for hook, acts in zip(self._hooks, actions, strict=True):
                 if acts:

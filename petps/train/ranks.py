@@ -48,7 +48,7 @@ from petps.train.behind import (
 from petps.train.dense import copy_dense
 from petps.train.link import Links
 from petps.train.lone import Tables
-from petps.train.output import PUBLISH, LazyParts, check_followed, owe, track_again
+from petps.train.output import PUBLISH, LazyParts, check_followed, check_stored, owe, track_again
 from petps.train.pipeline import Boundary
 from petps.train.plan import Plan
 from petps.train.restored import Parts, Restored, find_newest, find_owed, load_rows
@@ -136,6 +136,7 @@ class RankedOutput:
                 "a quantised store rounds rows, so a run that continues from it begins with a "
                 "base: give bases, a folder that servers read, or a store with quantising=None"
             )
+        tables.expect_versions(checkpoint.steps if checkpoint is not None else None)
         self._tables, self._links, self._link = tables, links, links.dense
         self._store = store
         self._schedules = {CHECKPOINT: checkpoint, PUBLISH: publish}
@@ -159,6 +160,7 @@ class RankedOutput:
         self._source: TrackedSource | None = None
         self._staged: StagedCheckpointer | None = None
         if store is not None and policy is not None:
+            check_stored(store, tables)
             policy = policy if arrange else LeftToOthers(policy)
             self._source = TrackedSource(
                 tables.tracker, list(tables), owns=lambda _, keys: tables.owns(keys)

@@ -35,20 +35,27 @@ Ints = npt.NDArray[np.int64]
 class Layout:
     """Tables in the order of their dim. Tables of one dim share one buffer, a *block*.
 
+    Tables whose slots count uses have blocks of their own, because their slots are wider.
+
     features: maps a feature to the table that has its keys. A feature that is not named uses the
     table of its own name.
     """
 
     def __init__(self, tables: ShardedTables, features: Mapping[str, str] | None = None) -> None:
         # Sorted by name too: all ranks then number the tables alike, in whatever order they came.
-        self.names = sorted(tables.names, key=lambda name: (tables[name].spec.dim, name))
+        def shape_of(name: str) -> tuple[int, bool]:
+            return tables[name].spec.dim, tables[name].has_uses
+
+        self.names = sorted(tables.names, key=lambda name: (shape_of(name), name))
         """The names of the tables, in order."""
-        dims = [tables[name].spec.dim for name in self.names]
-        self.dims = sorted(set(dims))
+        shapes = sorted({shape_of(name) for name in self.names})
+        self.dims = [dim for dim, _ in shapes]
         """The dims of the blocks."""
-        self.block_of: Ints = np.array([self.dims.index(dim) for dim in dims], np.int64)
+        self.have_uses = [has_uses for _, has_uses in shapes]
+        """By block: whether the last value of a slot counts the uses of the row."""
+        self.block_of: Ints = np.array([shapes.index(shape_of(n)) for n in self.names], np.int64)
         """The block of each table."""
-        self.counts = any(tables[name].spec.threshold > 1 for name in self.names)
+        self.counts = any(tables[name].spec.counts for name in self.names)
         """Whether owners need to know how often a key occurs in a batch."""
         self._first_of = np.searchsorted(self.block_of, np.arange(len(self.dims) + 1))
         self._features = dict(features or {})

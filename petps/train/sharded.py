@@ -1,10 +1,11 @@
 """A rank's partitions of the embedding tables: training slots in a petps pool.
 
-Owns:        TableSpec, ShardedTables, ShardedTable (a TrainedTable).
+Owns:        TableSpec, TableStatus, ShardedTables, ShardedTable (a TrainedTable).
 Never does:  talk to other ranks, compute gradients; import torch.
 Called by:   pipeline.py; TrainerOutput and RankedOutput, which write its rows to store and log.
 Invariants:  a slot is the row followed by its optimizer state, written together; a new row
-             depends only on (seed, table, key); a rank holds only keys of its own partitions.
+             depends only on (seed, table, key); a rank holds only keys of its own partitions. The
+             stamp of a slot is the step that used it last.
 Threads:     one thread calls retrieve(), another write_back(). If both touch a row, retrieve()
              reads all of it from before the write, or all of it from after the write.
 """
@@ -12,6 +13,7 @@ Threads:     one thread calls retrieve(), another write_back(). If both touch a 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -25,14 +27,19 @@ from petps import _native
 from petps.delta.schema import MAX_DIM, check_name, partition_of
 from petps.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from petps.pool import MAX_ROWS_PER_APPLY, Pool
-from petps.train.admission import Admission
+from petps.train.admission import Admission, FilterAdmission
+from petps.train.mix import GOLDEN, mix
 from petps.train.optimizer import Optimizer
+from petps.train.removal import LAST_USE, RULES, USES, Removal, Selection, SumOverRanks
 from petps.train.table import ROW, Floats, Gathered, Keys, check_columns
 from petps.train.tracker import Tracker
 
-__all__ = ["Retrieved", "ShardedTable", "ShardedTables", "TableSpec"]
+__all__ = ["Retrieved", "ShardedTable", "ShardedTables", "TableSpec", "TableStatus"]
+
+_log = logging.getLogger("petps.train")
 
 Mask = npt.NDArray[np.bool_]
+Steps = npt.NDArray[np.uint32]
 MODEL: Final = "train"  # the pool's model; the served model is another, in another pool
 PARTITIONS: Final = 64  # the default; the number of a pool, as of a log, never changes
 ROWS_AT_ONCE: Final = MAX_ROWS_PER_APPLY
@@ -42,8 +49,14 @@ ROWS_AT_ONCE: Final = MAX_ROWS_PER_APPLY
 class TableSpec:
     """An embedding table.
 
-    dim: values in a row. capacity: rows that one rank can hold. initial: new rows are uniform
-    in [-initial, initial). threshold: how often a key must occur before it gets a row.
+    Args:
+        dim: Values in a row.
+        capacity: Rows that one rank can hold.
+        initial: New rows are uniform in [-initial, initial).
+        threshold: How often a key must occur before it gets a row.
+        filter_bytes: Count the keys that have no row in a counting Bloom filter of this many bytes
+            on all ranks together. None: count each key exactly, with 12 bytes a key.
+        removal: The rules by which rows are removed; None: all rows stay.
     """
 
     name: str
@@ -51,6 +64,8 @@ class TableSpec:
     capacity: int
     initial: float = 0.05
     threshold: int = 1
+    filter_bytes: int | None = None
+    removal: Removal | None = None
 
     def __post_init__(self) -> None:
         check_name("table", self.name)
@@ -61,6 +76,31 @@ class TableSpec:
         for name, value in (("capacity", self.capacity), ("threshold", self.threshold)):
             if value < 1:
                 raise InvalidArgument(f"table {self.name}: {name} must be at least 1, got {value}")
+        if self.filter_bytes is not None and self.threshold == 1:
+            raise InvalidArgument(
+                f"table {self.name}: filter_bytes needs a threshold of at least 2, because "
+                "threshold 1 admits every key at once and counts nothing"
+            )
+
+    @property
+    def counts(self) -> bool:
+        """Whether the table needs to know how often a key occurs in a batch."""
+        return self.threshold > 1 or (self.removal is not None and self.removal.needs_uses)
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """The rows of a table on a rank, and how many of them it removed since it was opened.
+
+    rows: how many there are. removed: how many rows each rule of Removal removed.
+    false_admission: the chance that a key is admitted the first time that it occurs although its
+    threshold is higher; None without a filter.
+    """
+
+    name: str
+    rows: int
+    removed: Mapping[str, int]
+    false_admission: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +125,21 @@ class ShardedTable:
         optimizer: Optimizer,
         tracker: Tracker,
         seed: int,
+        admission: Admission | FilterAdmission,
     ) -> None:
         self.spec = spec
         self.optimizer = optimizer
-        self.columns: dict[str, int] = {ROW: spec.dim, **optimizer.columns(spec.dim)}
+        self.columns = _slot_columns(spec, optimizer)
         """The widths by name, in the order of a slot."""
         self.width = sum(self.columns.values())
-        self.admission = Admission(spec.threshold)
+        self.admission = admission
+        self.has_uses = USES in self.columns
+        """Whether the last value of a slot counts the uses of the row."""
+        self._has_last_use = spec.removal is not None and spec.removal.needs_last_use
+        self._removed = dict.fromkeys(RULES, 0)
         self._table = table
         self._tracker = tracker
-        self._salt = _mix(np.array([seed], np.uint64) ^ _hash_name(spec.name))
+        self._salt = mix(np.array([seed], np.uint64) ^ _hash_name(spec.name))
         tracker.add_table(spec.name, None)
 
     @property
@@ -121,7 +166,10 @@ class ShardedTable:
         return Retrieved(slots, live)
 
     def write_back(self, batch: int, keys: Keys, slots: Floats) -> None:
-        """Write and track the slots of updated keys. Raise ResourceExhausted in a full table."""
+        """Write and track the slots of the keys that a batch used; they are used in this step.
+
+        Raise ResourceExhausted in a full table.
+        """
         self._apply(keys, slots, batch)
         self.admission.commit(batch)
         self._tracker.track(self.name, keys)
@@ -140,13 +188,55 @@ class ShardedTable:
 
     def gather(self, keys: Keys) -> Gathered:
         """See TrainedTable."""
-        slots = np.empty((len(keys), self.width), np.float32)
-        has_row = np.empty(len(keys), np.bool_)
-        self._table.pull(keys, slots, has_row)
-        columns = {name: slots[:, part] for name, part in self._column_slices()}
+        slots, has_row, last_use = self._pull(keys)
+        columns: dict[str, npt.NDArray[Any]] = {
+            name: slots[:, part] for name, part in self._column_slices()
+        }
+        if self._has_last_use:
+            columns[LAST_USE] = last_use.view(np.uint8).reshape(len(keys), 4)
         return Gathered(columns, None if has_row.all() else ~has_row)
 
-    def load_pieces(self, pieces: Iterable[tuple[Keys, Mapping[str, Floats]]]) -> None:
+    def remove(self, step: int, sum_over_ranks: SumOverRanks) -> None:
+        """Remove and track the rows that the rules remove after ``step``, whose rows are written.
+
+        No batch may hold rows or counts of the table meanwhile. All ranks call this for the same
+        table at a time, because keep_rows counts the rows of all ranks.
+        """
+        removal = self.spec.removal
+        assert removal is not None
+        selection = Selection(removal, step)
+        keys = self._table.keys()
+        for part in _slices(len(keys)):
+            slots, _, last_use = self._pull(keys[part])
+            uses = slots[:, -1] if self.has_uses else None
+            selection.add(keys[part], slots[:, : self.spec.dim], last_use, uses)
+        gone = selection.finish(sum_over_ranks)
+        self._delete(gone)
+        self._tracker.track(self.name, gone)
+        self.admission.forget_admitted()
+        for rule, count in selection.removed.items():
+            self._removed[rule] += count
+        _log.info(
+            "[train] step %d: table %s: %d of %d rows removed (%s)",
+            step, self.name, len(gone), len(keys),
+            ", ".join(f"{rule} {count}" for rule, count in selection.removed.items()),
+        )  # fmt: skip
+
+    def removes_at(self, step: int, version_steps: int | None) -> bool:
+        """Return whether rows are removed after ``step``.
+
+        version_steps: a version of the store is due after each step that is a multiple of it.
+        """
+        removal = self.spec.removal
+        every = None if removal is None else removal.every or version_steps
+        return every is not None and step % every == 0
+
+    def status(self) -> TableStatus:
+        """Return the numbers of rows of this rank. Reads all counters of a filter."""
+        rows, chance = self._table.status().rows, self.admission.estimate_false()
+        return TableStatus(self.name, rows, dict(self._removed), chance)
+
+    def load_pieces(self, pieces: Iterable[tuple[Keys, Mapping[str, npt.NDArray[Any]]]]) -> None:
         """See TrainedTable. Erases keys that no piece has, and does not write rows that are equal.
 
         Holds one piece and 8 bytes a row in memory.
@@ -157,41 +247,58 @@ class ShardedTable:
             for part in _slices(len(keys)):
                 slots = np.concatenate([columns[name][part] for name in self.columns], axis=1)
                 slots = np.ascontiguousarray(slots, np.float32)
-                old_slots = np.empty_like(slots)
-                has_row = np.empty(len(slots), np.bool_)
-                self._table.pull(np.ascontiguousarray(keys[part]), old_slots, has_row)
+                last_use = np.zeros(len(slots), np.uint32)
+                if self._has_last_use:
+                    last_use = np.ascontiguousarray(columns[LAST_USE][part]).view(np.uint32)[:, 0]
+                old_slots, has_row, old_last_use = self._pull(keys[part])
                 same_bits = old_slots.view(np.uint32) == slots.view(np.uint32)
-                differs = ~(has_row & same_bits.all(axis=1))
+                is_same = has_row & same_bits.all(axis=1)
+                if self._has_last_use:
+                    is_same &= last_use == old_last_use
+                changed = keys[part][~is_same], slots[~is_same], last_use[~is_same]
                 try:
-                    self._apply(keys[part][differs], slots[differs], 0)
+                    self._apply(*changed)
                 except ResourceExhausted:  # keys that are not in the pieces so far fill the table
                     self._erase_all_but(*loaded, keys)
-                    self._apply(keys[part][differs], slots[differs], 0)
+                    self._apply(*changed)
             loaded.append(keys)
         self._erase_all_but(*loaded)
 
     def _erase_all_but(self, *kept: Keys) -> None:
-        others = np.setdiff1d(self._table.keys(), np.concatenate(kept))
-        for part in _slices(len(others)):
-            self._table.apply(others[part], None)
+        self._delete(np.setdiff1d(self._table.keys(), np.concatenate(kept)))
 
-    def _check_columns(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
-        check_columns(self.name, self.columns, columns)
-        for name, width in self.columns.items():
+    def _delete(self, keys: Keys) -> None:
+        for part in _slices(len(keys)):
+            self._table.apply(keys[part], None)
+
+    def _pull(self, keys: Keys) -> tuple[Floats, Mask, Steps]:
+        """Return the slots of keys, which of them have a row, and the low 32 bits of last uses."""
+        slots = np.empty((len(keys), self.width), np.float32)
+        has_row = np.empty(len(keys), np.bool_)
+        last_use = np.zeros(len(keys), np.uint32)
+        self._table.pull(np.ascontiguousarray(keys), slots, has_row, last_use)
+        return slots, has_row, last_use
+
+    def _check_columns(self, keys: Keys, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+        widths = self.columns | ({LAST_USE: 4} if self._has_last_use else {})
+        check_columns(self.name, widths, columns)
+        for name, width in widths.items():
             if columns[name].shape != (len(keys), width):
                 raise InvalidArgument(
                     f"table {self.name}: column {name} has shape {columns[name].shape}, "
                     f"expected ({len(keys)}, {width})"
                 )
 
-    def _apply(self, keys: Keys, slots: Floats, stamp: int) -> None:
+    def _apply(self, keys: Keys, slots: Floats, last_use: int | Steps) -> None:
         for part in _slices(len(keys)):
             rows = np.ascontiguousarray(slots[part], np.float32).view(np.uint8)
+            stamp = last_use if isinstance(last_use, int) else last_use[part]
             report = self._table.apply(np.ascontiguousarray(keys[part]), rows, None, stamp)
             if report.refused:
                 raise ResourceExhausted(
                     f"table {self.name} is full: it holds {self.spec.capacity} rows on a rank; "
-                    "give it a greater capacity, or raise its threshold"
+                    "give it a greater capacity, raise its threshold, or let it remove rows "
+                    "(removal=)"
                 )
 
     def _column_slices(self) -> Iterator[tuple[str, slice]]:
@@ -204,8 +311,10 @@ class ShardedTable:
         """Return float32[n, width]: rows that are hashes of key and column, and initial state."""
         dim = self.spec.dim
         slots = np.full((len(keys), self.width), self.optimizer.initial(dim), np.float32)
-        counters = np.arange(1, dim + 1, dtype=np.uint64) * _GOLDEN
-        bits = _mix(_mix(keys ^ self._salt)[:, None] + counters) >> np.uint64(40)
+        if self.has_uses:
+            slots[:, -1] = 0
+        counters = np.arange(1, dim + 1, dtype=np.uint64) * GOLDEN
+        bits = mix(mix(keys ^ self._salt)[:, None] + counters) >> np.uint64(40)
         unit = bits.astype(np.float32) * np.float32(2.0**-24)  # exact: 24 bits
         slots[:, :dim] = (unit * np.float32(2) - np.float32(1)) * np.float32(self.spec.initial)
         return slots
@@ -245,11 +354,17 @@ class ShardedTables:
         self.partitions = partitions
         self.optimizer = optimizer
         self.tracker = tracker or Tracker()
+        self._version_steps: int | None = None
         self._pool = _open_pool(path, specs, optimizer, partitions, f"{MODEL}@{rank}-of-{world}")
         try:
             self._tables = {
                 spec.name: ShardedTable(
-                    self._pool.table(spec.name, MODEL), spec, optimizer, self.tracker, seed
+                    self._pool.table(spec.name, MODEL),
+                    spec,
+                    optimizer,
+                    self.tracker,
+                    seed,
+                    self._make_admission(spec),
                 )
                 for spec in specs
             }
@@ -294,6 +409,44 @@ class ShardedTables:
         for table in self:
             table.load_pieces([])
 
+    def expect_versions(self, steps: int | None) -> None:
+        """Note that a version of the store is due after each step that is a multiple of ``steps``.
+
+        Tables whose removal has no steps of its own remove rows then. None: not by steps.
+        """
+        self._version_steps = steps
+
+    def check_removal(self) -> None:
+        """Raise InvalidArgument if a table removes rows, but it is not known after which steps."""
+        for table in self:
+            removal = table.spec.removal
+            if removal is not None and removal.every is None and self._version_steps is None:
+                raise InvalidArgument(
+                    f"table {table.name}: it is not known after which steps rows are removed: give "
+                    "Removal(every=N), or make a RankedOutput with checkpoint=Every(steps=N) "
+                    "before the Pipeline"
+                )
+
+    def removes_at(self, step: int) -> bool:
+        """Return whether a table removes rows after ``step``. It is the same on all ranks."""
+        return any(table.removes_at(step, self._version_steps) for table in self)
+
+    def remove(self, step: int, sum_over_ranks: SumOverRanks) -> None:
+        """Remove the rows that the tables' rules remove after ``step``. All ranks call this."""
+        for name in sorted(self.names):  # in one order on all ranks
+            if self[name].removes_at(step, self._version_steps):
+                self[name].remove(step, sum_over_ranks)
+
+    def status(self) -> list[TableStatus]:
+        """Return the status of each table, between two steps."""
+        return [table.status() for table in self]
+
+    def _make_admission(self, spec: TableSpec) -> Admission | FilterAdmission:
+        if spec.filter_bytes is None:
+            return Admission(spec.threshold)
+        owned = self.owned_partitions()
+        return FilterAdmission(spec.threshold, spec.filter_bytes, self.partitions, owned)
+
     def save_counts(self) -> dict[str, bytes]:
         """Return the admission counts by table, of the tables that have a threshold."""
         return {table.name: table.admission.save() for table in self if table.spec.threshold > 1}
@@ -313,22 +466,24 @@ class ShardedTables:
         self.close()
 
 
-_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
-
-
-def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Apply SplitMix64's finaliser."""
-    with np.errstate(over="ignore"):
-        values = values + _GOLDEN
-        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return values ^ (values >> np.uint64(31))
+def _slot_columns(spec: TableSpec, optimizer: Optimizer) -> dict[str, int]:
+    """Return the widths of the columns of a slot, by name. USES is the last one, if it has one."""
+    columns = {ROW: spec.dim, **optimizer.columns(spec.dim)}
+    reserved = columns.keys() & {LAST_USE, USES}
+    if reserved:
+        raise InvalidArgument(
+            f"table {spec.name}: the optimizer has a column {min(reserved)!r}, which petps has for "
+            "removals: give the column another name"
+        )
+    if spec.removal is not None and spec.removal.needs_uses:
+        columns[USES] = 1
+    return columns
 
 
 def _hash_name(name: str) -> np.uint64:
     value = np.zeros(1, np.uint64)
     for byte in name.encode():
-        value = _mix(value ^ np.uint64(byte))
+        value = mix(value ^ np.uint64(byte))
     return np.uint64(value[0])
 
 
@@ -349,7 +504,7 @@ def _open_pool(
     Some tables may exist already, because a rank may have been killed while it made them.
     Raises FailedPrecondition if the pool has other tables, or belongs to another rank.
     """
-    widths = {spec.name: spec.dim + sum(optimizer.columns(spec.dim).values()) for spec in specs}
+    widths = {spec.name: sum(_slot_columns(spec, optimizer).values()) for spec in specs}
     if path is not None and Path(path).exists():
         pool = Pool.open(path)
     else:
@@ -384,6 +539,6 @@ def _make_tables(
         if table.dim != width or table.capacity != spec.capacity:
             raise FailedPrecondition(
                 f"pool {path} was created for other tables ({spec.name}: {table.dim} values, "
-                f"{table.capacity} rows; wanted {width} and {spec.capacity}): give the same tables "
-                "and optimizer, or another path and restore a version"
+                f"{table.capacity} rows; wanted {width} and {spec.capacity}): give the same "
+                "tables, removal and optimizer, or another path and restore a version"
             )

@@ -13,12 +13,13 @@ import contextlib
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from petps.checkpoint import Column, Quantising, Store, Table
 from petps.errors import AlreadyExists
 from petps.train.agree import fail_together
 from petps.train.link import Links
 from petps.train.lone import Tables
-from petps.train.table import widths_of
 
 __all__ = ["QUANTISING", "open_store", "store_tables"]
 
@@ -29,11 +30,16 @@ QUANTISING: Final = Quantising.for_training(hours=240, hours_between_failures=12
 
 
 def store_tables(tables: Tables) -> list[Table]:
-    """Return the tables for Store.create(): the row, and the optimizer's columns."""
+    """Return the tables for Store.create(): the row, the optimizer's columns, those of removals."""
     return [
         Table(
             table.name,
-            tuple(Column(name, "f32", width) for name, width in widths_of(table).items()),
+            tuple(
+                Column(name, "u32", values.shape[1] // 4)
+                if values.dtype == np.uint8
+                else Column(name, "f32", values.shape[1])
+                for name, values in table.gather(np.empty(0, np.uint64)).columns.items()
+            ),
         )
         for table in tables
     ]

@@ -30,10 +30,11 @@ ROW: Final = "row"
 class Gathered:
     """Gathered rows.
 
-    columns: float32[n, dim] by name, "row" and optimizer state. deleted: bool[n], or None.
+    columns: by name float32[n, dim], "row" and optimizer state, and the stored bytes uint8[n, 4] of
+    a column of uint32. deleted: bool[n], or None.
     """
 
-    columns: Mapping[str, Floats]
+    columns: Mapping[str, npt.NDArray[Any]]
     deleted: Mask | None = None
 
 
@@ -56,12 +57,12 @@ class TrainedTable(Protocol):
     def gather(self, keys: Keys) -> Gathered:
         """Return copies of these keys' rows as they are now."""
 
-    def load_pieces(self, pieces: Iterable[tuple[Keys, Mapping[str, Floats]]]) -> None:
+    def load_pieces(self, pieces: Iterable[tuple[Keys, Mapping[str, npt.NDArray[Any]]]]) -> None:
         """Replace all rows of the table by these, in the table's own memory, a piece at a time.
 
-        Pieces: uint64[m], ascending from piece to piece, and float32[m, dim] by column. Raises
-        NotFound for a key without a place, InvalidArgument, and what the pieces raise; then rows
-        are mixed.
+        Pieces: uint64[m], ascending from piece to piece, and the columns as gather() has them.
+        Raises NotFound for a key without a place, InvalidArgument, and what the pieces raise; then
+        rows are mixed.
         """
 
 

@@ -17,6 +17,7 @@ from bench.train.unfreshened import BaselineMode
 from petps.train import buffer, dense_sums, kernels, streams
 from petps.train.link import Link, Links
 from petps.train.options import MODES, Mode
+from petps.train.removal import Removal
 from tests.train.fake_gpu import DEVICE, FakeGpu, OnDevice
 from tests.train.rank_threads import LocalLink, OnHost, same, specs_with, train
 
@@ -154,6 +155,9 @@ def test_events_order_all_shared_memory(
     gpu: FakeGpu, mode: BaselineMode, world: int, micro_batches: int, threshold: int
 ) -> None:
     specs = specs_with(threshold)
+    if world > 1:  # rows are removed, and their uses are counted on the device
+        rules = Removal(keep_rows=30, score="uses", every=3)
+        specs = [replace(spec, removal=rules) for spec in specs]
     run: dict[str, Any] = {"steps": STEPS, "micro_batches": micro_batches, "specs": specs}
     result = train(mode, world, on=OnFake(gpu), **run)
     print(f"{mode}: {gpu.operations} operations, {dict(gpu.waits)}")
