@@ -1,12 +1,12 @@
 // Scrubbing: compares rows with their headers while the table serves, and takes damaged rows out of
 // service. SCRUB.md explains why no whole row is removed, and why a restored row is never an old
 // one.
-#include <algorithm>
-#include <array>
 #include <chrono>
+#include <shared_mutex>
 
 #include "base/crc32c.h"
 #include "base/prefetch.h"
+#include "table/pinned.h"
 #include "table/slice.h"
 
 namespace petps::table {
@@ -18,9 +18,6 @@ using pool::SlotHeader;
 using pool::SlotRef;
 
 namespace {
-
-// How long a pin is held, for which no slot of a replaced row is reused. A row may wait for a disk.
-constexpr auto kPinned = std::chrono::milliseconds(5);
 
 Status no_reader(const std::string& table) {
   return Status(Code::kUnavailable, "table '" + table +

@@ -4,6 +4,7 @@
 
 #include "base/crc32c.h"
 #include "table/impl.h"
+#include "table/pinned.h"
 
 namespace petps::table {
 
@@ -13,8 +14,6 @@ using index::Bucket;
 using index::Entry;
 using pool::SlotRef;
 
-// How long a pin is held, for which no slot of a replaced row is reused. A row may wait for a disk.
-constexpr auto kPinned = std::chrono::milliseconds(5);
 constexpr uint64_t kBucketsInStep = 16;
 constexpr uint64_t kCountersInStep = 1 << 16;
 

@@ -26,9 +26,9 @@ from petps.pool.beside import FILE_MODE, append, file_beside
 __all__ = ["MISSING_MAX", "DamageLog", "MissingRow", "damage_status"]
 
 # The keys that a pool may miss, over all tables: 15 MB of lines. A pool that has lost more is to be
-# rebuilt, and not to be mended row by row.
+# rebuilt, and not to be repaired row by row.
 MISSING_MAX: Final = 100_000
-# The file is written anew once it has this many lines, and most of them no longer count.
+# The file is rewritten once it has this many lines, and most of them no longer count.
 LINES_BEFORE_REWRITE: Final = 10_000
 
 
@@ -201,7 +201,7 @@ class DamageLog:
                     self._take(values)
             except (ValueError, KeyError, TypeError):
                 self.unreadable_lines += 1
-        # With 0 lines, the next line writes the whole file anew.
+        # With 0 lines, the next line rewrites the whole file.
         self._lines = 0 if is_torn or self.unreadable_lines or not is_ours else len(lines)
 
     def _take(self, values: dict[str, Any]) -> None:

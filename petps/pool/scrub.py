@@ -19,7 +19,7 @@ LINES_MAX: Final = 100
 
 @dataclass(slots=True)
 class ScrubReport:
-    """What one pass over a table read and found."""
+    """Counts of one pass over a table."""
 
     table: str
     instance: str

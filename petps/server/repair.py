@@ -200,7 +200,7 @@ class Repairs:
             gone: list[int] = []
             for key, row in rows.items():
                 row.tried.add(_name_of(base))
-                if listed.get(key) is not row:  # written or deleted meanwhile, or removed again
+                if listed.get(key) is not row:  # written, deleted or removed again since
                     continue
                 value = found.get(key)
                 is_current = _is_current(base, row, _partition(key, instance), positions)

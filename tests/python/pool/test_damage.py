@@ -68,6 +68,9 @@ def test_the_list_has_what_is_missing_and_when_each_table_was_read(pool: petps.P
     assert (row.fault, row.is_exact, row.since) == ("checksum", False, None)
     first, *_, last = lines_of(again)
     assert first == {"pool": pool.native.info().uuid}
+    line = lines_of(again)[1]
+    assert list(line) == ["table", "key", "slot", "stamp", "crc", "fault", "time"]
+    assert line["fault"] == "checksum"
     assert last == {"table": pool.table("t").id, "key": 4, "ended": "written again"}
 
 
