@@ -485,26 +485,11 @@ class Pool(PoolReader):
             FailedPrecondition: The pool is a device, which has no place for POOL.damage: serve it.
             IoError: POOL.damage cannot be written. The damaged rows stay.
         """
-        from petps.pool.damage import DamageLog
-        from petps.pool.scrub import TablePass
+        from petps.pool.scrub import scrub_tables
 
-        damage = DamageLog(self._native)
-        path = self._native.info().path
-        if damage.path is None and path:
-            raise FailedPrecondition(
-                f"{path} is a device, which has no place for a list of missing rows: serve it with "
-                "pool.folder set, and scrub it then"
-            )
-        damage.adopt(self._native)
-        names = {instance.id: instance.name for instance in self._native.instances()}
-        reports = []
-        for own in self.tables_to_scrub(table, model):
-            work = TablePass(own, names[own.record.instance], damage, log)
-            while work.step() is not None:
-                if not progress(own.name, work.buckets, work.bucket_count):
-                    raise FailedPrecondition(f"scrubbing of table '{own.name}' was cancelled")
-            reports.append(work.report.as_dict() | {"missing": damage.count_of(own.id)})
-        return reports
+        return scrub_tables(
+            self._native, self.tables_to_scrub(table, model), progress=progress, log=log
+        )
 
     def export(
         self, folder: str | PathLike[str], *, model: str | None = None, bar: Bar | None = None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from petps import _native
+from petps.errors import FailedPrecondition
 from petps.pool.damage import DamageLog
 
-__all__ = ["ScrubReport", "TablePass"]
+__all__ = ["ScrubReport", "TablePass", "scrub_tables"]
 
 STEP_BYTES: Final = 1 << 20  # read between two looks at the pace and at whether the pass goes on
 # Damaged rows that get a line each in the log of a process; the list of missing rows has them all.
@@ -96,3 +97,30 @@ class TablePass:
             f"{name}: the row of key {row.key} in slot {row.slot} is damaged ({row.fault}) and was "
             "removed: the key is missing"
         )
+
+
+def scrub_tables(
+    tables: _native.Tables,
+    chosen: Iterable[_native.Table],
+    *,
+    progress: Callable[[str, int, int], bool],
+    log: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """Scrub tables of a pool that no server has. See Pool.scrub."""
+    damage = DamageLog(tables)
+    path = tables.info().path
+    if damage.path is None and path:
+        raise FailedPrecondition(
+            f"{path} is a device, which has no place for a list of missing rows: serve it with "
+            "pool.folder set, and scrub it then"
+        )
+    damage.adopt(tables)
+    names = {instance.id: instance.name for instance in tables.instances()}
+    reports = []
+    for table in chosen:
+        work = TablePass(table, names[table.record.instance], damage, log)
+        while work.step() is not None:
+            if not progress(table.name, work.buckets, work.bucket_count):
+                raise FailedPrecondition(f"scrubbing of table '{table.name}' was cancelled")
+        reports.append(work.report.as_dict() | {"missing": damage.count_of(table.id)})
+    return reports

@@ -34,6 +34,7 @@ from petps.pool import backup
 from petps.pool import restore as restore_room
 from petps.pool.backup_info import read_known
 from petps.pool.restore import list_backups, restore
+from tests.python.server.damaged import damage_row, row_of
 from tests.python.small_disk import mount_small_disk
 from tests.seed import SEED
 
@@ -405,6 +406,29 @@ def test_damage_in_the_store_is_found(pool: Pool, tmp_path: Path) -> None:
     with pytest.raises(DataLoss, match="checksum"):
         restore(str(tmp_path / "store"), tmp_path / "restored")
     assert not (tmp_path / "restored").exists()
+
+
+def test_damaged_and_missing_rows(pool: Pool, tmp_path: Path) -> None:
+    """A damaged row ends a backup. Once it is removed, the backup says that it is missing."""
+    store = tmp_path / "store"
+    pool.open.push("items", [4321], row_of(4321, 7.0)[None, :])
+    pool.open.close()
+    pool.open = petps.open(pool.path)
+    first = pool.back_up(store)
+    assert first["warnings"] == []
+    damage_row(pool.path, row_of(4321, 7.0))
+    with pytest.raises(DataLoss, match="key 4321 in table 'items' is damaged"):
+        pool.back_up(store)
+    pool.open.scrub()
+    second = pool.back_up(store)
+    text = "1 rows of table 'items' were damaged and are missing"
+    assert any(text in warning for warning in second["warnings"])
+    report = check_restored(store, None, pool.model, tmp_path / "restored")
+    assert any(text in warning for warning in report["warnings"])
+    kept = restore(str(store), tmp_path / "kept", version=first["version"])
+    assert kept["warnings"] == []
+    with petps.open(tmp_path / "kept") as opened:
+        assert opened.pull("items", [4321])[0].tolist() == row_of(4321, 7.0).tolist()
 
 
 def test_what_is_refused(pool: Pool, tmp_path: Path) -> None:

@@ -425,7 +425,7 @@ def test_a_store_that_cannot_be_written(world: World) -> None:
 
 
 def test_versions_that_jump_are_compared_by_hash(world: World) -> None:
-    """As of a log whose versions count examples."""
+    """The log's versions count examples."""
     world.publish(500)
     with (
         Serving(world.settings(), log=ignore) as serving,

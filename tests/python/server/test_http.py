@@ -51,7 +51,9 @@ def test_prometheus_can_read_the_metrics(start: Start) -> None:
     assert (code, kind.split(";")[0]) == (200, "text/plain")
     families = {family.name: family for family in text_string_to_metric_families(body)}
     for name, family in families.items():
-        assert re.fullmatch(r"petps_(server|transport|pool|table|scrub|ingest)_[a-z_]+", name), name
+        assert re.fullmatch(
+            r"petps_(server|transport|pool|table|scrub|ingest|backup)_[a-z_]+", name
+        ), name
         assert family.documentation.endswith("."), name
     assert families["petps_server_pulls"].type == "counter"
     rows = {sample.labels["table"]: sample.value for sample in families["petps_table_rows"].samples}
