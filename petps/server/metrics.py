@@ -344,7 +344,7 @@ def _backup_metrics(backup: dict[str, Any] | None) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "petps_backup_failures", "Backups that failed.", value=backup["failures"]
     )
-    yield CounterMetricFamily("petps_backup", "Backups written.", value=backup["written"])
+    yield CounterMetricFamily("petps_backup_written", "Backups written.", value=backup["written"])
     yield GaugeMetricFamily(
         "petps_backup_every_seconds",
         "Seconds from one backup to the next; 0: no schedule.",
