@@ -17,6 +17,8 @@ from petps.errors import InvalidArgument
 KEY_BYTES: Final = 8
 DAY_SECONDS: Final = 86_400
 # Of a process that serves, beside its tables: interpreter, libraries, connections.
+BACKUP_COLUMN_BYTES: Final = 12  # stamp and hash of a row (petps/pool/BACKUP.md)
+KNOWN_BYTES: Final = 16  # key and hash of a row
 SERVER_BYTES: Final = 300 << 20
 
 
@@ -25,7 +27,8 @@ class Plan:
     """The most bytes that a full table takes.
 
     index, rows: in the pool. while_growing: in the pool while its capacity doubles. memory: of the
-    server. base: of a backup or base. log_per_day: of its updates.
+    server. base, backup: of a base and of a full backup in their stores. beside_pool: of the file
+    by which the next backup knows what has changed. log_per_day: of the updates.
     """
 
     index: int
@@ -34,6 +37,8 @@ class Plan:
     while_growing: int
     memory: int
     base: int
+    backup: int
+    beside_pool: int
     log_per_day: int | None
 
 
@@ -73,7 +78,11 @@ def plan(
             ("the pool", bytes_text(result.pool)),
             ("while its capacity doubles", bytes_text(result.while_growing)),
             ("memory of the server", f"{bytes_text(result.memory)}, and the page cache"),
-            ("a base or backup", bytes_text(result.base)),
+            ("a base", bytes_text(result.base)),
+            (
+                "a full backup",
+                f"{bytes_text(result.backup)}; beside the pool {bytes_text(result.beside_pool)}",
+            ),
             ("log, a day", log),
         ]
     )
@@ -98,6 +107,8 @@ def make_plan(rows: int, dim: int, dtype: str, updates: int | None) -> Plan:
         while_growing=pool + _native.footprint_of(row_bytes, min(2 * rows, 1 << 40))["index"],
         memory=most["memory"] + SERVER_BYTES,
         base=rows * message,
+        backup=rows * (message + BACKUP_COLUMN_BYTES),
+        beside_pool=rows * KNOWN_BYTES,
         log_per_day=None if updates is None else updates * message * DAY_SECONDS,
     )
 

@@ -36,7 +36,12 @@ def test_a_full_table_takes_at_most_what_was_planned(
         assert rows <= plan["rows"] <= 1.35 * rows + SPARE_SLOTS * (table["row_bytes"] + 17)
         assert table["allocator_bytes"] - bits <= plan["memory"]
         report = pool.export(tmp_path / "base")
+        backup = pool.back_up(tmp_path / "store")
     assert report["bytes"] <= 1.1 * plan["base"] + 10_000
+    # Keys that ascend by one take no space.
+    assert 0.9 * (plan["backup"] - 8 * ROWS) <= backup["bytes"] <= 1.1 * plan["backup"] + 10_000
+    (beside,) = tmp_path.glob("*.backup.default")
+    assert plan["beside_pool"] <= beside.stat().st_size <= plan["beside_pool"] + 10_000
     assert plan["pool"] == plan["index"] + plan["rows"]
     assert 1.9 * plan["index"] < plan["while_growing"] - plan["pool"] < 2.1 * plan["index"]
 
