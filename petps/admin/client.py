@@ -151,6 +151,13 @@ class AdminClient:
             "SetIngest", messages.SetIngestRequest(paused=paused, rows_per_second=rows_per_second)
         )
 
+    def set_log_level(self, level: str) -> None:
+        """Set which lines the server's log has: from debug, info, warning or error on.
+
+        Raises InvalidArgument for another level.
+        """
+        self._ask("SetLogLevel", messages.SetLogLevelRequest(level=level))
+
     def grow(
         self,
         table: str,

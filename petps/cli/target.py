@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from petps.admin.socket import ADMIN_SCHEME
-from petps.errors import InUse, InvalidArgument, NotFound
+from petps.errors import FailedPrecondition, InUse, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Rows = npt.NDArray[np.float32]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["Target", "check_administered", "is_server", "open_pool", "open_target"]
+__all__ = ["Target", "check_administered", "is_server", "open_pool", "open_server", "open_target"]
 
 # A request of a command may take long: it makes up to 65,536 rows durable on a disk.
 DEADLINE_MS: Final = 60_000
@@ -120,6 +120,21 @@ def open_pool(path: str | Path, *, read_only: bool = False) -> AuditedPool | Adm
         from petps.admin.client import AdminClient
 
         return AdminClient(path)
+
+
+def open_server(path: str, part: str) -> AdminClient:
+    """Connect to the server that has a pool open, for its ``part`` that a closed pool has not.
+
+    Raises FailedPrecondition if no server has the pool open.
+    """
+    from petps.admin.client import AdminClient
+
+    check_administered(path)
+    pool = open_pool(path, read_only=True)
+    if isinstance(pool, AdminClient):
+        return pool
+    pool.close()
+    raise FailedPrecondition(f"no server has {path} open, so there is no {part}")
 
 
 class _PoolTarget:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import os
 import queue
 import stat
@@ -26,7 +27,7 @@ from petps import _native
 from petps.admin import MAX_SOCKET_BYTES, USER_KEY, socket_of
 from petps.admin.admin_pb2_grpc import add_AdminServicer_to_server
 from petps.config.duration import duration_text
-from petps.errors import IoError, PetpsError, Unavailable
+from petps.errors import InvalidArgument, IoError, PetpsError, Unavailable
 from petps.pool.audited import AuditedPool, audited
 from petps.server.grpc.codes import GRPC_CODES
 from petps.v1.service import CODE_KEY
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["AdminServer", "Served", "open_admin_door"]
 
 MAX_CALLS: Final = 8
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 SOCKET_MODE: Final = 0o600
 LOOPBACK: Final = "127.0.0.1"
 REQUEST_BYTES_MAX: Final = 128 << 10  # a default row has at most 16 KiB
@@ -295,6 +297,19 @@ class _Service:
         text = f"ingest: {' and '.join(changes)}"
         with audited(self._tables.info().path, _user_of(context), text):
             self._served.set_ingest(paused=paused, rows_per_second=rate)
+        self._note(context, text)
+        return {}
+
+    @_answering
+    def SetLogLevel(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+        """See admin.proto."""
+        text = f"the log has lines from level {request.level} on"
+        with audited(self._tables.info().path, _user_of(context), f"log level {request.level}"):
+            if request.level not in LOG_LEVELS:
+                raise InvalidArgument(
+                    f"log level '{request.level}' is unknown; write {', '.join(LOG_LEVELS)}"
+                )
+            logging.getLogger("petps").setLevel(request.level.upper())
         self._note(context, text)
         return {}
 

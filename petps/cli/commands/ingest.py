@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from petps.cli.options import AdministeredPool, parse_rows
 from petps.cli.output import note
-from petps.cli.target import check_administered, open_pool
-from petps.errors import FailedPrecondition
-
-if TYPE_CHECKING:
-    from petps.admin.client import AdminClient
+from petps.cli.target import open_server
 
 app = typer.Typer(no_args_is_help=True, help="Pause, continue or limit a server's ingest.")
 
@@ -34,7 +30,7 @@ def pause(pool: AdministeredPool) -> None:
 
         petps ingest pause my.pool
     """
-    with closing(_server(pool)) as server:
+    with closing(open_server(pool, "ingest")) as server:
         server.set_ingest(paused=True)
     note(
         "ingest reads no more, once it has applied what it has read (`petps status`); continue it "
@@ -50,7 +46,7 @@ def resume(pool: AdministeredPool) -> None:
 
         petps ingest resume my.pool
     """
-    with closing(_server(pool)) as server:
+    with closing(open_server(pool, "ingest")) as server:
         server.set_ingest(paused=False)
     note("ingest continues")
 
@@ -71,17 +67,6 @@ def limit(
         petps ingest limit my.pool none
     """
     rate = 0 if rows == "none" else parse_rows(rows, "ROWS")
-    with closing(_server(pool)) as server:
+    with closing(open_server(pool, "ingest")) as server:
         server.set_ingest(rows_per_second=rate)
     note(f"ingest is limited to {rate:,} rows/s" if rate else "ingest is not limited")
-
-
-def _server(path: str) -> AdminClient:
-    from petps.admin.client import AdminClient
-
-    check_administered(path)
-    pool = open_pool(path, read_only=True)
-    if isinstance(pool, AdminClient):
-        return pool
-    pool.close()
-    raise FailedPrecondition(f"no server has {path} open, so there is no ingest")

@@ -137,6 +137,9 @@ def test_nobody_answers(run: Command) -> None:
         ("export", "base"),
         ("create", "--add", "--table", "t:4:f32:1k"),
         ("ingest", "pause"),
+        ("backup", "store"),
+        ("scrub",),
+        ("log-level", "info"),
     ],
 )
 def test_an_address_for_clients_is_refused(run: Command, command: tuple[str, ...]) -> None:

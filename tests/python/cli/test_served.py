@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import stat
 import threading
@@ -361,6 +362,25 @@ def test_an_audit_log_that_is_a_link_is_refused(filled: Path, tmp_path: Path) ->
     with AuditedPool.open(filled) as pool, pytest.raises(IoError, match="audit log"):
         pool.create_instance("default@1")
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_the_log_level(run: Command, filled: Path) -> None:
+    logger = logging.getLogger("petps.server.ingest")
+    before = logging.getLogger("petps").level
+    try:
+        with Serving(settings(filled), log=ignore):
+            assert not logger.isEnabledFor(logging.INFO)
+            run("log-level", filled, "info")
+            assert logger.isEnabledFor(logging.INFO)
+            run("log-level", filled, "error")
+            assert not logger.isEnabledFor(logging.WARNING)
+            message = run.fails(2, "log-level", filled, "loud")
+            assert "log level 'loud' is unknown; write debug, info, warning, error" in message
+    finally:
+        logging.getLogger("petps").setLevel(before)
+    whats = [line["what"] for line in lines_of(filled)]
+    assert whats[:2] == ["log level info", "log level error"]
+    assert "so there is no log" in run.fails(6, "log-level", filled, "info")
 
 
 def test_ingest_is_paused_limited_and_continued(run: Command, tmp_path: Path) -> None:
