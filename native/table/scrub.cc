@@ -19,6 +19,8 @@ using pool::SlotRef;
 
 namespace {
 
+constexpr size_t kKeysAtOnce = 512;  // that are looked up while writers wait
+
 Status no_reader(const std::string& table) {
   return Status(Code::kUnavailable, "table '" + table +
                                         "': no reader place is free to check its rows; close some "
@@ -102,19 +104,23 @@ Result<ApplyReport> Table::restore(std::span<const uint64_t> keys, const std::by
 }
 
 Status Table::note_missing(std::span<const uint64_t> keys) {
-  std::vector<SlotRef> refs(keys.size());
-  impl_->range_locks.take_all();
-  const bool exists = !impl_->dropped;
-  if (exists) {
-    std::shared_lock moves(impl_->moves_gate);
-    impl_->index().find_refs(keys, refs.data());
-    for (size_t i = 0; i < keys.size(); ++i) {
-      if (refs[i] == 0) impl_->add_missing(keys[i]);
+  std::array<SlotRef, kKeysAtOnce> refs{};
+  for (size_t from = 0; from < keys.size(); from += kKeysAtOnce) {
+    const auto page = keys.subspan(from, std::min(kKeysAtOnce, keys.size() - from));
+    impl_->range_locks.take_all();  // not for all keys: each may wait for the disk
+    const bool exists = !impl_->dropped;
+    if (exists) {
+      std::shared_lock moves(impl_->moves_gate);
+      impl_->index().find_refs(page, refs.data());
+      for (size_t i = 0; i < page.size(); ++i) {
+        if (refs[i] == 0) impl_->add_missing(page[i]);
+      }
     }
+    impl_->range_locks.give(kAllRanges);
+    if (!exists)
+      return Status(Code::kNotFound, "table '" + impl_->record.spec.name + "' has been dropped");
   }
-  impl_->range_locks.give(kAllRanges);
-  if (exists) return Status();
-  return Status(Code::kNotFound, "table '" + impl_->record.spec.name + "' has been dropped");
+  return Status();
 }
 
 std::vector<uint64_t> Table::missing_keys() const {

@@ -45,7 +45,7 @@ from petps.pool.backup_info import (
     read_known,
     write_known,
 )
-from petps.pool.export import Bar, clock_entries, no_bar
+from petps.pool.export import Bar, clock_entries, count_removed, no_bar
 
 __all__ = ["HASH", "back_up", "check_store_url"]
 
@@ -144,6 +144,7 @@ class _Backup:
             raise FailedPrecondition(
                 f"{instance.name} has no table, so there is nothing to back up"
             )
+        self._removed = count_removed(self._tables.values())
         now = self._info(full=full)
         self._check_states(now)  # before the work
         self._store, self._last = self._open_store()
@@ -438,6 +439,8 @@ class _Backup:
         return []
 
     def _check_wanted(self) -> None:
+        if count_removed(self._tables.values()) != self._removed:
+            raise Unavailable("damaged rows were removed during the backup: back up again")
         if not self._goes_on():
             raise FailedPrecondition("the backup was cancelled; the backups before it remain")
 

@@ -74,6 +74,7 @@ class DamageLog:
         self._lines = 0
         info = tables.info()
         self._uuid = info.uuid
+        self._tables = tables
         self._pool = Path(info.path) if info.path else None
         self.path = self._find_path(info.path, folder)
         self.unreadable_lines = 0
@@ -124,6 +125,9 @@ class DamageLog:
             ResourceExhausted: The pool misses MISSING_MAX rows. None is removed.
         """
         with self.lock:
+            # A missing key has no row: this one was removed since it was found.
+            missing = set(table.missing_keys().tolist())
+            rows = [row for row in rows if row.key not in missing]
             if self.count + len(rows) > MISSING_MAX:
                 raise ResourceExhausted(
                     f"the pool would miss more than {MISSING_MAX:,} rows: rebuild it from a base "
@@ -148,7 +152,8 @@ class DamageLog:
         """
         with self.lock:
             listed = self._rows.get(table.id, {})
-            if not listed:
+            # After a failed drain nobody knows which deletions are durable.
+            if not listed or self._tables.info().failed:
                 return []
             missing = set(table.missing_keys().tolist())
             ended = [key for key in listed if key not in missing]
@@ -200,6 +205,11 @@ class DamageLog:
                 elif is_ours:
                     self._take(values)
             except (ValueError, KeyError, TypeError):
+                if number == 0:
+                    raise IoError(
+                        f"{path} does not begin with the uuid of its pool, so nobody knows whose "
+                        "missing rows it lists"
+                    ) from None
                 self.unreadable_lines += 1
         # With 0 lines, the next line rewrites the whole file.
         self._lines = 0 if is_torn or self.unreadable_lines or not is_ours else len(lines)
@@ -222,7 +232,8 @@ class DamageLog:
         if self.path is None:
             return
         live = self.count + len(self._passes)
-        if self._lines == 0 or self._lines > LINES_BEFORE_REWRITE + 2 * live:
+        is_due = self._lines == 0 or self._lines > LINES_BEFORE_REWRITE + 2 * live
+        if is_due or not self.path.exists():  # it was moved away
             self._rewrite(lines)
             return
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from os import PathLike
 from pathlib import Path
@@ -17,7 +17,7 @@ from petps.delta import TableSchema
 from petps.errors import DataLoss, FailedPrecondition
 from petps.pool.damage import DamageLog
 
-__all__ = ["Bar", "clock_entries", "no_bar", "write_base"]
+__all__ = ["Bar", "clock_entries", "count_removed", "no_bar", "write_base"]
 
 # (table, rows) -> a context; its value is a function to call with n after each n written rows.
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -102,6 +102,11 @@ def write_base(
     }
 
 
+def count_removed(tables: Iterable[_native.Table]) -> int:
+    """Return how many damaged rows of these tables were removed since the open."""
+    return sum(table.status().damaged_slots for table in tables)
+
+
 def _check_complete(tables: _native.Tables, own: list[_native.Table]) -> None:
     damage = DamageLog(tables)
     for table in own:
@@ -133,6 +138,7 @@ def _read(
         table.pull(own_keys, rows, exists, own_stamps)
         return rows, exists
 
+    removed = count_removed([table])
     keys = np.unique(table.keys())  # a key deleted and rewritten during the scan may appear twice
     stamps = np.empty(len(keys), np.uint32) if stamped else None
     schema = TableSchema(table.name, table.dtype, table.dim)
@@ -140,4 +146,8 @@ def _read(
         yield from split_by_partition(
             schema, keys, rows_of, partitions, stamps=stamps, progress=advance
         )
-    _check_complete(tables, [table])  # some may have been removed since the beginning
+    _check_complete(tables, [table])
+    if count_removed([table]) != removed:  # and perhaps restored, after they were not found here
+        raise FailedPrecondition(
+            f"damaged rows of table '{table.name}' were removed during the export: export again"
+        )

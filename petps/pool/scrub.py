@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -28,6 +28,8 @@ class ScrubReport:
     damaged: int = 0
     removed: int = 0
     """Those of the damaged ones that were not written again since they were found."""
+    unremoved: int = 0
+    """Rows of another key that are still there: it is their index entry that is damaged."""
     default_row_damaged: bool = False
 
     def as_dict(self) -> dict[str, Any]:
@@ -76,6 +78,7 @@ class TablePass:
         if self._pending:
             removed = self._damage.remove(self.table, self._pending)
             self.report.removed += len(removed)
+            self.report.unremoved += self._count_unreachable(removed)
             for row in removed:
                 self._note(row)
             self._pending = []
@@ -84,6 +87,11 @@ class TablePass:
         self._damage.strike_out(self.table, "written or deleted")
         self._damage.note_pass(self.table.id, self._clock())
         return None
+
+    def _count_unreachable(self, removed: Sequence[_native.DamagedRow]) -> int:
+        """Return how many of the pending rows have an entry whose key leads elsewhere."""
+        gone = {row.slot for row in removed}
+        return sum(row.fault == "other key" and row.slot not in gone for row in self._pending)
 
     def _note(self, row: _native.DamagedRow) -> None:
         if TablePass.lines_logged > LINES_MAX:

@@ -267,6 +267,11 @@ def _scrub_metrics(status: dict[str, Any]) -> Iterator[Metric]:
         is_failed = str(table["id"]) in scrub["faults"] or "0" in scrub["faults"]
         failed.add_metric([table["instance"], table["name"]], float(is_failed))
     yield failed
+    yield GaugeMetricFamily(
+        "petps_scrub_repair_failed",
+        "1: missing rows cannot be restored from bases now; the status says why.",
+        value=float("repair" in scrub["faults"]),
+    )
 
 
 def _ingest_metrics(ingest: dict[str, Any]) -> Iterator[Metric]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from petps import _native
 from petps.delta.schema import partition_of
-from petps.errors import DataLoss, NotFound, PetpsError
+from petps.errors import DataLoss, NotFound, PetpsError, Unavailable
 from petps.pool.damage import DamageLog, MissingRow
 from petps.server.ingest.priority import lower_priority
 from petps.server.ingest.protocols import BaseReader, BaseSource
@@ -80,8 +80,8 @@ class Repairs:
             try:
                 self.look()
                 fault = ""
-            except (PetpsError, OSError) as error:
-                fault = f"missing rows cannot be restored: {error}"
+            except Exception as error:  # report any error, but continue to serve
+                fault = f"missing rows cannot be restored: {type(error).__name__}: {error}"
             if fault and fault != self.fault and not self._stopping.is_set():
                 self._log(fault)
             self.fault = fault
@@ -154,7 +154,9 @@ class Repairs:
             if self._at_rest(action, 1.0):
                 return True
             tries -= 1
-        return False
+        if self._stopping.is_set():
+            return False
+        raise Unavailable("ingest did not end its batch, or reads no log: `petps status`")
 
     def _read(
         self,
@@ -174,7 +176,10 @@ class Repairs:
                 for at in np.flatnonzero(np.isin(keys, wanted)).tolist():
                     stamp = None if stamps is None else int(stamps[at])
                     found[int(keys[at])] = (stored[at].tobytes(), stamp)
-        except (DataLoss, NotFound) as error:
+        except PetpsError as error:
+            if not isinstance(error, DataLoss | NotFound):
+                self._log(f"missing rows of table '{table}': {error}")
+                return None  # it may be readable later
             for row in rows.values():
                 row.tried.add(_name_of(base))
             self._log(f"missing rows of table '{table}': {error}")
@@ -194,12 +199,14 @@ class Repairs:
         restored: list[int] = []
 
         def restore() -> None:
+            # First, because the list may be older than a write, which no restore may undo. Nothing
+            # writes the table while ingest is held.
+            self._damage.strike_out(table, "written again")
             positions = self._positions(instance.id)
             listed = self._damage.of_table(table.id)
             chosen: dict[int, tuple[bytes, int]] = {}
             gone: list[int] = []
             for key, row in rows.items():
-                row.tried.add(_name_of(base))
                 if listed.get(key) is not row:  # written, deleted or removed again since
                     continue
                 value = found.get(key)
@@ -217,7 +224,11 @@ class Repairs:
             if chosen:
                 restored.extend(self._write(table, chosen))
 
-        if self._rest(restore) and restored:
+        if not self._rest(restore):
+            return
+        for row in rows.values():
+            row.tried.add(_name_of(base))
+        if restored:
             self.restored[table.id] = self.restored.get(table.id, 0) + len(restored)
             self._log(
                 f"table '{table.name}' of {instance.name}: {len(restored):,} missing rows are "
@@ -226,7 +237,6 @@ class Repairs:
 
     def _write(self, table: _native.Table, chosen: Mapping[int, tuple[bytes, int]]) -> list[int]:
         with self._damage.lock:
-            self._damage.strike_out(table, "written again")
             rows = np.frombuffer(b"".join(row for row, _ in chosen.values()), np.uint8)
             table.restore(
                 np.array(list(chosen), np.uint64),

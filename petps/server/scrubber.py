@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from petps.server.ingest.priority import lower_priority
 __all__ = ["Progress", "Scrubber"]
 
 LOOK_SECONDS: Final = 1.0
+WAIT_SECONDS: Final = 0.1  # between two looks at the limit and at whether to stop
 NICENESS: Final = 19  # of 19
 # A pass may read faster for this long, after it was slower than its limit.
 CREDIT_SECONDS: Final = 0.1
@@ -65,6 +67,7 @@ class Scrubber:
         self._counts: dict[int, list[int]] = {}  # by table: rows read, and rows damaged
         self._faults: dict[int, str] = {}  # by table; 0: of all
         self._not_before = 0.0  # when the limit allows the next step
+        self._struck_out = 0.0  # when missing rows were last struck out
         if damage.unreadable_lines:
             log(
                 f"{damage.unreadable_lines} lines of {damage.path} cannot be read: keys that they "
@@ -150,14 +153,13 @@ class Scrubber:
         while not self._stopping.wait(LOOK_SECONDS):
             try:
                 existing = {table.id: table for table in self._tables.tables()}
-                for table in existing.values():
-                    self._strike_out(table)
+                self._strike_out_all()
                 for number in [*self._faults]:
                     if number not in existing:
                         self._faults.pop(number, None)
                 for table in self._due(existing):
                     self._scrub_on_schedule(table)
-            except PetpsError as error:  # for example a pool that is being closed
+            except Exception as error:  # report any error, but continue to serve
                 self._note(0, f"tables cannot be scrubbed: {error}")
 
     def _due(self, existing: dict[int, _native.Table]) -> Iterator[_native.Table]:
@@ -172,12 +174,15 @@ class Scrubber:
             if every > 0 and (last is None or not 0 <= self._clock() - last < every):
                 yield table
 
-    def _strike_out(self, table: _native.Table) -> None:
-        """Strike out missing rows that pushes have written or deleted since."""
-        try:
-            self._damage.strike_out(table, "written or deleted")
-        except NotFound:  # it has been dropped
+    def _strike_out_all(self) -> None:
+        """Strike out missing rows that were written or deleted since, at most once a second."""
+        now = time.monotonic()
+        if self._damage.count == 0 or now - self._struck_out < LOOK_SECONDS:
             return
+        self._struck_out = now
+        for table in self._tables.tables():
+            with contextlib.suppress(NotFound):  # it has been dropped
+                self._damage.strike_out(table, "written or deleted")
 
     def _scrub_on_schedule(self, table: _native.Table) -> None:
         """Go on with the pass over the table, until a request wants the turn."""
@@ -202,10 +207,13 @@ class Scrubber:
         if self._tables.info().failed:
             raise FailedPrecondition("a write-back failed, so the pool is read-only")
         before = work.report.rows, work.report.damaged
-        count = work.step()
-        counts = self._counts.setdefault(work.table.id, [0, 0])
-        counts[0] += work.report.rows - before[0]
-        counts[1] += work.report.damaged - before[1]
+        try:
+            count = work.step()
+        finally:  # also if the rows found could not be listed
+            counts = self._counts.setdefault(work.table.id, [0, 0])
+            counts[0] += work.report.rows - before[0]
+            counts[1] += work.report.damaged - before[1]
+        self._strike_out_all()
         if count is None:
             self._end(work)
             return False
@@ -215,7 +223,13 @@ class Scrubber:
 
     def _end(self, work: TablePass) -> None:
         table = work.table
-        if work.report.default_row_damaged:
+        if work.report.unremoved > 0:
+            self._note(
+                table.id,
+                f"{work.report.unremoved} index entries of table '{table.name}' are damaged, so "
+                "that their keys cannot be found: export what is whole and load it into a new pool",
+            )
+        elif work.report.default_row_damaged:
             self._note(
                 table.id,
                 f"the default row of table '{table.name}' is damaged: missing keys are served with "
@@ -231,7 +245,13 @@ class Scrubber:
             return
         now = time.monotonic()
         self._not_before = max(now - CREDIT_SECONDS, self._not_before) + count / limit
-        self._stopping.wait(max(0.0, self._not_before - now))
+        while now < self._not_before:
+            if self._config.bytes_per_second != limit:  # the new one counts from now on
+                self._not_before = now
+                return
+            if self._stopping.wait(min(WAIT_SECONDS, self._not_before - now)):
+                return
+            now = time.monotonic()
 
     def _note(self, number: int, text: str) -> None:
         if self._stopping.is_set() or self._faults.get(number) == text:

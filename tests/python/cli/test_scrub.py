@@ -51,7 +51,7 @@ def test_damaged_rows_are_removed_and_listed(run: Command, reached: Path) -> Non
     assert run.json("scrub", reached, "--table", "items", "--unpaced")["tables"] == [
         {
             "table": "items", "instance": "default@0", "rows": COUNT - 1, "damaged": 0,
-            "removed": 0, "default_row_damaged": False, "missing": 1,
+            "removed": 0, "unremoved": 0, "default_row_damaged": False, "missing": 1,
         }
     ]  # fmt: skip
     run("push", reached, "items", "700=1,2,3,4")

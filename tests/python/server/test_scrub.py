@@ -297,7 +297,7 @@ def test_a_pushed_table_misses_its_rows_until_they_are_pushed(pool: Path) -> Non
         (report,) = serving.scrub("items", None, lambda *_: True, True)
         assert report | {"rows": 0} == {
             "table": "items", "instance": "default@0", "rows": 0, "damaged": 2, "removed": 2,
-            "default_row_damaged": False, "missing": 2,
+            "unremoved": 0, "default_row_damaged": False, "missing": 2,
         }  # fmt: skip
         rows, mask = client.pull("items", KEYS, return_mask=True)
         assert KEYS[~mask].tolist() == [3, 4]
