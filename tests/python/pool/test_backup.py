@@ -267,6 +267,8 @@ def test_a_purge_keeps_the_newest_backup(pool: Pool, tmp_path: Path) -> None:
     opened.write(2, {"items": rows}, kind="delta", parts={PARTIAL_PART: b"{}"})
     opened.purge(1)
     check_restored(place, None, pool.model, tmp_path / "restored")
+    opened.drop_all_but([])
+    check_restored(place, None, pool.model, tmp_path / "restored")
     opened.drop_all_but(Retention().choose(opened.state.versions(), 10**30))
     check_restored(place, None, pool.model, tmp_path / "restored")
     pool.change(50)

@@ -179,7 +179,8 @@ def test_an_entry_that_leads_elsewhere_is_a_fault(filled: petps.Pool) -> None:
         running.close()
 
 
-def test_a_new_limit_counts_at_once(filled: petps.Pool) -> None:
+def test_a_new_limit_counts_at_once(filled: petps.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("petps.pool.scrub.STEP_BYTES", 512)
     config = ScrubConfig(every="1s", bytes_per_second=1)
     running = Scrubber(filled.native, config, DamageLog(filled.native), lambda line: None)
     try:
