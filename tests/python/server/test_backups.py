@@ -424,15 +424,15 @@ def test_a_store_that_cannot_be_written(world: World) -> None:
         assert state["last"]["log_version"] == 0
 
 
-def test_versions_that_jump_are_compared_by_hash(world: World) -> None:
-    """The log's versions count examples."""
+def test_versions_that_wrap_are_compared_by_hash(world: World) -> None:
+    """The log's versions count examples, and a stamp has their low 32 bits."""
     world.publish(500)
     with (
         Serving(world.settings(), log=ignore) as serving,
         closing(AdminClient(world.pool)) as client,
     ):
         for step in range(3):
-            version = (step + 1) * 3_000_000_000
+            version = (1 << 32) - 1 + step  # the rows have the stamps 2, 0 and 1
             rows = np.full((100, 8), step, np.float32)
             world.publisher.publish("fed", np.arange(100, dtype=np.uint64), rows)
             world.publisher.commit(version=version)
