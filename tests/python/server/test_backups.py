@@ -431,8 +431,8 @@ def test_versions_that_wrap_are_compared_by_hash(world: World) -> None:
         Serving(world.settings(), log=ignore) as serving,
         closing(AdminClient(world.pool)) as client,
     ):
-        for step in range(3):
-            version = (1 << 32) - 1 + step  # the rows have the stamps 2, 0 and 1
+        for step in range(2):
+            version = (1 << 32) - 1 + step  # the rows have the stamps 2 and 0
             rows = np.full((100, 8), step, np.float32)
             world.publisher.publish("fed", np.arange(100, dtype=np.uint64), rows)
             world.publisher.commit(version=version)
