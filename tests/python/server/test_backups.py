@@ -6,7 +6,6 @@ The model replays the messages of the log up to the positions of the backup.
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,89 +19,26 @@ import petps_client
 import pytest
 
 import petps
-from petps import config
 from petps.admin.client import AdminClient
-from petps.checkpoint import Base, BaseInfo, Store
-from petps.delta import Delivery, RowsBody, TableSchema, decode_record, open_log
+from petps.checkpoint import Base, Store
 from petps.errors import FailedPrecondition, InvalidArgument, IoError, Unavailable
 from petps.pool import backup
-from petps.pool.backup_info import BACKUP_PART, BackupInfo
 from petps.pool.restore import LogCheck, list_backups, progress_of, restore
 from petps.publish import Publisher
 from petps.server import Serving
 from petps.server.ingest.hold import Hold
-from tests.python.server.conftest import settings
+from tests.python.server.backed_up import (
+    SCHEMA,
+    SPACE,
+    Model,
+    P,
+    World,
+    ignore,
+    positions_of,
+    stored_rows,
+)
 from tests.python.waiting import wait_until
 from tests.seed import SEED
-
-P = 4
-SPACE = 3000
-SCHEMA = TableSchema("fed", "f32", 8)
-Model = dict[int, bytes]
-
-
-def ignore(line: str) -> None:
-    """Log nothing."""
-
-
-class World:
-    """A pool with a delta-fed and a push-fed table, its log and a publisher."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.pool = folder / "pool"
-        self.store = folder / "store"
-        with petps.create(self.pool, durability="process") as opened:
-            opened.create_model("default", P)
-            opened.create_table("fed", dim=8, capacity=2 * SPACE, feed="delta")
-            opened.create_table("pushed", dim=4, capacity=SPACE)
-        self.log = open_log(folder / "log", partitions=P)
-        self.rng = np.random.default_rng(SEED)
-        self.publisher = Publisher(self.log, "default", tables=[SCHEMA])
-        self.publisher.begin_continue(None)
-        self.version = 0
-
-    def settings(self, pool: Path | None = None, **sections: Any) -> config.Config:
-        ingest = {"log": str(self.folder / "log")}
-        return settings(pool or self.pool, ingest=ingest, **sections)
-
-    def publish(self, rows: int) -> int:
-        """Publish a version, in several messages of each partition."""
-        for _ in range(3):
-            keys = self.rng.integers(0, SPACE, rows, dtype=np.uint64)
-            deleted = self.rng.random(rows) < 0.1
-            values = self.rng.standard_normal((rows, 8), dtype=np.float32)
-            self.publisher.publish("fed", keys, values, deleted)
-        self.version = self.publisher.commit()
-        return self.version
-
-    def rows_at(self, positions: dict[int, tuple[int, int]]) -> Model:
-        """Replay the log up to the positions (run, seq) of the partitions."""
-        rows: Model = {}
-        with closing(self.log.subscribe(dict.fromkeys(range(P), 0))) as reader:
-            while events := reader.poll(max_bytes=1 << 20, timeout=0.2):
-                for event in events:
-                    assert isinstance(event, Delivery)
-                    record = decode_record(
-                        event.message, model="default", partition=event.partition, partitions=P,
-                        schema_of=lambda name: SCHEMA,
-                    )  # fmt: skip
-                    at = (record.header.run, record.header.seq)
-                    if at <= positions[event.partition] and isinstance(record.body, RowsBody):
-                        apply(rows, record.body)
-        return rows
-
-    def close(self) -> None:
-        self.log.close()
-
-
-def apply(rows: Model, body: RowsBody) -> None:
-    deleted = np.zeros(len(body.keys), np.bool_) if body.deleted is None else body.deleted
-    for key, row, is_deleted in zip(body.keys.tolist(), body.rows, deleted, strict=True):
-        if is_deleted:
-            rows.pop(key, None)
-        else:
-            rows[key] = row.tobytes()
 
 
 @pytest.fixture
@@ -110,28 +46,6 @@ def world(tmp_path: Path) -> Iterator[World]:
     world = World(tmp_path)
     yield world
     world.close()
-
-
-def stored_rows(pool: Path, table: str = "fed") -> Model:
-    with petps.open(pool, read_only=True) as opened:
-        assert opened.verify().clean
-        native = opened.table(table)
-        with native.scan() as pages:
-            return {
-                key: row.tobytes()
-                for keys, rows in pages
-                for key, row in zip(keys.tolist(), rows, strict=True)
-            }
-
-
-def positions_of(store: Path, version: int) -> dict[int, tuple[int, int]]:
-    opened = Store.open(store)
-    info = BackupInfo.parse(opened.part(version, BACKUP_PART), "part")
-    base = BaseInfo.of(opened, version)
-    assert base is not None
-    positions = {entry.partition: (entry.run, entry.seq) for entry in info.progress}
-    assert positions == {entry.partition: (entry.run, entry.seq) for entry in base.positions}
-    return positions
 
 
 class Churn:
@@ -359,44 +273,6 @@ def test_a_log_that_has_lost_messages_is_reported(world: World) -> None:
     assert listed == [True, False, False]
 
 
-def test_backups_by_schedule(world: World) -> None:
-    lines: list[str] = []
-    world.publish(100)
-    schedule = {"store": str(world.store), "every": "1s", "keep": "all=1h"}
-    with Serving(world.settings(backup=schedule), log=lines.append) as serving:
-        wait_until(lambda: serving.status()["backup"]["written"] >= 3)
-        state = serving.status()["backup"]
-        assert state["error"] is None
-        assert state["last"]["version"] >= 3
-        metrics = serving._metrics_text().decode()
-        assert "petps_backup_failed 0.0" in metrics
-        (shown,) = re.findall(r"^petps_backup_last_success_time_seconds (.*)", metrics, re.M)
-        assert time.time() - 60 < float(shown) <= time.time()
-        assert any(re.match(r"backup \d+ of default@0 \(full", line) for line in lines)
-    entries = list_backups(str(world.store))
-    times = [entry["created_ns"] for entry in entries]
-    assert len(times) >= 3
-    assert all(b - a > 0.9e9 for a, b in pairwise(times))
-
-
-def test_a_schedule_that_fails_says_so_and_recovers(world: World) -> None:
-    lines: list[str] = []
-    world.publish(100)
-    place = world.folder / "place"
-    place.write_text("not a folder")
-    schedule = {"store": str(place / "store"), "every": "1s"}
-    with Serving(world.settings(backup=schedule), log=lines.append) as serving:
-        wait_until(lambda: serving.status()["backup"]["failures"] >= 2)
-        state = serving.status()["backup"]
-        assert "Not a directory" in state["error"]
-        assert state["last"] is None
-        assert "petps_backup_failed 1.0" in serving._metrics_text().decode()
-        assert sum("no backup was made" in line for line in lines) == 1
-        place.unlink()
-        wait_until(lambda: serving.status()["backup"]["written"] >= 1)
-        assert serving.status()["backup"]["error"] is None
-
-
 def test_one_backup_at_a_time(world: World) -> None:
     with (
         Serving(world.settings(), log=ignore) as serving,
@@ -503,18 +379,6 @@ def test_other_partitions_need_another_store(world: World) -> None:
     assert chosen.backup_store() == "s3://b/a-1"
 
 
-def test_a_clock_that_was_ahead_does_not_stop_the_schedule(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with petps.open(world.pool) as opened:
-        opened.back_up(world.store)
-    year = 365 * 86_400
-    real = time.time
-    monkeypatch.setattr("petps.server.backups.time.time", lambda: real() - year)
-    with Serving(world.settings(backup={"store": str(world.store)}), log=ignore) as serving:
-        wait_until(lambda: serving.status()["backup"]["written"] == 1)
-
-
 def test_ingest_that_does_not_rest_fails_the_backup(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -540,7 +404,7 @@ def test_ingest_that_does_not_rest_fails_the_backup(
 def test_a_limit_of_ingest_does_not_delay_a_backup(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is read already is applied without it: at 10 rows a second it would take hours."""
+    """Ingest applies what it has read without the limit, which would take hours."""
     monkeypatch.setattr("petps.server.backups.HOLD_SECONDS", 30.0)
     world.publish(20_000)
     slow = world.settings()
@@ -599,21 +463,3 @@ def test_a_hold_of_a_thread() -> None:
         raise AssertionError("nothing works")
     hold.begin()  # the one before has given up
     hold.give_way(settle)
-
-
-@pytest.mark.parametrize(
-    ("section", "text"),
-    [
-        ({"store": "s", "every": "never"}, "must be above 0"),
-        ({"store": "s", "every": "6"}, "such as 90s"),
-        ({"store": "s", "keep": "all=1d,all=2d"}, "at most once"),
-        ({"store": ""}, "without a password"),
-        ({"store": "ftp://me:secret@host/s"}, "without a password"),
-        ({"store": "s", "keep": "all"}, "rules such as all=2d"),
-        ({"store": "s", "keep": "all=1h,yearly=1d"}, "rules such as all=2d"),
-        ({"stores": "s"}, "stores"),
-    ],
-)
-def test_a_section_that_is_wrong(section: dict[str, Any], text: str) -> None:
-    with pytest.raises(InvalidArgument, match=text):
-        config.merge(None, {"pool": {"path": "p"}, "backup": section}, "test")
