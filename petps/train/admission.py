@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import threading
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -31,8 +32,8 @@ Counts = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]
 # If there are more newer counts than this, a pass over all counts merges them into the older ones.
 NEWER_MAX: Final = 1 << 16
-# Counters of a filter that a key has. With 4, a filter with 8 counters for each key that waits
-# admits 2 % of the keys too early.
+# Counters of a filter that a key has. With 4, a filter with 8 counters for each key that it has
+# ever seen admits 2 % of new keys too early.
 HASHES: Final = 4
 SALTS: Final = mix(np.arange(1, HASHES + 1, dtype=np.uint64))
 # With fewer counters in a partition, the counters of a key would be the same ones.
@@ -217,7 +218,7 @@ class FilterAdmission:
         """Return the committed counters of this rank's partitions, for load()."""
         out = io.BytesIO()
         with self._mutex:
-            np.savez(out, counters=self._counters, first=np.array([self._owned.start]))
+            np.savez(out, counters=self._counters, of=np.array(self._describe()))
         return out.getvalue()
 
     def load(self, bodies: Sequence[bytes], owns: Callable[[Keys], Mask] | None = None) -> None:
@@ -229,19 +230,27 @@ class FilterAdmission:
         del owns  # a partition has all of its keys
         counters = np.zeros_like(self._counters)
         for body in bodies:
-            arrays = _read(body, "counters", "first")
-            given, first = arrays["counters"], int(arrays["first"][0])
-            if given.dtype != counters.dtype or given.shape[1:] != counters.shape[1:]:
+            arrays = _read(body, "counters", "of")
+            given, (first, *then) = arrays["counters"], arrays["of"].tolist()
+            if then != self._describe()[1:]:
+                names = ("partitions", "counters a partition", "threshold")
+                had, has = (
+                    ", ".join(f"{value} {name}" for name, value in zip(names, values, strict=True))
+                    for values in (then, self._describe()[1:])
+                )
                 raise InvalidArgument(
-                    f"the version has a filter of {given.dtype}{list(given.shape[1:])} counters a "
-                    f"partition, this table has {counters.dtype}{list(counters.shape[1:])}: give "
-                    "the table the threshold and filter_bytes that it had"
+                    f"the version has a filter of {had}, this table has {has}: give the tables the "
+                    "partitions, threshold and filter_bytes that they had"
                 )
             for number, partition in enumerate(self._owned):
                 if first <= partition < first + len(given):
                     counters[number] = given[partition - first]
         with self._mutex:
             self._counters, self._uncommitted = counters, []
+
+    def _describe(self) -> list[int]:
+        """Return the first partition, and what must be equal where the counters are loaded."""
+        return [self._owned.start, self._partitions, self._width, self.threshold]
 
     def _places(self, keys: Keys) -> Keys:
         """Return uint64[n, HASHES]: the places of the counters of keys of this rank."""
@@ -291,7 +300,7 @@ def _read(body: bytes, *names: str) -> dict[str, npt.NDArray[Any]]:
     try:
         with np.load(io.BytesIO(body), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
         raise DataLoss(f"admission counts cannot be read: {error}") from error
     if set(arrays) != set(names):
         raise InvalidArgument(

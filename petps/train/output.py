@@ -23,7 +23,7 @@ from petps.checkpoint.published import Published
 from petps.checkpoint.state import Version
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
 from petps.publish import Position, Publisher
-from petps.train.removal import LAST_USE, USES
+from petps.train.removal import LAST_USE, STEPS_MAX, USES
 from petps.train.source import CHECKPOINT, TrackedSource
 from petps.train.table import ROW, Gathered, Keys, Mask, TrainedTable
 from petps.train.tracker import Reading, Tracker
@@ -243,15 +243,25 @@ def check_followed(store: Store, follows: int | None) -> None:
 
 
 def check_stored(store: Store, tables: Iterable[TrainedTable]) -> None:
-    """Raise InvalidArgument if the store lacks a column that the removals of a table need."""
+    """Raise InvalidArgument if the store has other columns than the removals of a table need."""
     for table in tables:
+        stored = store.state.tables.get(table.name)
+        if stored is None:
+            known = ", ".join(store.state.tables)
+            raise InvalidArgument(f"{store.name} has no table {table.name!r}; it has: {known}")
         needed = table.gather(np.empty(0, np.uint64)).columns.keys() & {LAST_USE, USES}
-        columns = {column.name for column in store.state.tables[table.name].columns}
+        columns = {column.name for column in stored.columns} & {LAST_USE, USES}
         if needed - columns:
             raise InvalidArgument(
                 f"{store.name} was created without column {min(needed - columns)!r} of table "
-                f"{table.name}, which its removal needs: give the removal before the store is "
-                "created, or train into a new store"
+                f"{table.name}, which its removal needs: leave out that rule, or begin a new "
+                "training in a new store, without the rows of this one"
+            )
+        if columns - needed:
+            raise InvalidArgument(
+                f"{store.name} was created with column {min(columns - needed)!r} of table "
+                f"{table.name}, which its removal does not need: keep the rule and the score that "
+                f"it had; steps_to_live={STEPS_MAX} removes nothing"
             )
 
 

@@ -115,7 +115,7 @@ class Pipeline:
                 f"links and tables must be of the same rank and world, got rank {links.rows.rank} "
                 f"of {links.rows.world} and rank {tables.rank} of {tables.world}"
             )
-        tables.check_removal()
+        tables.begin_removal(options.first_step)
         layout = Layout(tables, features)
         for table in tables:
             table.admission.forget_ahead()  # counts of batches that an earlier loop only read ahead

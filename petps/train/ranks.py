@@ -136,7 +136,7 @@ class RankedOutput:
                 "a quantised store rounds rows, so a run that continues from it begins with a "
                 "base: give bases, a folder that servers read, or a store with quantising=None"
             )
-        tables.expect_versions(checkpoint.steps if checkpoint is not None else None)
+        tables.expect_versions(None if checkpoint is None else checkpoint.steps)
         self._tables, self._links, self._link = tables, links, links.dense
         self._store = store
         self._schedules = {CHECKPOINT: checkpoint, PUBLISH: publish}

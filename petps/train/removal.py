@@ -21,7 +21,16 @@ import numpy.typing as npt
 from petps.errors import InvalidArgument
 from petps.train.mix import mix
 
-__all__ = ["LAST_USE", "RULES", "USES", "Removal", "Selection", "SumOverRanks", "find_lowest"]
+__all__ = [
+    "LAST_USE",
+    "RULES",
+    "STEPS_MAX",
+    "USES",
+    "Removal",
+    "Selection",
+    "SumOverRanks",
+    "find_lowest",
+]
 
 Keys = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
@@ -77,7 +86,7 @@ class Removal:
                     f"Removal: {name} must be an integer from 1 to {limit}, got {value!r}"
                 )
         norm: Any = self.l2_below
-        if norm is not None and not (isinstance(norm, int | float) and 0 < norm < math.inf):
+        if norm is not None and not (_is_number(norm) and 0 < norm < math.inf):
             raise InvalidArgument(f"Removal: l2_below must be a number above 0, got {norm!r}")
         if self.score not in SCORES:
             raise InvalidArgument(
@@ -205,4 +214,8 @@ def _norms(rows: Floats) -> npt.NDArray[np.float64]:
 
 
 def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return _is_integer(value) or isinstance(value, float | np.floating)

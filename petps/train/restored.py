@@ -106,7 +106,7 @@ def load_rows(store: Store, newest: Version, tables: Tables) -> None:
         counts = [
             store.part(newest.version, name)
             for name in newest.parts
-            if name.startswith(f"{ADMISSION}.{table.name}.")
+            if name.rpartition(".")[0] == f"{ADMISSION}.{table.name}"  # names may have dots too
         ]
         tables.load_counts(table.name, counts)
 

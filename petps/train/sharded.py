@@ -41,6 +41,7 @@ _log = logging.getLogger("petps.train")
 Mask = npt.NDArray[np.bool_]
 Steps = npt.NDArray[np.uint32]
 MODEL: Final = "train"  # the pool's model; the served model is another, in another pool
+FULL_FILTER: Final = 0.1  # chance of a false admission at which a removal warns
 PARTITIONS: Final = 64  # the default; the number of a pool, as of a log, never changes
 ROWS_AT_ONCE: Final = MAX_ROWS_PER_APPLY
 
@@ -214,6 +215,7 @@ class ShardedTable:
         self._delete(gone)
         self._tracker.track(self.name, gone)
         self.admission.forget_admitted()
+        self._warn_of_full_filter()
         for rule, count in selection.removed.items():
             self._removed[rule] += count
         _log.info(
@@ -221,6 +223,29 @@ class ShardedTable:
             step, self.name, len(gone), len(keys),
             ", ".join(f"{rule} {count}" for rule, count in selection.removed.items()),
         )  # fmt: skip
+
+    def begin_at(self, step: int) -> None:
+        """Let rows that an earlier training used in later steps count as used in the step before.
+
+        That training had a count of steps of its own, so its steps say nothing in this one.
+        """
+        if not self._has_last_use:
+            return
+        keys, last_use = self._table.keys_and_stamps()
+        ahead = keys[(last_use - np.uint32(step & 0xFFFFFFFF)).view(np.int32) >= 0]
+        for part in _slices(len(ahead)):
+            slots, has_row, _ = self._pull(ahead[part])
+            self._apply(ahead[part][has_row], slots[has_row], (step - 1) & 0xFFFFFFFF)
+        self._tracker.track(self.name, ahead)
+
+    def _warn_of_full_filter(self) -> None:
+        chance = self.admission.estimate_false()
+        if chance is not None and chance > FULL_FILTER:
+            _log.warning(
+                "[train] table %s: the filter admits %.0f %% of new keys at once, because it has "
+                "seen too many: give a new store greater filter_bytes",
+                self.name, 100 * chance,
+            )  # fmt: skip
 
     def removes_at(self, step: int, version_steps: int | None) -> bool:
         """Return whether rows are removed after ``step``.
@@ -292,7 +317,7 @@ class ShardedTable:
     def _apply(self, keys: Keys, slots: Floats, last_use: int | Steps) -> None:
         for part in _slices(len(keys)):
             rows = np.ascontiguousarray(slots[part], np.float32).view(np.uint8)
-            stamp = last_use if isinstance(last_use, int) else last_use[part]
+            stamp = last_use[part] if isinstance(last_use, np.ndarray) else int(last_use)
             report = self._table.apply(np.ascontiguousarray(keys[part]), rows, None, stamp)
             if report.refused:
                 raise ResourceExhausted(
@@ -405,19 +430,24 @@ class ShardedTables:
         return range(first, last)
 
     def erase(self) -> None:
-        """Delete all rows, for example those that a training without a version left."""
+        """Delete all rows and counts, for example of a training that has written no version."""
         for table in self:
             table.load_pieces([])
+            table.admission.load([])
 
     def expect_versions(self, steps: int | None) -> None:
         """Note that a version of the store is due after each step that is a multiple of ``steps``.
 
-        Tables whose removal has no steps of its own remove rows then. None: not by steps.
+        Tables whose removal has no steps of its own remove rows then. None: not by steps, so what
+        was noted before stays.
         """
-        self._version_steps = steps
+        self._version_steps = self._version_steps if steps is None else steps
 
-    def check_removal(self) -> None:
-        """Raise InvalidArgument if a table removes rows, but it is not known after which steps."""
+    def begin_removal(self, first_step: int) -> None:
+        """Prepare the tables for a loop whose first batch has this number.
+
+        Raise InvalidArgument if a table removes rows, but it is not known after which steps.
+        """
         for table in self:
             removal = table.spec.removal
             if removal is not None and removal.every is None and self._version_steps is None:
@@ -426,6 +456,8 @@ class ShardedTables:
                     "Removal(every=N), or make a RankedOutput with checkpoint=Every(steps=N) "
                     "before the Pipeline"
                 )
+        for table in self:
+            table.begin_at(first_step)
 
     def removes_at(self, step: int) -> bool:
         """Return whether a table removes rows after ``step``. It is the same on all ranks."""

@@ -144,11 +144,19 @@ def test_other_counts_are_refused() -> None:
     exact = Admission(3)
     with pytest.raises(InvalidArgument, match=r"another kind \(counts, keys\): give the table"):
         admission.load([exact.save()])
-    with pytest.raises(InvalidArgument, match=r"another kind \(counters, first\)"):
+    with pytest.raises(InvalidArgument, match=r"another kind \(counters, of\)"):
         exact.load([admission.save()])
     (larger,) = filters(1, 3, 8192)
-    with pytest.raises(InvalidArgument, match=r"filter of uint8\[512\] counters .* uint8\[1024\]"):
+    text = r"filter of 8 partitions, 512 counters a partition, 3 threshold, .* 1024 counters"
+    with pytest.raises(InvalidArgument, match=text):
         larger.load([admission.save()])
+    for threshold, size, partitions in ((50, 4096, 8), (3, 2048, 4)):
+        other = FilterAdmission(threshold, size, partitions, range(partitions))
+        with pytest.raises(InvalidArgument, match="partitions, threshold and filter_bytes"):
+            other.load([admission.save()])
+    cut = admission.save()
+    with pytest.raises(DataLoss, match="cannot be read"):
+        admission.load([cut[:-30]])
     with pytest.raises(DataLoss, match="cannot be read"):
         admission.load([b"none"])
     assert admission.count(2, key, np.array([1])).all()  # nothing has changed
@@ -171,8 +179,9 @@ def test_the_format_of_saved_counters_stays() -> None:
     places = []
     for admission in ranks:
         with np.load(io.BytesIO(admission.save()), allow_pickle=False) as arrays:
-            assert sorted(arrays.files) == ["counters", "first"]
-            counters, first = arrays["counters"], int(arrays["first"][0])
+            assert sorted(arrays.files) == ["counters", "of"]
+            counters, (first, *facts) = arrays["counters"], arrays["of"].tolist()
+            assert facts == [PARTITIONS, 64, 3]
             assert counters.dtype == np.uint8
             assert counters.shape == (4, 64)
             rows, columns = np.nonzero(counters)

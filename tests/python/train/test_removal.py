@@ -6,17 +6,23 @@ Does not cover the pipeline, whose batches are looked up ahead (tests/train/trai
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from petps.checkpoint import Column, Store, Table
 from petps.errors import InvalidArgument
 from petps.train.optimizer import RowwiseAdagrad, Sgd
+from petps.train.output import check_stored
 from petps.train.removal import LAST_USE, Removal, find_lowest
+from petps.train.restored import load_rows
 from petps.train.sharded import ShardedTables, TableSpec
+from petps.train.stores import store_tables
 from petps.train.tracker import Tracker
 from tests.seed import SEED
 
@@ -390,6 +396,7 @@ def test_bad_arguments_are_named() -> None:
         ({"keep_rows": "x"}, "keep_rows must be an integer from 1 to 9223372036854775807, got 'x'"),
         ({"keep_rows": True}, "keep_rows must be an integer .*, got True"),
         ({"keep_rows": 1, "every": 0}, f"every {integer} 0"),
+        ({"l2_below": True}, "l2_below must be a number above 0, got True"),
         ({"l2_below": 0}, "l2_below must be a number above 0, got 0"),
         ({"l2_below": float("nan")}, "l2_below must be a number above 0, got nan"),
         ({"keep_rows": 1, "score": "lru"}, "score must be 'last_use' or 'uses', got 'lru'"),
@@ -402,7 +409,7 @@ def test_bad_arguments_are_named() -> None:
         opened(Removal(l2_below=1)) as tables,
         pytest.raises(InvalidArgument, match=r"table t: it is not known .* Removal\(every=N\)"),
     ):
-        tables.check_removal()
+        tables.begin_removal(1)
     with pytest.raises(InvalidArgument, match="the optimizer has a column 'uses'"):
         ShardedTables(None, [TableSpec("t", 2, 9)], NamedUses(1))
 
@@ -411,8 +418,105 @@ def test_removals_without_steps_follow_the_versions_of_the_store() -> None:
     with opened(Removal(l2_below=1)) as tables:
         assert not any(tables.removes_at(step) for step in range(20))
         tables.expect_versions(4)
-        tables.check_removal()
+        tables.begin_removal(1)
+        tables.expect_versions(None)  # of a second output, for the log
         assert [step for step in range(1, 13) if tables.removes_at(step)] == [4, 8, 12]
     with opened(Removal(l2_below=1, every=5)) as tables:
         tables.expect_versions(4)
         assert [step for step in range(1, 13) if tables.removes_at(step)] == [5, 10]
+
+
+def test_rows_of_an_earlier_training_do_not_outlive_those_in_use() -> None:
+    """It had a count of steps of its own, and has left rows of its step 1000."""
+    old, new = np.arange(4, dtype=np.uint64), np.arange(10, 14, dtype=np.uint64)
+    with opened(Removal(keep_rows=4, every=1)) as tables:
+        table = tables["t"]
+        table.write_back(1000, old, np.ones((4, DIM), np.float32))
+        tables.begin_removal(1)
+        for step in range(1, 4):
+            table.write_back(step, new, np.ones((4, DIM), np.float32))
+        tables.remove(3, alone)
+        assert table.keys().tolist() == new.tolist()
+        rows = table.gather(new)
+        assert rows.columns[LAST_USE].view(np.uint32).ravel().tolist() == [3] * 4
+
+
+@pytest.mark.parametrize("filter_bytes", [None, FILTER_BYTES])
+def test_an_erased_table_counts_from_zero(filter_bytes: int | None) -> None:
+    spec = TableSpec("t", DIM, 500, threshold=3, filter_bytes=filter_bytes)
+    key = np.array([5], np.uint64)
+    with ShardedTables(None, [spec], Sgd(0.1), partitions=PARTITIONS) as tables:
+        table = tables["t"]
+        assert not table.retrieve(1, key, np.array([2])).live[0]
+        table.admission.commit(1)
+        tables.erase()
+        assert not table.retrieve(1, key, np.array([2])).live[0]
+
+
+def test_steps_may_be_numpy_integers() -> None:
+    key = np.array([5], np.uint64)
+    with opened(Removal(steps_to_live=np.int64(3), l2_below=np.float32(0.1))) as tables:  # type: ignore[arg-type]
+        tables["t"].write_back(np.int64(7), key, np.ones((1, DIM), np.float32))  # type: ignore[arg-type]
+        assert tables["t"].gather(key).columns[LAST_USE].view(np.uint32).tolist() == [[7]]
+
+
+def test_counts_go_to_the_table_of_their_name() -> None:
+    """Names of tables may have dots, as the names of parts have."""
+    names = ["a", "a.b", "a.1"]
+    bodies = {name: f"{name} of rank".encode() for name in names}
+    loaded: dict[str, list[bytes]] = {}
+
+    class StoreOfParts:
+        def refresh(self) -> None:
+            pass
+
+        def part(self, version: int, name: str) -> bytes:
+            table = name.removeprefix("petps.admission.").rpartition(".")[0]
+            return bodies[table]
+
+    class Tables:
+        owns = None
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter([SimpleNamespace(name=n, load_pieces=lambda pieces: None) for n in names])
+
+        def load_counts(self, table: str, given: list[bytes]) -> None:
+            loaded[table] = given
+
+    parts = {f"petps.admission.{name}.{rank}": None for name in names for rank in range(2)}
+    newest: Any = SimpleNamespace(version=3, parts=parts)
+    store: Any = StoreOfParts()
+    tables: Any = Tables()
+    load_rows(store, newest, tables)
+    assert loaded == {name: [bodies[name]] * 2 for name in names}
+
+
+def test_a_store_and_its_removals_belong_together(tmp_path: Path) -> None:
+    with opened(Removal(steps_to_live=5, every=1)) as tables:
+        with_use = Store.create(tmp_path / "with", "m", store_tables(tables))
+    with opened(Removal(l2_below=0.1, every=1)) as tables:
+        without = Store.create(tmp_path / "without", "m", store_tables(tables))
+        with pytest.raises(InvalidArgument, match="steps_to_live=2147483647 removes nothing"):
+            check_stored(with_use, tables)
+        check_stored(without, tables)
+    with opened(Removal(keep_rows=5, every=1)) as tables:
+        check_stored(with_use, tables)
+        with pytest.raises(InvalidArgument, match="leave out that rule, or begin a new training"):
+            check_stored(without, tables)
+    other = Store.create(tmp_path / "other", "m", [Table("u", (Column("row", "f32", DIM),))])
+    with (
+        opened(Removal(l2_below=0.1, every=1)) as tables,
+        pytest.raises(InvalidArgument, match="has no table 't'; it has: u"),
+    ):
+        check_stored(other, tables)
+
+
+def test_a_full_filter_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    removal = Removal(steps_to_live=1, every=1)
+    spec = TableSpec("t", DIM, 5000, threshold=2, filter_bytes=64 * PARTITIONS, removal=removal)
+    keys = np.arange(4000, dtype=np.uint64)
+    with ShardedTables(None, [spec], Sgd(0.1), partitions=PARTITIONS) as tables:
+        tables["t"].retrieve(1, keys, np.full(4000, 2))
+        tables["t"].admission.commit(1)
+        tables.remove(1, alone)
+    assert "the filter admits 100 % of new keys at once" in caplog.text
