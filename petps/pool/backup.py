@@ -260,7 +260,6 @@ class _Backup:
                     held, pieces = time.monotonic() - held_from, None
         if pieces is not None:
             entry = self._write(version, kind, pieces, parts)
-        assert self._store is not None
         self._drop_partial()
         warnings = now.warnings + self._remember(entry)
         if hold is None and delta_fed and not self._native.info().was_clean:
@@ -268,23 +267,28 @@ class _Backup:
                 "the pool was not closed cleanly, so its rows may be newer than its positions by "
                 "the last batch: a server that follows the log makes up for it"
             )
+        return self._report(entry, now) | {
+            "held_seconds": round(held, 3),
+            "seconds": round(time.monotonic() - start, 3),
+            "warnings": warnings,
+        }
+
+    def _report(self, entry: Version, info: BackupInfo) -> dict[str, Any]:
+        assert self._store is not None
         return {
             "store": self._store.name,
             "model": self._instance.model,
             "instance": self._instance.name,
-            "version": version,
+            "version": entry.version,
             "kind": "increment" if self._why_full is None else "full",
             "why_full": self._why_full,
-            "log_version": min((entry.version for entry in now.progress), default=0),
+            "log_version": min((progress.version for progress in info.progress), default=0),
             "tables": [
                 {"name": name, "rows": len(known.keys)} for name, known in self._known.items()
             ],
             "rows_written": self._rows,
             "rows_deleted": self._deleted,
             "bytes": self._bytes,
-            "held_seconds": round(held, 3),
-            "seconds": round(time.monotonic() - start, 3),
-            "warnings": warnings,
         }
 
     def _info(self, *, full: bool) -> BackupInfo:
