@@ -386,6 +386,7 @@ def test_nothing_is_removed_while_it_cannot_be_listed(tmp_path: Path) -> None:
         with Serving(settings(pool, scrub=scrub), log=lines.append) as serving:
             wait_until(lambda: entry(serving.status(), "items")["last_pass"])
             damage = serving._scrub.damage
+            wait_until(damage.path.exists)  # written after the status shows the pass
             while damage.path.stat().st_size % 4096 < 4040:  # so that a line needs another page
                 damage.note_pass(9, 1.0)
             filler = folder / "filler"
