@@ -45,7 +45,7 @@ from petps.pool.backup_info import (
     read_known,
     write_known,
 )
-from petps.pool.export import Bar, clock_entries, count_removed, no_bar
+from petps.pool.export import Bar, clock_entries, count_removed, distinct, no_bar
 
 __all__ = ["HASH", "back_up", "check_store_url"]
 
@@ -494,18 +494,18 @@ def _list_candidates(
     """
     keys, stamps = table.keys_and_stamps()
     if marks is None:
-        return np.union1d(keys, known.keys)
+        return distinct(np.concatenate([keys, known.keys]))
     partition = partition_of(keys, partitions)
     has_mark = np.zeros(partitions, np.bool_)
     mark = np.zeros(partitions, np.uint32)
     for number, version in marks.items():
         has_mark[number], mark[number] = True, version & 0xFFFFFFFF
     is_newer = ~has_mark[partition] | (stamps > mark[partition])
-    newer, older = np.unique(keys[is_newer]), np.unique(keys[~is_newer])
+    newer, older = distinct(keys[is_newer]), distinct(keys[~is_newer])
     # A row without a newer version, of a key that is not known, was inserted all the same.
     _, is_known = _find(known.keys, older)
-    gone = np.setdiff1d(known.keys, np.union1d(newer, older), assume_unique=True)
-    return np.unique(np.concatenate([newer, older[~is_known], gone]))
+    _, exists = _find(distinct(keys), known.keys)
+    return distinct(np.concatenate([newer, older[~is_known], known.keys[~exists]]))
 
 
 def _find(keys: Keys, wanted: Keys) -> tuple[npt.NDArray[np.intp], Mask]:
