@@ -116,7 +116,7 @@ def prepare_chunks(
 
 
 def divide(table: Table, pieces: Iterable[Rows]) -> Iterator[Rows]:
-    """Yield the same rows, without deletions, in pieces of CHUNK_BYTES; the last may be smaller."""
+    """Yield the same rows in pieces of CHUNK_BYTES; the last may be smaller."""
     step = max(1, CHUNK_BYTES // (8 + table.width))
     waiting: list[Rows] = []
     count = 0
@@ -136,9 +136,13 @@ def divide(table: Table, pieces: Iterable[Rows]) -> Iterator[Rows]:
 
 def _join(parts: list[Rows]) -> Rows:
     """Return the rows of all parts, whose keys ascend from part to part."""
+    deleted = [
+        np.zeros(len(rows), np.bool_) if rows.deleted is None else rows.deleted for rows in parts
+    ]
     return Rows(
         np.concatenate([rows.keys for rows in parts]),
         {name: np.concatenate([rows.columns[name] for rows in parts]) for name in parts[0].columns},
+        np.concatenate(deleted) if any(rows.deleted is not None for rows in parts) else None,
     )
 
 

@@ -558,7 +558,7 @@ class Store:
     def drop_all_but(self, versions: Collection[int]) -> list[int]:
         """Delete all versions except these, the newest and those marked kept; return the deleted.
 
-        Chunks of the others stay. Also remove files at least two days old that no state names.
+        Chunks that they need stay. Also remove files at least two days old that no state names.
         """
         before = self._settle()
         newest = [entry.version for entry in before.versions()[-1:]]  # perhaps a partial one

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from petps.config.duration import NEVER, parse_duration
+from petps.config.place import check_store
 from petps.errors import InvalidArgument
 
 __all__ = [
@@ -343,11 +344,12 @@ class BackupConfig(Section):
     @field_validator("store", mode="before")
     @classmethod
     def _text(cls, value: object) -> object:
-        if value == "" or re.search("://[^/]*:[^/]*@", str(value)):
-            raise ValueError(
-                "must be a folder or a URL without a password: give credentials by the environment "
-                "or by fsspec's configuration"
-            )
+        if value is None:
+            return None
+        try:
+            check_store(str(value))
+        except InvalidArgument as error:
+            raise ValueError(str(error)) from None
         return str(value) if isinstance(value, Path) else value
 
     @field_validator("keep")

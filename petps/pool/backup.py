@@ -11,7 +11,6 @@ Threads:     one; pulls, pushes, ingest, expiry and growth go on beside it.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -22,16 +21,15 @@ import numpy.typing as npt
 
 from petps import _native
 from petps.checkpoint import BaseInfo, Column, Rows, Store, Table, list_positions
-from petps.checkpoint.bundle import CHUNK_BYTES
+from petps.checkpoint.bundle import CHUNK_BYTES, divide
 from petps.checkpoint.chunk import ROW, STAMP
 from petps.checkpoint.published import BASE_PART
 from petps.checkpoint.state import PARTIAL_PART, Lineage, Version
 from petps.checkpoint.store import BASE, DELTA
+from petps.config.place import check_store
 from petps.delta.schema import partition_of
 from petps.errors import (
-    DataLoss,
     FailedPrecondition,
-    InvalidArgument,
     NotFound,
     PetpsError,
     Unavailable,
@@ -45,9 +43,9 @@ from petps.pool.backup_info import (
     read_known,
     write_known,
 )
-from petps.pool.export import Bar, clock_entries, count_removed, distinct, no_bar
+from petps.pool.export import Bar, clock_entries, count_removed, distinct, no_bar, pull_whole
 
-__all__ = ["HASH", "back_up", "check_store_url"]
+__all__ = ["HASH", "back_up"]
 
 HASH: Final = "hash"  # the column with the hash of a row and its stamp
 # Increments are written until they have together this share of the bytes of their base: a restore
@@ -69,8 +67,8 @@ Mask = npt.NDArray[np.bool_]
 Marks = Mapping[int, int]  # by partition: the version that it has committed
 Pieces = Iterator[Rows] | list[Rows]
 # Holds ingest inside the context: nothing is applied, and the recorded progress covers what was.
-# Takes goes_on, for the time in which it waits.
-Hold = Callable[[Callable[[], bool]], AbstractContextManager[None]]
+# Takes goes_on, for the time in which it waits. Yields a function that raises if it failed to hold.
+Hold = Callable[[Callable[[], bool]], AbstractContextManager[Callable[[], None]]]
 
 
 def back_up(
@@ -102,26 +100,13 @@ def back_up(
             something else, or goes_on returned False.
         PetpsError: The store cannot be read or written. The backups before this one remain.
     """
-    check_store_url(url)
+    check_store(url)
     backup = _Backup(native, instance, url, full, bar, goes_on)
     try:
         return backup.run(hold)
     except BaseException:
         backup.undo()
         raise
-
-
-def check_store_url(url: str) -> None:
-    """Raise InvalidArgument for a store that cannot be meant."""
-    if not url:
-        raise InvalidArgument(
-            "the store has no name: give a folder, or a URL such as s3://BUCKET/X"
-        )
-    if re.search("://[^/]*:[^/]*@", url):
-        raise InvalidArgument(
-            "the store's URL has a password, which status and logs would show: give credentials by "
-            "the environment or by fsspec's configuration"
-        )
 
 
 class _Backup:
@@ -145,9 +130,15 @@ class _Backup:
                 f"{instance.name} has no table, so there is nothing to back up"
             )
         self._removed = count_removed(self._tables.values())
-        now = self._info(full=full)
+        self._check_held: Callable[[], None] = lambda: None
+        self._why_full: str | None = None
+        self._first = 1  # the first version that this backup writes
+        now = self._info()
         self._check_states(now)  # before the work
         self._store, self._last = self._open_store()
+        if self._store is not None and self._store.state.lineages:
+            self._first = self._store.state.newest_version + 1
+        self._then = self._read_last()
         self._check_partitions(now)
         self._why_full = "it was asked for" if full else self._find_why_full()
         self._known = self._read_known()
@@ -194,7 +185,7 @@ class _Backup:
 
     def _check_partitions(self, now: BackupInfo) -> None:
         """Raise FailedPrecondition if the store has backups of another server's partitions."""
-        then = self._read_last()
+        then = self._then
         if then is None or then.pool == now.pool:
             return
         if {entry.partition for entry in then.progress} != {
@@ -227,17 +218,15 @@ class _Backup:
 
     def run(self, hold: Hold | None) -> dict[str, Any]:
         start = time.monotonic()
-        then = None if self._why_full is not None else self._read_last()
+        then = None if self._why_full is not None else self._then
         kind = BASE if self._why_full is not None else DELTA
-        version = 1
-        if self._store is not None and self._store.state.lineages:
-            version = self._store.state.newest_version + 1
+        version = self._first
         held = 0.0
         delta_fed = [name for name, table in self._tables.items() if table.record.feed == "delta"]
         names = list(self._tables)
         before, number = 1 << 62, 1
         while hold is not None and delta_fed and number < PASSES_MAX:
-            now = self._info(full=self._why_full is not None)
+            now = self._info()
             entry = self._write(version, kind, self._pieces(names, then, now, kind), None)
             version, kind, then, names = version + 1, DELTA, now, delta_fed
             number += 1
@@ -245,9 +234,10 @@ class _Backup:
                 break
             before = entry.bytes
         pieces: dict[str, Pieces] | None
-        with hold(self._goes_on) if hold is not None and delta_fed else nullcontext():
+        holds = hold(self._goes_on) if hold is not None and delta_fed else nullcontext(lambda: None)
+        with holds as self._check_held:
             held_from = time.monotonic()
-            now = self._info(full=self._why_full is not None)
+            now = self._info()
             parts = self._parts_of(now)
             pieces = self._pieces(names, then, now, kind)
             if hold is not None and delta_fed:
@@ -258,6 +248,8 @@ class _Backup:
                 if any(not isinstance(rows, list) for rows in pieces.values()):
                     entry = self._write(version, kind, pieces, parts)
                     held, pieces = time.monotonic() - held_from, None
+            self._check_held()
+        self._check_held = lambda: None
         if pieces is not None:
             entry = self._write(version, kind, pieces, parts)
         self._drop_partial()
@@ -291,14 +283,17 @@ class _Backup:
             "bytes": self._bytes,
         }
 
-    def _info(self, *, full: bool) -> BackupInfo:
+    def _info(self) -> BackupInfo:
         own = (t for t in self._native.tables() if t.record.instance == self._instance.id)
         if {table.id for table in own} != {table.id for table in self._tables.values()}:
             raise Unavailable(
                 f"a table of {self._instance.name} was created or dropped during the backup: back "
                 "up again"
             )
-        return BackupInfo.of(self._native, self._instance, self._tables.values(), full=full)
+        return BackupInfo.of(
+            self._native, self._instance, self._tables.values(),
+            full=self._why_full is not None, first_version=self._first,
+        )  # fmt: skip
 
     def _check_states(self, info: BackupInfo) -> None:
         """Raise FailedPrecondition if the rows of a partition are a mixture."""
@@ -330,7 +325,8 @@ class _Backup:
         result: dict[str, Pieces] = {name: [] for name in self._tables}
         for name in names:
             by_version = marks if self._tables[name].record.feed == "delta" else None
-            result[name] = self._changes_of(name, by_version, is_base=kind == BASE)
+            changes = self._changes_of(name, by_version, is_base=kind == BASE)
+            result[name] = divide(_describe(self._tables[name]), changes)
         return result
 
     def _changes_of(self, name: str, marks: Marks | None, *, is_base: bool) -> Iterator[Rows]:
@@ -340,7 +336,6 @@ class _Backup:
         step = max(1, CHUNK_BYTES // (8 + described.width))
         touched: list[Keys] = []
         found: list[Known] = []
-        waiting: list[Rows] = []
         with self._bar(name, len(candidates)) as advance:
             for start in range(0, len(candidates), step):
                 self._check_wanted()
@@ -355,19 +350,13 @@ class _Backup:
                 chosen = is_gone | (exists & (~same if marks is None else True))
                 self._rows += int(np.count_nonzero(chosen & exists))
                 self._deleted += int(np.count_nonzero(is_gone))
-                piece = Rows.of(
+                yield Rows.of(
                     described,
                     keys[chosen],
                     {column: values[chosen] for column, values in rows.items()},
                     is_gone[chosen],
                 )
-                waiting.append(piece)
-                if sum(map(len, waiting)) >= step:
-                    yield _join(described, waiting)
-                    waiting = []
                 advance(len(keys))
-        if waiting:
-            yield _join(described, waiting)
         self._known[name] = _updated(known, touched, found)
 
     def _parts_of(self, info: BackupInfo) -> dict[str, bytes]:
@@ -443,6 +432,8 @@ class _Backup:
         return []
 
     def _check_wanted(self) -> None:
+        """Raise PetpsError if the backup would be wrong, or is not wanted any more."""
+        self._check_held()
         if count_removed(self._tables.values()) != self._removed:
             raise Unavailable("damaged rows were removed during the backup: back up again")
         if not self._goes_on():
@@ -526,14 +517,7 @@ def _read(
     rows = np.empty((len(keys), table.row_bytes), np.uint8)
     exists = np.empty(len(keys), np.bool_)
     stamps = np.zeros(len(keys), np.uint32)
-    own_keys = np.ascontiguousarray(keys)
-    damaged = own_keys[table.find_damaged(own_keys)]
-    if len(damaged):
-        raise DataLoss(
-            f"the row of key {damaged[0]} in table '{table.name}' is damaged: remove it with "
-            "`petps scrub`, and back up again"
-        )
-    table.pull(own_keys, rows, exists, stamps)
+    pull_whole(table, keys, rows, exists, stamps)
     # Also of the stamp: a row that was written again, with the same values, expires later.
     hashes = _native.hash_rows(rows) ^ (stamps.astype(np.uint64) * _GOLDEN)
     columns = {
@@ -542,21 +526,6 @@ def _read(
         HASH: hashes[:, None].view(np.uint8),
     }
     return columns, exists, hashes
-
-
-def _join(described: Table, pieces: list[Rows]) -> Rows:
-    deleted = [
-        np.zeros(len(piece), np.bool_) if piece.deleted is None else piece.deleted
-        for piece in pieces
-    ]
-    return Rows(
-        np.concatenate([piece.keys for piece in pieces]),
-        {
-            column.name: np.concatenate([piece.columns[column.name] for piece in pieces])
-            for column in described.columns
-        },
-        np.concatenate(deleted) if any(mask.any() for mask in deleted) else None,
-    )
 
 
 def _updated(known: Known, touched: list[Keys], found: list[Known]) -> Known:

@@ -5,7 +5,6 @@ BACKUP.md has the format of the part.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -14,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import IO, Any, Final, Literal, cast
+from typing import Any, BinaryIO, Final, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,8 @@ import numpy.typing as npt
 from petps import _native
 from petps.checkpoint.published import JsonModel
 from petps.checkpoint.state import Version
-from petps.delta.files import sync_folder
+from petps.delta.files import publish_file
+from petps.pool.beside import FILE_MODE, file_beside
 from petps.pool.damage import DamageLog
 
 __all__ = [
@@ -43,11 +43,13 @@ INCOMPLETE_BASE_PART: Final = "petps.backup.base"
 # States of a partition whose rows are a mixture, or older than its progress (ingest's Standing).
 NEEDS_BASE: Final = ("catching_up", "incomplete", "conflict", "lost_power")
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-FILE_MODE: Final = 0o600
 
 
 class TableFacts(JsonModel):
-    """What creates a table again. default_row: the stored bytes in hex; "": zeros."""
+    """Describes a table, so that it can be made again.
+
+    default_row: the stored bytes in hex; "": zeros.
+    """
 
     name: str
     id: int
@@ -96,12 +98,14 @@ class ProgressFacts(JsonModel):
 class BackupInfo(JsonModel):
     """The pool and the instance whose rows a version has.
 
-    full: it does not build on an earlier backup. boot: identifies the start of the machine on which
-    it was written. missing: by table, the number of rows that were damaged and removed.
+    full: it does not build on an earlier backup. first_version: the first version of the store that
+    the backup wrote. boot: identifies the start of the machine on which it was written. missing: by
+    table, the number of rows that were damaged and removed.
     """
 
     format: Literal[1] = 1
     full: bool
+    first_version: int
     pool: str
     boot: str
     durability: Literal["power", "process"]
@@ -122,6 +126,7 @@ class BackupInfo(JsonModel):
         tables: Iterable[_native.Table],
         *,
         full: bool,
+        first_version: int,
     ) -> BackupInfo:
         """Return the facts of an instance with these tables, as of now."""
         info, tables = native.info(), list(tables)
@@ -133,6 +138,7 @@ class BackupInfo(JsonModel):
                 progress.append(ProgressFacts(**values))
         return cls(
             full=full,
+            first_version=first_version,
             pool=info.uuid,
             boot=BOOT_ID.read_text().strip() if BOOT_ID.exists() else "",
             durability=cast(Literal["power", "process"], info.durability),
@@ -188,11 +194,6 @@ class Known:
         return cls(np.empty(0, np.uint64), np.empty(0, np.uint64))
 
 
-def _known_file(pool: str | PathLike[str], model: str) -> Path | None:
-    path = Path(os.path.realpath(pool))
-    return path.with_name(f"{path.name}.backup.{model}") if path.is_file() else None
-
-
 def _identity(store: str, version: Version) -> str:
     return json.dumps([store, version.version, version.created_ns])
 
@@ -204,7 +205,7 @@ def read_known(
 
     None if there is no such file, if it is damaged, or if it knows another version.
     """
-    path = _known_file(pool, model)
+    path = file_beside(pool, f"backup.{model}")
     if path is None:
         return None
     try:
@@ -234,7 +235,7 @@ def write_known(
     pool: str | PathLike[str], model: str, store: str, version: Version, known: dict[str, Known]
 ) -> None:
     """Write the file that the next backup reads instead of the store. Raise OSError."""
-    path = _known_file(pool, model)
+    path = file_beside(pool, f"backup.{model}")
     if path is None:
         return
     if path.exists() and not _is_known_file(path):
@@ -245,25 +246,15 @@ def write_known(
     }
     for number, rows in enumerate(known.values()):
         arrays[f"keys.{number}"], arrays[f"hashes.{number}"] = rows.keys, rows.hashes
-    temporary = path.with_name(f"{path.name}.new")
-    try:
-        with open(temporary, "wb", opener=_open_private) as file:
-            np.savez(cast(IO[bytes], file), **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+
+    def write(file: BinaryIO) -> None:
+        os.fchmod(file.fileno(), FILE_MODE)
+        np.savez(file, **arrays)
+
+    publish_file(path, write)
 
 
 def _is_known_file(path: Path) -> bool:
     """Return whether a file is one that write_known() wrote, perhaps damaged since."""
     with open(path, "rb") as file:
         return path.is_file() and file.read(64).startswith(b"PK\x03\x04")
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, FILE_MODE)

@@ -17,7 +17,15 @@ from petps.delta import TableSchema
 from petps.errors import DataLoss, FailedPrecondition
 from petps.pool.damage import DamageLog
 
-__all__ = ["Bar", "clock_entries", "count_removed", "distinct", "no_bar", "write_base"]
+__all__ = [
+    "Bar",
+    "clock_entries",
+    "count_removed",
+    "distinct",
+    "no_bar",
+    "pull_whole",
+    "write_base",
+]
 
 # (table, rows) -> a context; its value is a function to call with n after each n written rows.
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -111,6 +119,24 @@ def distinct(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return chosen
 
 
+def pull_whole(
+    table: _native.Table,
+    keys: npt.NDArray[np.uint64],
+    rows: npt.NDArray[np.uint8],
+    exists: npt.NDArray[np.bool_],
+    stamps: npt.NDArray[np.uint32] | None,
+) -> None:
+    """Pull stored rows, as Table.pull() does. Raise DataLoss at a damaged row."""
+    own_keys = np.ascontiguousarray(keys)
+    damaged = own_keys[table.find_damaged(own_keys)]
+    if len(damaged):
+        raise DataLoss(
+            f"the row of key {damaged[0]} in table '{table.name}' is damaged: remove it with "
+            "`petps scrub`, then try again"
+        )
+    table.pull(own_keys, rows, exists, stamps)
+
+
 def count_removed(tables: Iterable[_native.Table]) -> int:
     """Return how many damaged rows of these tables were removed since the open."""
     return sum(table.status().damaged_slots for table in tables)
@@ -136,15 +162,7 @@ def _read(
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
         rows = np.empty((keys.shape[0], table.row_bytes), np.uint8)
         exists = np.empty(keys.shape[0], np.bool_)
-        own_stamps = None if stamps is None else stamps[: len(keys)]
-        own_keys = np.ascontiguousarray(keys)
-        damaged = own_keys[table.find_damaged(own_keys)]
-        if len(damaged):
-            raise DataLoss(
-                f"the row of key {damaged[0]} in table '{table.name}' is damaged: remove it with "
-                "`petps scrub`, and export again"
-            )
-        table.pull(own_keys, rows, exists, own_stamps)
+        pull_whole(table, keys, rows, exists, None if stamps is None else stamps[: len(keys)])
         return rows, exists
 
     removed = count_removed([table])

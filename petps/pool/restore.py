@@ -1,8 +1,8 @@
 """Restore of a backup into a new pool, which follows the log from the backup on. BACKUP.md.
 
-Owns:        restore(), list_backups(), LogCheck.
+Owns:        restore(), list_backups(), find_backup(), progress_of(), LogCheck.
 Never does:  write a store; read the log's messages.
-Called by:   petps.restore, the CLI.
+Called by:   the CLI, and a server, which asks for the age and the positions of backups.
 Invariants:  a pool that is a file has its name only once it is complete. On a device, partitions
              are marked as catching up until it is.
 """
@@ -41,7 +41,7 @@ from petps.pool.backup_info import (
 )
 from petps.pool.export import Bar, no_bar
 
-__all__ = ["LogCheck", "list_backups", "restore"]
+__all__ = ["LogCheck", "find_backup", "list_backups", "progress_of", "restore"]
 
 ROWS_AT_ONCE: Final = 1 << 16
 SUFFIX: Final = ".restoring-"  # of the folder of a pool whose restore is not complete
@@ -97,7 +97,6 @@ def list_backups(store_url: str, log: DeltaLog | None = None) -> list[dict[str, 
     """
     store = Store.open(store_url)
     result = []
-    before = 0
     for entry in store.state.versions():
         if not BackupInfo.is_in(entry):
             continue
@@ -109,12 +108,13 @@ def list_backups(store_url: str, log: DeltaLog | None = None) -> list[dict[str, 
             "kind": "full" if info.full else "increment",
             # With what it wrote before its last pass.
             "bytes": sum(
-                size for number, _, size, _ in history if before < number <= entry.version
+                size
+                for number, _, size, _ in history
+                if info.first_version <= number <= entry.version
             ),
             "instance": info.instance,
             "log_version": min((progress.version for progress in info.progress), default=0),
         }
-        before = entry.version
         if log is not None:
             facts["follows_log"] = LogCheck.of(log, info.progress).warning is None
         result.append(facts)
@@ -149,7 +149,7 @@ def restore(
     """
     start = time.monotonic()
     store = Store.open(store_url)
-    entry = _find_backup(store, version)
+    entry = find_backup(store, version)
     info = _info_of(store, entry.version)
     chosen: Any = durability or info.durability
     part = BASE_PART if BASE_PART in entry.parts else INCOMPLETE_BASE_PART
@@ -231,10 +231,11 @@ def _rename_to_new(source: Path, target: Path) -> None:
 def progress_of(store_url: str, version: int | None = None) -> Sequence[ProgressFacts]:
     """Return the positions of a backup, for LogCheck. Raise the errors of restore()."""
     store = Store.open(store_url)
-    return _info_of(store, _find_backup(store, version).version).progress
+    return _info_of(store, find_backup(store, version).version).progress
 
 
-def _find_backup(store: Store, version: int | None) -> Version:
+def find_backup(store: Store, version: int | None = None) -> Version:
+    """Return a backup of the store; None: the newest. Raise NotFound."""
     backups = {entry.version: entry for entry in store.state.versions() if BackupInfo.is_in(entry)}
     if not backups:
         raise NotFound(f"{store.name} holds no backup: `petps backup POOL STORE` writes one")

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from petps import _native
@@ -118,14 +119,13 @@ class Backups:
             self._one.release()
 
     @contextlib.contextmanager
-    def _hold(self, goes_on: Callable[[], bool]) -> Iterator[None]:
+    def _hold(self, goes_on: Callable[[], bool]) -> Iterator[Callable[[], None]]:
         ingest = self._ingest()
         with nullcontext() if ingest is None else ingest.ingest.held(HOLD_SECONDS, goes_on):
             self._check_is(ingest)
             if ingest is not None:
                 _check_applied(ingest)
-            yield
-            self._check_is(ingest)
+            yield partial(self._check_is, ingest)
 
     def _check_is(self, ingest: IngestPart | None) -> None:
         if self._ingest() is not ingest:
@@ -175,16 +175,14 @@ class Backups:
 
     def _seconds_to_next(self, store: str, every: int) -> float:
         """Return how long the newest backup is young enough; 0: there is none."""
-        from petps.pool.restore import list_backups
+        from petps.checkpoint import Store
+        from petps.pool.restore import find_backup
 
         try:
-            backups = list_backups(store)
+            newest = find_backup(Store.open(store))
         except PetpsError:  # none yet; or the backup fails too, and is counted
             return 0.0
-        if not backups:
-            return 0.0
-        created: float = backups[-1]["created_ns"] / 1e9
-        age = time.time() - created
+        age = time.time() - newest.created_ns / 1e9
         return max(0.0, every - age) if age >= 0 else 0.0  # else a clock was ahead
 
     def _drop_old(self, store: str) -> list[str]:

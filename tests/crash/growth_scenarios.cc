@@ -124,7 +124,8 @@ void scrubbing(Driver& d, const Begin& begin) {
   d.open();
 }
 
-// The clocks of a table take the space of a dropped one, and begin anew when its rows expire again.
+// The clocks of a table take the space of a dropped one, and begin at zero when its rows expire
+// again.
 void expiry_changes(Driver& d, const Begin& begin) {
   two_instances(d);
   d.set_alias("model", "model@2");

@@ -170,6 +170,19 @@ def test_an_increment_is_as_large_as_the_changes(pool: Pool, tmp_path: Path) -> 
     assert 2 * sizes[1] < sizes[2] < 5 * sizes[1]
 
 
+def test_a_listed_size_is_that_of_one_backup(pool: Pool, tmp_path: Path) -> None:
+    """Also once the backups before it were purged."""
+    pool.change(3000)
+    sizes = []
+    for _ in range(3):
+        sizes.append(pool.back_up(tmp_path / "store")["bytes"])
+        pool.change(20)
+    store = Store.open(tmp_path / "store")
+    assert [entry["bytes"] for entry in list_backups(store.name)] == sizes
+    store.purge(1)
+    assert [entry["bytes"] for entry in list_backups(store.name)] == sizes[-1:]
+
+
 def test_a_row_of_equal_bytes_and_a_new_version_is_written(pool: Pool, tmp_path: Path) -> None:
     """It expires later than the one before."""
     table = pool.open.table("items")

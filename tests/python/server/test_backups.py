@@ -23,10 +23,12 @@ from petps.admin.client import AdminClient
 from petps.checkpoint import Base, Store
 from petps.errors import FailedPrecondition, InvalidArgument, IoError, Unavailable
 from petps.pool import backup
+from petps.pool.backup_info import NEEDS_BASE
 from petps.pool.restore import LogCheck, list_backups, progress_of, restore
 from petps.publish import Publisher
 from petps.server import Serving
 from petps.server.ingest.hold import Hold
+from petps.server.ingest.protocols import Standing
 from tests.python.server.backed_up import (
     SCHEMA,
     SPACE,
@@ -326,10 +328,10 @@ def test_a_failing_first_backup_leaves_one_try(world: World) -> None:
         wait_until(lambda: serving.status()["ingest"]["version"] == world.version)
 
     @contextlib.contextmanager
-    def fails(goes_on: Callable[[], bool]) -> Iterator[None]:
+    def fails(goes_on: Callable[[], bool]) -> Iterator[Callable[[], None]]:
         if goes_on():
             raise Unavailable("ingest does not rest")
-        yield
+        yield lambda: None
 
     with petps.open(world.pool) as opened:
         instance = opened.backed_up(None)
@@ -340,6 +342,34 @@ def test_a_failing_first_backup_leaves_one_try(world: World) -> None:
         opened.back_up(world.store)
         assert len(Store.open(world.store).state.versions()) == 1
     assert len(list_backups(str(world.store))) == 1
+
+
+def test_a_hold_that_fails_commits_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the last pass is written while ingest is held."""
+    monkeypatch.setattr(backup, "HELD_BYTES", 0)
+    world.publish(500)
+    with Serving(world.settings(), log=ignore) as serving:
+        wait_until(lambda: serving.status()["ingest"]["version"] == world.version)
+
+    def check() -> None:
+        raise Unavailable("the shard map changed")
+
+    with petps.open(world.pool) as opened:
+        table = opened.table("fed")
+
+        @contextlib.contextmanager
+        def hold(goes_on: Callable[[], bool]) -> Iterator[Callable[[], None]]:
+            row = np.ones((1, table.row_bytes), np.uint8)
+            table.apply(np.array([1], np.uint64), row, None, world.version + 1)
+            yield check
+
+        with pytest.raises(Unavailable, match="shard map changed"):
+            backup.back_up(opened.native, opened.backed_up(None), str(world.store), hold=hold)
+        assert list_backups(str(world.store)) == []
+
+
+def test_states_without_a_base_are_those_of_ingest() -> None:
+    assert set(NEEDS_BASE) == {standing.value for standing in Standing if standing.needs_base}
 
 
 def test_a_full_partition_is_not_backed_up(world: World) -> None:

@@ -28,7 +28,7 @@ from tests.seed import SEED
 
 DIM, PARTITIONS, KEYS = 5, 16, 60
 WAIT_SECONDS = 60.0
-FILTER_BYTES = PARTITIONS * 4096  # so many counters that no two of KEYS keys share all of theirs
+FILTER_BYTES = PARTITIONS * 4096  # enough that no two of KEYS keys share all of their counters
 
 
 class Ranks:
@@ -455,8 +455,10 @@ def test_an_erased_table_counts_from_zero(filter_bytes: int | None) -> None:
 
 def test_steps_may_be_numpy_integers() -> None:
     key = np.array([5], np.uint64)
-    with opened(Removal(steps_to_live=np.int64(3), l2_below=np.float32(0.1))) as tables:  # type: ignore[arg-type]
-        tables["t"].write_back(np.int64(7), key, np.ones((1, DIM), np.float32))  # type: ignore[arg-type]
+    three, seven, tenth = np.array([3]), np.array([7]), np.array([0.1], np.float32)
+    numbers: list[Any] = [three[0], tenth[0], seven[0]]
+    with opened(Removal(steps_to_live=numbers[0], l2_below=numbers[1])) as tables:
+        tables["t"].write_back(numbers[2], key, np.ones((1, DIM), np.float32))
         assert tables["t"].gather(key).columns[LAST_USE].view(np.uint32).tolist() == [[7]]
 
 
