@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -185,20 +184,14 @@ def test_demo_says_where_the_demos_are() -> None:
     assert "make demo-train" in done.stdout
 
 
-def test_help_is_quick() -> None:
-    """Take the best of five measurements, because the machine may be busy."""
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        assert run_process("--help").returncode == 0
-        seconds.append(time.perf_counter() - start)
-    print(f"petps --help: best {min(seconds):.3f} s of {[round(s, 3) for s in seconds]}")
+def test_help_loads_no_large_library() -> None:
+    """The imports are what makes `--help` slow: numpy, pyarrow and pydantic take seconds cold."""
+    assert run_process("--help").returncode == 0
     program = "import sys, petps.cli; print({'numpy', 'pyarrow', 'pydantic'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "set()\n"
-    assert min(seconds) < 1.0
 
 
 def test_version_and_usage() -> None:
