@@ -21,8 +21,10 @@ std::string_view code_name(Code code) {
                                                 "UNIMPLEMENTED",
                                                 "INTERNAL",
                                                 "IO_ERROR",
-                                                "IN_USE"};
-  static_assert(std::size(kNames) == static_cast<size_t>(Code::kInUse) + 1, "a name for each code");
+                                                "IN_USE",
+                                                "UNAUTHENTICATED"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Code::kUnauthenticated) + 1,
+                "a name for each code");
   const auto number = static_cast<size_t>(code);
   // A newer peer may send a code that this version does not know.
   return number < std::size(kNames) ? kNames[number] : "UNKNOWN";

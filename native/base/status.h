@@ -24,12 +24,13 @@ enum class Code : uint16_t {  // never renumber: these travel on the wire
   kDeadlineExceeded = 7,    // the caller's deadline passed
   kDataLoss = 8,            // checksum mismatch, torn file, corrupt chunk
   kPermissionDenied = 9,
-  kStale = 10,          // the server is older than min_version
-  kWrongShard = 11,     // the server does not own a key of the request
-  kUnimplemented = 12,  // unknown opcode or newer format
-  kInternal = 13,       // our own mistake
-  kIoError = 14,        // a system call failed: errno is in the message
-  kInUse = 15,          // another process has the pool open
+  kStale = 10,            // the server is older than min_version
+  kWrongShard = 11,       // the server does not own a key of the request
+  kUnimplemented = 12,    // unknown opcode or newer format
+  kInternal = 13,         // our own mistake
+  kIoError = 14,          // a system call failed: errno is in the message
+  kInUse = 15,            // another process has the pool open
+  kUnauthenticated = 16,  // no credential, or one that is unknown, expired or revoked
 };
 
 std::string_view code_name(Code code);  // "INVALID_ARGUMENT"

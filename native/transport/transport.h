@@ -78,6 +78,13 @@ enum class GatherMode : uint8_t {
 struct Peer {
   std::string address;  // "127.0.0.1:52133"
 };
+
+// What TLS has proved about a connection's peer.
+struct PeerIdentity {
+  bool encrypted = false;
+  // Of the client certificate, which was verified: its DNS names and URIs, else its common name.
+  std::vector<std::string> certificate_names;
+};
 // Called once per new peer, before its first byte is read. An error refuses the peer, which then
 // receives the error's text.
 using Admit = std::function<base::Status(const Peer&)>;
@@ -161,6 +168,8 @@ class Endpoint {
   virtual size_t pending_posts() const = 0;
   virtual std::vector<ConnectionId> connections() const = 0;
   virtual std::string peer(ConnectionId connection) const = 0;  // "" if the connection is gone
+  // Return what TLS has proved about the peer; nothing over plain connections.
+  virtual PeerIdentity identity(ConnectionId /*connection*/) const { return {}; }
   const Counters& counters() const { return counters_; }
 
   // Interrupt a poll that is waiting. Any thread may call it.

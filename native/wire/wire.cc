@@ -115,7 +115,7 @@ void encode_error(uint16_t request_opcode, uint64_t request_id, const Status& st
 Status decode_error(const FrameHeader& header, std::span<const std::byte> body) {
   if (header.code == 0) return bad_frame("a reply of code 0 is not an error");
   const size_t n = std::min<size_t>(body.size(), kMaxErrorBytes);
-  const bool known = header.code <= static_cast<uint16_t>(Code::kInUse);
+  const bool known = header.code <= static_cast<uint16_t>(Code::kUnauthenticated);
   return Status(known ? static_cast<Code>(header.code) : Code::kInternal,
                 std::string(reinterpret_cast<const char*>(body.data()), n));
 }

@@ -25,6 +25,7 @@ __all__ = [
     "PetpsError",
     "ResourceExhausted",
     "Stale",
+    "Unauthenticated",
     "Unavailable",
     "Unimplemented",
     "WrongShard",
@@ -116,6 +117,10 @@ class IoError(PetpsError, OSError, code="IO_ERROR", number=14):
 
 class InUse(FailedPrecondition, code="IN_USE", number=15):
     """A pool that another process has open."""
+
+
+class Unauthenticated(PetpsError, code="UNAUTHENTICATED", number=16):
+    """A request without a credential, or with one that is unknown, expired or revoked."""
 
 
 def class_of(number: int) -> type[PetpsError]:

@@ -30,6 +30,7 @@ GRPC_CODES: Final = {
     "INTERNAL": grpc.StatusCode.INTERNAL,
     "IO_ERROR": grpc.StatusCode.INTERNAL,
     "IN_USE": grpc.StatusCode.FAILED_PRECONDITION,
+    "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
 }
 
 
