@@ -13,7 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from petps._native_records import ApplyReport as ApplyReport
+from petps._native_records import Caller as Caller
 from petps._native_records import DamagedRow as DamagedRow
+from petps._native_records import Gate as Gate
+from petps._native_records import Grant as Grant
 from petps._native_records import Progress as Progress
 from petps._native_records import ScrubCursor as ScrubCursor
 from petps._native_records import ScrubStep as ScrubStep
@@ -403,13 +406,15 @@ class Server:
         rdma: str = "off",
         real_time: int = 0,
         busy_poll_us: int = 0,
+        gate: Gate | None = None,
     ) -> Server:
         """Start a server, which listens and serves on return.
 
         address: the server's address in the shard map; by default host:port. call_workers: threads
         of ``calls``. rdma: "off", "auto" (the first device with an active port) or a device's name.
         real_time: priority of the workers, 1 to 99; 0: none. busy_poll_us: microseconds after a
-        request in which a worker looks for the next one without sleeping.
+        request in which a worker looks for the next one without sleeping. gate: who may do what;
+        None: everybody may do everything.
 
         Raise InvalidArgument for an unknown limit. Raise FailedPrecondition if the RDMA device does
         not exist, if RDMA shall serve a pool whose file is not in memory, or if the process may not

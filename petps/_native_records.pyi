@@ -1,6 +1,6 @@
 """Records of the extension module: part of petps/_native.pyi."""
 
-from typing import Any
+from typing import Any, Literal
 
 class TableStatus:
     rows: int
@@ -107,3 +107,58 @@ class Progress:
         publisher: int = 0,
     ) -> None: ...
     def as_dict(self) -> dict[str, Any]: ...
+
+class Grant:
+    """Who may do what. Raise InvalidArgument unless it has either a hash or a certificate."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        token_sha256: bytes = b"",
+        certificate: str = "",
+        roles: list[str],
+        models: list[str] = ...,
+        requests_per_second: int = 0,
+        bytes_per_second: int = 0,
+        expires_s: int = 0,
+    ) -> None:
+        """models: empty for all. Limits: 0 for none. expires_s: seconds since 1970; 0: never."""
+    @property
+    def name(self) -> str: ...
+
+class Caller:
+    """Whose rights a request has."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def is_anyone(self) -> bool: ...
+    @property
+    def may_see_all(self) -> bool: ...
+    def may(self, role: str, model: str) -> bool: ...
+    def may_everywhere(self, role: str) -> bool: ...
+    def knows(self, model: str) -> bool: ...
+    def spend_bytes(self, bytes: int) -> None:
+        """Count the bytes of a reply."""
+
+class Gate:
+    """The grants in use, for every door (native/access/access.h)."""
+
+    def __init__(self, mode: Literal["open", "certificates", "grants"]) -> None: ...
+    @property
+    def mode(self) -> str: ...
+    @property
+    def generation(self) -> int: ...
+    def replace(self, grants: list[Grant]) -> None: ...
+    def authenticate(self, token: str, certificate_names: list[str], peer: str) -> Caller:
+        """Return the caller. Raise Unauthenticated, or ResourceExhausted after many failures."""
+    def renew(self, caller: Caller) -> Caller | None:
+        """Return the caller by the present grants; None if it is revoked or expired."""
+    def charge(self, caller: Caller, bytes: int) -> None:
+        """Count a request. Raise ResourceExhausted beyond the caller's limits."""
+    def require(self, caller: Caller, role: str, model: str) -> None:
+        """Raise PermissionDenied unless the caller has the role; model "": for all models."""
+    def require_sight(self, caller: Caller) -> None:
+        """Raise PermissionDenied unless the caller may see the status."""
+    def counts(self) -> dict[str, int]: ...

@@ -195,7 +195,7 @@ void bind_client(py::module_& module) {
       .def(py::init([](const std::string& url, const std::string& name, uint32_t deadline_ms,
                        uint32_t keys_per_request, uint32_t requests_in_flight, uint32_t connections,
                        uint32_t hot_sample_every, uint32_t hot_keys, uint32_t hot_set_ms,
-                       uint32_t catalogue_ms) {
+                       uint32_t catalogue_ms, std::string token, std::string token_file) {
              Options options;
              options.name = name;
              options.deadline_ms = deadline_ms;
@@ -206,12 +206,14 @@ void bind_client(py::module_& module) {
              options.hot_keys = hot_keys;
              options.hot_set_ms = hot_set_ms;
              options.catalogue_ms = catalogue_ms;
+             options.token = std::move(token);
+             options.token_file = std::move(token_file);
              return std::make_unique<Session>(url, options);
            }),
            py::arg("url"), py::kw_only(), py::arg("name"), py::arg("deadline_ms"),
            py::arg("keys_per_request"), py::arg("requests_in_flight"), py::arg("connections"),
            py::arg("hot_sample_every"), py::arg("hot_keys"), py::arg("hot_set_ms"),
-           py::arg("catalogue_ms"))
+           py::arg("catalogue_ms"), py::arg("token"), py::arg("token_file"))
       .def("pull", &Session::pull, py::arg("pulls"), py::arg("dtype"), py::arg("deadline_ms"),
            py::arg("min_version"), py::arg("wait_ms"), py::arg("dedup"))
       .def("push", &Session::push, py::arg("table"), py::arg("keys"), py::arg("rows"),

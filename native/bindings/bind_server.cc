@@ -50,7 +50,8 @@ std::unique_ptr<ServerHandle> start(const std::shared_ptr<Session>& session,
                                     uint64_t drain_ms, const py::dict& limits,
                                     const wire::ShardMap* shard_map, std::string address,
                                     uint32_t call_workers, const std::string& rdma,
-                                    uint32_t real_time, uint32_t busy_poll_us) {
+                                    uint32_t real_time, uint32_t busy_poll_us,
+                                    std::shared_ptr<access::Gate> gate) {
   server::ServerOptions options;
   options.host = host;
   options.port = port;
@@ -65,6 +66,7 @@ std::unique_ptr<ServerHandle> start(const std::shared_ptr<Session>& session,
   options.call_workers = call_workers;
   options.real_time = real_time;
   options.busy_poll_us = busy_poll_us;
+  options.gate = std::move(gate);
   if (rdma != "off") options.rdma = unwrap(transport::open_verbs(rdma == "auto" ? "" : rdma));
   const Released released_gil;
   return std::make_unique<ServerHandle>(session, options);
@@ -117,7 +119,8 @@ void bind_server(py::module_& module) {
                     py::arg("hot_set_seconds") = 10, py::arg("drain_ms") = 5000,
                     py::arg("limits") = py::dict(), py::arg("shard_map") = py::none(),
                     py::arg("address") = "", py::arg("call_workers") = 0, py::arg("rdma") = "off",
-                    py::arg("real_time") = 0, py::arg("busy_poll_us") = 0);
+                    py::arg("real_time") = 0, py::arg("busy_poll_us") = 0,
+                    py::arg("gate") = py::none());
   server.def_property_readonly("port", &ServerHandle::port);
   server.def_property_readonly("address", &ServerHandle::address);
   server.def_property_readonly("calls", &ServerHandle::calls,

@@ -78,6 +78,7 @@ void bind_tables(py::module_& module);
 void bind_shard_map(py::module_& module);
 void bind_live(py::module_& module);
 void bind_calls(py::module_& module);
+void bind_access(py::module_& module);
 void bind_server(py::module_& module);
 
 }  // namespace petps::bindings

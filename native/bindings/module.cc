@@ -46,5 +46,6 @@ PYBIND11_MODULE(_native, module) {
   bindings::bind_shard_map(module);
   bindings::bind_live(module);
   bindings::bind_calls(module);
+  bindings::bind_access(module);
   bindings::bind_server(module);
 }

@@ -26,7 +26,8 @@ Status Worker::hello(const wire::FrameHeader& header, std::span<const std::byte>
 
 // Describe the catalogue. If an instance is dropped in between, read names and tables again, so
 // that every listed instance has its tables.
-wire::TablesReply describe_tables(table::Tables& tables, const wire::TablesRequest& request) {
+wire::TablesReply describe_tables(table::Tables& tables, const wire::TablesRequest& request,
+                                  const access::Caller& caller) {
   wire::TablesReply out;
   uint64_t change_count = 0;
   pool::Names names;
@@ -36,20 +37,27 @@ wire::TablesReply describe_tables(table::Tables& tables, const wire::TablesReque
     names = tables.pool().names();
     found = tables.tables();
   } while (tables.change_count() != change_count);
+  std::erase_if(names.instances, [&](const pool::InstanceRecord& instance) {
+    return !caller.knows(instance.model);
+  });
+  const auto is_named = [&](uint32_t id) {
+    return std::any_of(names.instances.begin(), names.instances.end(),
+                       [&](const pool::InstanceRecord& instance) { return instance.id == id; });
+  };
   for (const pool::InstanceRecord& record : names.instances) {
     out.instances.push_back({record.id, record.model, record.name, record.partitions,
                              tables.applied_version(record.id)});
   }
-  for (const pool::AliasRecord& alias : names.aliases)
-    out.aliases.push_back({alias.name, alias.instance, alias.previous});
+  for (const pool::AliasRecord& alias : names.aliases) {
+    if (is_named(alias.instance))
+      out.aliases.push_back({alias.name, alias.instance, alias.previous});
+  }
   if (request.with_state) out.state = {tables.pool().uuid(), names.sequence};
   for (const table::TablePointer& table : found) {
     const pool::TableRecord& record = table->record();
     const pool::TableSpec& spec = record.spec;
-    const bool is_listed = std::any_of(
-        names.instances.begin(), names.instances.end(),
-        [&](const pool::InstanceRecord& instance) { return instance.id == spec.instance; });
-    if (!is_listed) continue;  // created since the names were read
+    // Not named: created since the names were read, or of a model that the caller may not know.
+    if (!is_named(spec.instance)) continue;
     out.tables.push_back({record.id, spec.instance, spec.name, spec.dtype,
                           static_cast<uint8_t>(spec.feed), spec.dim, spec.row_bytes,
                           table->capacity(), table->status().rows, spec.default_row});
@@ -60,12 +68,16 @@ wire::TablesReply describe_tables(table::Tables& tables, const wire::TablesReque
 Status Worker::list_tables(const wire::FrameHeader& header, std::span<const std::byte> body) {
   wire::TablesRequest request;
   PETPS_RETURN_IF_ERROR(wire::decode_tables(header, body, request));
-  return wire::encode_tables_reply(header.request_id, describe_tables(shared_.tables, request),
-                                   reply_);
+  return wire::encode_tables_reply(header.request_id,
+                                   describe_tables(shared_.tables, request, *caller_), reply_);
 }
 
 Status Worker::show_status(const wire::FrameHeader& header, std::span<const std::byte> body) {
   PETPS_RETURN_IF_ERROR(wire::decode_status(header, body));
+  if (!caller_->may_see_all()) {
+    shared_.gate->count_denied();
+    return caller_->refuse(access::Role::kRead, "all models, which the status shows");
+  }
   return wire::encode_status_reply(header.request_id, shared_.status_json(), reply_);
 }
 
@@ -73,6 +85,7 @@ Status Worker::hot_keys(const wire::FrameHeader& header, std::span<const std::by
   wire::HotKeysRequest request;
   PETPS_RETURN_IF_ERROR(wire::decode_hot_keys(header, body, shared_.options.limits, request));
   const table::TablePointer table = shared_.tables.find(request.table);
+  PETPS_RETURN_IF_ERROR(check_right(access::Role::kRead, request.table, table.get()));
   if (table == nullptr) return unknown_table(request.table);
   table->set_hot_keys(std::vector<uint64_t>(request.keys.begin(), request.keys.end()));
   stats_.hot_sets.add(1);

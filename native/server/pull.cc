@@ -64,6 +64,7 @@ Worker::Outcome Worker::pull(const Request& request, Status& refusal) {
   stats_.pulls.add(1);  // before the reply, so that a client that has the reply sees it counted
   stats_.keys.add(pull.keys.size());
   stats_.rows_found.add(found);
+  caller_->spend_bytes(list_.bytes());
   endpoint_.post(request.connection, std::move(list_), std::move(pin));
   return Outcome::kDone;
 }
@@ -76,6 +77,7 @@ Status Worker::find_tables(const wire::PullRequest& request) {
   for (size_t i = 0; i < request.sections.size(); ++i) {
     table::Table* table = find_table(request.sections[i].table);
     section_tables_[i] = table;
+    PETPS_RETURN_IF_ERROR(check_right(access::Role::kRead, request.sections[i].table, table));
     if (table == nullptr) continue;
     is_any_known = true;
     const uint32_t instance = table->record().spec.instance;
@@ -142,7 +144,7 @@ Worker::Outcome Worker::park(transport::ConnectionId connection, const wire::Pul
 // Return whether the worker copies rows into the reply. It copies small rows while it looks up
 // later ones, so that memory and core are both busy. The transport or the kernel reads large rows.
 bool Worker::copies_rows(size_t keys, uint64_t rows_bytes_max) const {
-  if (over_rdma_) return false;  // the network card reads them
+  if (source_ == Source::kRdma) return false;  // the network card reads them
   if (keys == 0) return true;
   return shared_.gather->mode_for(rows_bytes_max / keys, keys) == transport::GatherMode::kCopy;
 }

@@ -55,6 +55,8 @@ Worker::Outcome Worker::push(const Request& request, Status& refusal) {
   refusal = check_owned(push.keys);
   if (!refusal.ok()) return Outcome::kDone;
   const table::TablePointer table = shared_.tables.find(push.table);
+  refusal = check_right(access::Role::kWrite, push.table, table.get());
+  if (!refusal.ok()) return Outcome::kDone;
   refusal = table == nullptr ? unknown_table(push.table) : check_push(push, *table);
   return refusal.ok() ? queue(request, table, push.stamp, push.keys.size()) : Outcome::kDone;
 }

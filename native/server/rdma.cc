@@ -64,6 +64,12 @@ void Shared::add_pairing(uint64_t pairing, const Door& door) {
   pairings[pairing] = door;
 }
 
+access::CallerPointer Shared::caller_of(uint64_t pairing) {
+  const std::lock_guard lock(pairings_mutex);
+  const auto found = pairings.find(pairing);
+  return found == pairings.end() ? nullptr : found->second.caller;
+}
+
 void Shared::drop_pairing(uint64_t pairing) {
   {
     const std::lock_guard lock(pairings_mutex);
@@ -88,7 +94,7 @@ Status Worker::open_rdma(ConnectionId connection, const wire::FrameHeader& heade
                          std::span<const std::byte> body) {
   if (shared_.rdma == nullptr)
     return Status(Code::kUnimplemented, "this server does not offer rdma: see server.rdma");
-  if (over_rdma_ || state_of(connection).pairing != 0)
+  if (source_ == Source::kRdma || state_of(connection).pairing != 0)
     return Status(Code::kFailedPrecondition, "this connection has its queue pair already");
   wire::RdmaRequest request;
   PETPS_RETURN_IF_ERROR(wire::decode_rdma(header, body, request));
@@ -98,7 +104,7 @@ Status Worker::open_rdma(ConnectionId connection, const wire::FrameHeader& heade
   if (!welcome.ok()) return welcome.status();
   state_of(connection).pairing = welcome->pairing;
   endpoint_.keep(connection);
-  shared_.add_pairing(welcome->pairing, {number_, connection});
+  shared_.add_pairing(welcome->pairing, {number_, connection, state_of(connection).caller});
   wire::encode_rdma_reply(header.request_id,
                           {pair_of(welcome->pair), welcome->credits, welcome->message_bytes, 0},
                           reply_);
@@ -108,16 +114,17 @@ Status Worker::open_rdma(ConnectionId connection, const wire::FrameHeader& heade
 void Worker::opened(ConnectionId connection) {
   ConnectionState& state = state_of(connection);
   state = {.id = connection};
-  if (over_rdma_)
+  if (source_ == Source::kRdma)
     state.pairing = shared_.rdma->pairing(number_ - shared_.first_rdma_worker(), connection);
 }
 
 void Worker::closed(const transport::Event& event) {
   if (!event.reason.ok()) shared_.report_incident(event.reason.to_string());
   ConnectionState& state = state_of(event.connection);
+  state.caller = nullptr;
   const uint64_t pairing = std::exchange(state.pairing, 0);
   if (pairing == 0) return;
-  if (over_rdma_) {
+  if (source_ == Source::kRdma) {
     shared_.close_door(pairing);
   } else {
     shared_.drop_pairing(pairing);

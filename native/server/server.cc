@@ -81,8 +81,10 @@ Status start_workers(Shared& shared) {
     transport::Endpoint& endpoint = i < network      ? shared.transport->endpoint(i)
                                     : i < first_rdma ? shared.calls->endpoint(i - network)
                                                      : shared.rdma->endpoint(i - first_rdma);
-    shared.workers.push_back(
-        std::make_unique<Worker>(shared, i, endpoint, *reader, i >= first_rdma));
+    const Worker::Source source = i < network      ? Worker::Source::kTcp
+                                  : i < first_rdma ? Worker::Source::kCalls
+                                                   : Worker::Source::kRdma;
+    shared.workers.push_back(std::make_unique<Worker>(shared, i, endpoint, *reader, source));
   }
   shared.writer = std::make_unique<PushWriter>(
       shared.tables, shared.options.limits, *shared.memory, [&shared](PushDone done) {

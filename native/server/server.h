@@ -17,6 +17,7 @@
 #include <span>
 #include <string>
 
+#include "access/access.h"
 #include "base/status.h"
 #include "server/calls.h"
 #include "table/table.h"
@@ -43,11 +44,12 @@ struct ServerOptions {
   // An open device (transport::open_verbs), for clients that use rdma. `workers` more workers serve
   // them. Null: no rdma.
   std::shared_ptr<transport::Verbs> rdma;
-  wire::ShardMap shard_map;       // version 0: this server owns everything
-  std::string address;            // this server's address in the map; empty: host:port
-  uint32_t hot_set_seconds = 10;  // sent to clients
-  uint64_t drain_ms = 5'000;      // how long stop() waits for requests in flight
-  std::string software;           // version text for the status
+  wire::ShardMap shard_map;            // version 0: this server owns everything
+  std::string address;                 // this server's address in the map; empty: host:port
+  uint32_t hot_set_seconds = 10;       // sent to clients
+  uint64_t drain_ms = 5'000;           // how long stop() waits for requests in flight
+  std::string software;                // version text for the status
+  std::shared_ptr<access::Gate> gate;  // who may do what; null: everybody may do everything
 };
 
 // Pulls of one worker that may wait for a version. Each occupies its connection and costs one check

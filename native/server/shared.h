@@ -37,6 +37,7 @@ struct Shared {
   explicit Shared(table::Tables& served_tables, const ServerOptions& server_options)
       : tables(served_tables),
         options(server_options),
+        gate(options.gate != nullptr ? options.gate : std::make_shared<access::Gate>()),
         gather(std::make_shared<transport::GatherChoice>(options.gather)),
         memory(std::make_shared<transport::MemoryBudget>(
             options.memory_bytes == 0 ? transport::default_memory_bytes() : options.memory_bytes)) {
@@ -44,6 +45,7 @@ struct Shared {
 
   table::Tables& tables;
   const ServerOptions options;
+  const std::shared_ptr<access::Gate> gate;
   const std::shared_ptr<transport::GatherChoice> gather;
   const std::shared_ptr<transport::MemoryBudget> memory;
   std::thread measuring;  // publishes its figures into `gather`
@@ -61,6 +63,7 @@ struct Shared {
   struct Door {
     size_t worker;
     transport::ConnectionId connection;
+    access::CallerPointer caller;
   };
   std::mutex pairings_mutex;  // guards pairings
   std::unordered_map<uint64_t, Door> pairings;
@@ -82,6 +85,8 @@ struct Shared {
   void add_pairing(uint64_t pairing, const Door& door);
   void drop_pairing(uint64_t pairing);
   void close_door(uint64_t pairing);
+  // Return who opened the pairing; null if the pairing is gone.
+  access::CallerPointer caller_of(uint64_t pairing);
   std::shared_ptr<const Ownership> current_ownership() const {
     const std::lock_guard lock(ownership_mutex);
     return ownership;
@@ -94,8 +99,9 @@ struct Shared {
 // Start shared.measuring if the gather mode is to be measured.
 void start_measuring(Shared& shared);
 
-// Return the catalogue as clients receive it.
-wire::TablesReply describe_tables(table::Tables& tables, const wire::TablesRequest& request);
+// Return the catalogue as clients receive it: what this caller may know.
+wire::TablesReply describe_tables(table::Tables& tables, const wire::TablesRequest& request,
+                                  const access::Caller& caller);
 
 struct Server::Impl {
   explicit Impl(table::Tables& tables, const ServerOptions& options) : shared(tables, options) {}

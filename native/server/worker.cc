@@ -21,12 +21,8 @@ constexpr int kRetryMs = 1;
 }  // namespace
 
 Worker::Worker(Shared& shared, size_t number, transport::Endpoint& endpoint, epoch::Reader& reader,
-               bool over_rdma)
-    : shared_(shared),
-      number_(number),
-      endpoint_(endpoint),
-      reader_(reader),
-      over_rdma_(over_rdma) {
+               Source source)
+    : shared_(shared), number_(number), endpoint_(endpoint), reader_(reader), source_(source) {
   take_map();
   rows_.resize(wire::kMaxKeysPerPull);
 }
@@ -38,6 +34,7 @@ void Worker::run() {
     if (has_done_.load(std::memory_order_acquire)) post_pushes();
     if (has_to_close_.load(std::memory_order_acquire)) close_doors();
     if (waiting) resume_blocked();
+    renew_callers();
     for (const Event& event : events) handle(event);
   }
   drain();
@@ -114,7 +111,9 @@ bool Worker::handle_frames(ConnectionId connection) {
       if (outcome == Outcome::kWait) blocked_.push_back(connection);
       break;
     }
-    state_of(connection).parked_until_ns = 0;
+    ConnectionState& state = state_of(connection);
+    state.parked_until_ns = 0;
+    state.admitted = false;
     endpoint_.consume(connection);
     ++handled;
   }
@@ -151,6 +150,8 @@ Worker::Outcome Worker::handle_frame(ConnectionId connection, std::span<const st
   const std::span<const std::byte> body = request.body();
   Outcome outcome = Outcome::kDone;
   bool answered = false;  // pull() posts its reply
+  bool is_refused = false;
+  if (refusal.ok()) refusal = admit(request, is_refused);
   if (refusal.ok()) {
     switch (static_cast<Opcode>(header.opcode)) {
       case Opcode::kPull:
@@ -197,6 +198,7 @@ Worker::Outcome Worker::handle_frame(ConnectionId connection, std::span<const st
   } else if (!answered) {
     reply(connection);
   }
+  if (is_refused) endpoint_.close(connection, {});
   if (header.opcode < stats_.latency.size())
     stats_.latency[header.opcode].add(base::monotonic_ns() - request.start_ns);
   return Outcome::kDone;
@@ -204,6 +206,9 @@ Worker::Outcome Worker::handle_frame(ConnectionId connection, std::span<const st
 
 void Worker::reply(ConnectionId connection) {
   list_.assign(reply_);
+  const uint32_t slot = transport::slot_of(connection);
+  if (slot < connections_.size() && connections_[slot].caller != nullptr)
+    connections_[slot].caller->spend_bytes(list_.bytes());
   endpoint_.post(connection, std::move(list_), epoch::Pin());
 }
 
@@ -220,6 +225,7 @@ table::Table* Worker::find_table(uint32_t id) {
   const uint64_t change_count = shared_.tables.change_count();
   if (change_count != tables_change_count_) {  // tables were dropped
     tables_by_id_.clear();
+    models_.clear();
     tables_change_count_ = change_count;
   }
   if (id < tables_by_id_.size() && tables_by_id_[id] != nullptr) return tables_by_id_[id];

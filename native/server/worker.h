@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -24,9 +25,11 @@ struct Ownership;
 
 class Worker {
  public:
-  // over_rdma: whether `endpoint` belongs to shared.rdma.
+  // Whose requests the endpoint brings: those of peers, or those of this process, which has
+  // authenticated its callers itself.
+  enum class Source : uint8_t { kTcp, kCalls, kRdma };
   Worker(Shared& shared, size_t number, transport::Endpoint& endpoint, epoch::Reader& reader,
-         bool over_rdma);
+         Source source);
 
   void run();                                // serve until shared.stopping, then drain
   bool drained() const { return drained_; }  // after run(): whether nothing was left in flight
@@ -54,6 +57,8 @@ class Worker {
     uint32_t pushes_in_flight = 0;
     uint64_t parked_until_ns = 0;  // of the frame at the front; 0: it has not been parked
     uint64_t pairing = 0;          // the rdma connection that it opened, or its own over rdma
+    access::CallerPointer caller = nullptr;  // null: not authenticated yet
+    bool admitted = false;  // the frame at the front is counted in the caller's limits
   };
   struct Parked {
     transport::ConnectionId connection;
@@ -77,6 +82,20 @@ class Worker {
   void opened(transport::ConnectionId connection);
   void closed(const transport::Event& event);
   void drain();
+
+  // The caller of each connection: access.cc.
+
+  // Set caller_ to the connection's caller: authenticate it at its first frame, and at a hello with
+  // a token. Count the frame in the caller's limits. On an error, `is_refused` tells whether the
+  // connection must be closed.
+  base::Status admit(const Request& request, bool& is_refused);
+  base::Result<access::CallerPointer> authenticate(const Request& request);
+  // Refuse a request for a table that the caller may not use so, or that does not exist. For a
+  // caller with the role for all models, return OK also for an unknown table.
+  base::Status check_right(access::Role role, uint32_t id, const table::Table* table);
+  const std::string* model_of(const table::Table& table);
+  // Close the connections whose grant is revoked or expired.
+  void renew_callers();
 
   // One function per opcode.
   base::Status hello(const wire::FrameHeader& header, std::span<const std::byte> body);
@@ -121,7 +140,7 @@ class Worker {
   const size_t number_;
   transport::Endpoint& endpoint_;
   epoch::Reader& reader_;
-  const bool over_rdma_;
+  const Source source_;
   std::shared_ptr<const Ownership> ownership_;
   uint64_t map_change_count_ = 0;
 
@@ -131,7 +150,11 @@ class Worker {
   std::vector<Parked> parked_;  // .. or is a pull that waits for a version.
   std::vector<transport::ConnectionId> unblocked_;
   std::vector<table::Table*> tables_by_id_;  // ids are never reused
-  uint64_t tables_change_count_ = 0;         // of shared.tables, as of tables_by_id_
+  std::map<uint32_t, std::string> models_;   // by instance
+  uint64_t tables_change_count_ = 0;         // of shared.tables, as of tables_by_id_ and models_
+  access::Caller* caller_ = nullptr;         // of the frame that is handled
+  uint64_t grants_generation_ = 0;           // of the gate, as of the last renew_callers()
+  uint64_t renewed_ns_ = 0;                  // when that was
   uint64_t pushes_in_flight_ = 0;
   bool draining_ = false;
   bool drained_ = false;

@@ -37,6 +37,7 @@ void encode_hello(uint64_t request_id, const HelloRequest& hello, Frame& frame) 
   start_frame(Opcode::kHello, request_id, frame);
   append(HelloHead{hello.version_min, hello.version_max, 0}, frame);
   append_name(hello.client, frame);
+  if (!hello.token.empty()) append_name(hello.token, frame);
   pad_body(frame);
   finish_frame(frame);
 }
@@ -48,6 +49,10 @@ Status decode_hello(const FrameHeader& header, std::span<const std::byte> body,
   HelloHead head{};
   if (!cursor.take(head)) return truncated("hello", "versions", body.size());
   if (!cursor.take_name(hello.client)) return truncated("hello", "client name", body.size());
+  // A hello without a token ends here, or has padding, which reads as an empty name.
+  hello.token = {};
+  if (cursor.left() >= sizeof(uint16_t) && !cursor.take_name(hello.token))
+    return truncated("hello", "token", body.size());
   hello.version_min = head.version_min;
   hello.version_max = head.version_max;
   if (head.version_min > head.version_max)

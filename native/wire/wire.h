@@ -167,7 +167,8 @@ inline constexpr uint64_t kFeaturePushOrder = 16;
 struct HelloRequest {
   uint16_t version_min = kProtocolVersionMin;
   uint16_t version_max = kProtocolVersion;
-  std::string_view client;  // the client's name, at most kMaxNameBytes
+  std::string_view client;      // the client's name, at most kMaxNameBytes
+  std::string_view token = {};  // the caller's credential, at most kMaxNameBytes; "": none
 };
 struct HelloReply {
   uint16_t version_min = kProtocolVersionMin;

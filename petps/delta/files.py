@@ -21,7 +21,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def publish_file(
-    path: Path, content: bytes | Callable[[BinaryIO], None], *, exclusive: bool = False
+    path: Path,
+    content: bytes | Callable[[BinaryIO], None],
+    *,
+    exclusive: bool = False,
+    mode: int | None = None,
 ) -> None:
     """Write a file atomically: readers, also after a crash, find the old or the whole new file.
 
@@ -31,10 +35,13 @@ def publish_file(
         path: The file to create or replace.
         content: The bytes, or a function that writes them.
         exclusive: Keep an existing file and raise FileExistsError.
+        mode: Permissions of the file; None: those of any new file of this process.
     """
     temporary = path.parent / f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp"
     try:
         with open(temporary, "xb") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             if callable(content):
                 content(file)
             else:

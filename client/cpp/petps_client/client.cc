@@ -41,6 +41,9 @@ Status check_options(const Options& options) {
   if (options.connections == 0 || options.connections > wire::kMaxConnections) {
     return invalid("connections", "1 to " + std::to_string(wire::kMaxConnections));
   }
+  if (!options.token.empty() && !options.token_file.empty())
+    return invalid("token", "empty if Options.token_file is given");
+  if (options.token.size() > wire::kMaxNameBytes) return invalid("token", "at most 255 bytes");
   if (options.hot_keys > wire::kMaxHotKeys)
     return invalid("hot_keys", "at most " + std::to_string(wire::kMaxHotKeys));
   return {};

@@ -51,6 +51,10 @@ struct Options {
   std::shared_ptr<transport::Verbs> rdma;
   // Period of reading tables and aliases in the background; 0: only when one is missing.
   uint32_t catalogue_ms = 5'000;
+  // The credential for servers that ask for one: itself, or the file that has it, which is read
+  // for each new connection. Sent only to this machine or over an encrypted connection.
+  std::string token;
+  std::string token_file;
 };
 
 // Whether a pull requests each repeated key once.

@@ -34,7 +34,7 @@ bool is_unreachable(Code code) {
 
 bool is_final(Code code) {
   return code == Code::kInvalidArgument || code == Code::kPermissionDenied ||
-         code == Code::kWrongShard;
+         code == Code::kUnauthenticated || code == Code::kWrongShard;
 }
 
 Status Client::Impl::read_shard_map(RemoteServer& server, const Deadline& deadline) {

@@ -258,6 +258,20 @@ bool Connection::is_reusable() {
   return is_quiet();
 }
 
+bool Connection::keeps_secrets() const {
+  sockaddr_storage peer{};
+  socklen_t size = sizeof(peer);
+  if (getpeername(socket_, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return false;
+  if (peer.ss_family == AF_INET) {
+    const auto& address = reinterpret_cast<const sockaddr_in&>(peer).sin_addr;
+    return ntohl(address.s_addr) >> 24 == IN_LOOPBACKNET;
+  }
+  const auto& address = reinterpret_cast<const sockaddr_in6&>(peer).sin6_addr;
+  return peer.ss_family == AF_INET6 &&
+         (IN6_IS_ADDR_LOOPBACK(&address) ||
+          (IN6_IS_ADDR_V4MAPPED(&address) && address.s6_addr[12] == IN_LOOPBACKNET));
+}
+
 bool Connection::is_quiet() const {
   std::byte byte;
   const ssize_t received = recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);

@@ -37,6 +37,8 @@ class Connection {
   base::Status move_to_rdma(transport::Verbs& verbs, const Deadline& deadline);
 
   const std::string& peer() const { return peer_; }
+  // Return whether nobody but the server reads what is sent: it is on this machine.
+  bool keeps_secrets() const;
   uint64_t next_request_id() { return next_request_id_++; }
 
   // Queue a frame. flush() sends what the socket takes now; read() sends the rest while it waits.

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "base/clock.h"
+#include "petps_client/token.h"
 
 namespace petps::client {
 
@@ -48,8 +49,17 @@ Result<std::unique_ptr<Connection>> RemoteServer::open(const Deadline& deadline)
   auto opened = Connection::open(name_, host_, deadline);
   if (!opened.ok()) return opened;
   Connection& connection = **opened;
+  const auto token = read_token(options_);
+  if (!token.ok()) return token.status();
+  if (!token.value().empty() && !connection.keeps_secrets()) {
+    return Status(Code::kFailedPrecondition,
+                  name_ +
+                      ": a token is not sent over an unencrypted connection to another "
+                      "machine: use petps+tls://");
+  }
   wire::HelloRequest request;
   request.client = options_.name;
+  request.token = token.value();
   wire::encode_hello(connection.next_request_id(), request, connection.frame());
   wire::HelloReply& hello = connection.hello;
   PETPS_RETURN_IF_ERROR(

@@ -20,6 +20,8 @@ class Client:
         hot_keys: int,
         hot_set_ms: int,
         catalogue_ms: int,
+        token: str,
+        token_file: str,
     ) -> None: ...
     def pull(
         self,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,7 @@ Rows = npt.NDArray[Any]
 """float32[n, dim], or uint8[n, row_bytes] of stored rows."""
 Mask = npt.NDArray[np.bool_]
 Form = Literal["f32", "stored"]
+TOKEN_FILE_VARIABLE: Final = "PETPS_TOKEN_FILE"
 T = TypeVar("T")
 _PullRequest = tuple[str, npt.NDArray[np.uint64], Any, Mask | None]
 """(table, keys, rows, mask) of a pull; rows are None if the caller passed none."""
@@ -114,6 +116,8 @@ def connect(
     hot_keys: int = 65_536,
     hot_set_ms: int = 0,
     catalogue_ms: int = 5000,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
 ) -> Client:
     """Connect to the servers of ``petps://h1:7070,h2:7070/model``.
 
@@ -133,12 +137,22 @@ def connect(
         hot_keys: Limit of a table's hot set.
         hot_set_ms: Period of sending hot sets; 0: the servers' choice.
         catalogue_ms: Period of reading tables and aliases; 0: only when needed.
+        token: The credential for servers that ask for one. It is sent only to this machine or over
+            an encrypted connection.
+        token_file: The file that has the token, instead of ``token``. It is read for each new
+            connection, so that a new token needs no restart. By default the environment variable
+            PETPS_TOKEN_FILE names it.
 
     Raises:
         InvalidArgument: The URL or an option is wrong.
         Unavailable: No server is reachable; names each server and its reason.
         NotFound: The model is unknown; lists the known ones.
+        Unauthenticated: The server needs a credential, or does not know this one.
     """
+    if token is not None and token_file is not None:
+        raise InvalidArgument("give either token or token_file, not both")
+    if token is None and token_file is None:
+        token_file = os.environ.get(TOKEN_FILE_VARIABLE)
     options = {
         "deadline_ms": deadline_ms,
         "keys_per_request": keys_per_request,
@@ -151,7 +165,10 @@ def connect(
     }
     for option, value in options.items():
         _check_u32(option, value)
-    return Client(_native.Client(url, name=name, **options), threads=connections)
+    native = _native.Client(
+        url, name=name, token=token or "", token_file=os.fspath(token_file or ""), **options
+    )
+    return Client(native, threads=connections)
 
 
 class Client:

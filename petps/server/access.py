@@ -1,0 +1,107 @@
+"""Who may come in: the gate of a configuration, kept equal to its access file (DOORS.md)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from petps import _native
+from petps.config import Config
+from petps.errors import InvalidArgument, PetpsError
+
+__all__ = ["Access", "token_of"]
+
+EXPIRES_SOON_SECONDS: Final = 7 * 86_400
+BEARER: Final = "bearer "
+
+
+class Access:
+    """The gate for every door, and the access file, which check() reads again when it changes.
+
+    Raises NotFound, InvalidArgument if the file cannot be used at the start.
+    """
+
+    def __init__(self, config: Config, *, log: Callable[[str], None] = print) -> None:
+        self._path: Path | None = config.access.file
+        self._log = log
+        self._error = ""
+        self._seen: tuple[int, ...] | None = None
+        self._grants = 0
+        self._ends: dict[str, int] = {}  # of the grants that expire, by name
+        if self._path is not None:
+            self.gate = _native.Gate("grants")
+            self._use_file()
+        elif config.tls.client_certificates == "required":
+            self.gate = _native.Gate("certificates")
+        else:
+            self.gate = _native.Gate("open")
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether nobody is asked for a credential."""
+        return self.gate.mode == "open"
+
+    def check(self) -> None:
+        """Use the file if it has changed. If it cannot be used, keep the present grants.
+
+        The status, a metric and one line in the log say why.
+        """
+        if self._path is None or (self._look() == self._seen and not self._error):
+            return
+        try:
+            self._use_file()
+        except PetpsError as error:
+            if str(error) != self._error:
+                self._error = str(error)
+                self._log(f"access: the present grants stay in use: {error}")
+            return
+        self._error = ""
+        self._log(f"access: {self._grants} grants are in use")
+
+    def status(self) -> dict[str, Any]:
+        """Return the member `access` of the status."""
+        now = time.time()
+        ends = self._ends.items()
+        return {
+            "mode": self.gate.mode,
+            "grants": self._grants,
+            "expired": sorted(name for name, end in ends if end <= now),
+            "expire_soon": sorted(
+                name for name, end in ends if now < end <= now + EXPIRES_SOON_SECONDS
+            ),
+            "error": self._error,
+            **self.gate.counts(),
+        }
+
+    def _use_file(self) -> None:
+        from petps.server.access_file import read_access_file
+
+        assert self._path is not None
+        seen = self._look()
+        entries = read_access_file(self._path)
+        self.gate.replace([entry.grant() for entry in entries])
+        self._grants, self._seen = len(entries), seen
+        self._ends = {entry.name: entry.expires_s() for entry in entries if entry.expires}
+
+    def _look(self) -> tuple[int, ...] | None:
+        assert self._path is not None
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return (found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev)
+
+
+def token_of(metadata: Mapping[str, str | bytes]) -> str:
+    """Return the token in `authorization: Bearer TOKEN`, or "" without one.
+
+    Raises InvalidArgument for another scheme, without quoting it.
+    """
+    text = metadata.get("authorization", "")
+    if not text:
+        return ""
+    if isinstance(text, bytes) or not text.lower().startswith(BEARER):
+        raise InvalidArgument("the header authorization must be 'Bearer TOKEN'")
+    return text[len(BEARER) :].strip()
