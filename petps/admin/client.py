@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 import petps.admin.admin_pb2 as messages
 from petps.admin.admin_pb2_grpc import AdminStub
-from petps.admin.socket import ADMIN_SCHEME, USER_KEY, socket_of
+from petps.admin.socket import ADMIN_SCHEME, ADMIN_TLS_SCHEME, USER_KEY, socket_of
 from petps.errors import (
     BY_CODE,
     FailedPrecondition,
@@ -37,11 +37,33 @@ Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 def _parse_address(target: str) -> str:
-    address = target.removeprefix(ADMIN_SCHEME).rstrip("/")
+    address = target.partition("://")[2].rstrip("/")
     host, _, port = address.rpartition(":")
     if not host or "/" in address or not port.isdecimal():
         raise InvalidArgument(f"{target}: write {ADMIN_SCHEME}HOST:PORT, such as 127.0.0.1:7073")
     return address
+
+
+def _tls_credentials() -> tuple[Any, list[tuple[str, str]]]:
+    """Return TLS of the environment: credentials and options of a channel."""
+    ca, certificate, key = map(_file_of, ("PETPS_TLS_CA", "PETPS_TLS_CERTIFICATE", "PETPS_TLS_KEY"))
+    if (certificate is None) != (key is None):
+        raise InvalidArgument(
+            "PETPS_TLS_CERTIFICATE and PETPS_TLS_KEY belong together: set both, or none"
+        )
+    name = os.environ.get("PETPS_TLS_SERVER_NAME")
+    options = [("grpc.ssl_target_name_override", name)] if name else []
+    return grpc.ssl_channel_credentials(ca, key, certificate), options
+
+
+def _file_of(variable: str) -> bytes | None:
+    path = os.environ.get(variable)
+    if not path:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidArgument(f"{variable}: {path} cannot be read: {error.strerror}") from None
 
 
 def _find_socket(pool: str | Path) -> Path:
@@ -66,6 +88,9 @@ def _find_socket(pool: str | Path) -> Path:
 class AdminClient:
     """A connection to a server, by its pool's path or its admin port (petps+admin://HOST:PORT).
 
+    With petps+admin+tls://HOST:PORT the variables PETPS_TLS_CA (by default the public CAs),
+    PETPS_TLS_CERTIFICATE, PETPS_TLS_KEY and PETPS_TLS_SERVER_NAME apply.
+
     Use it as a context manager. Its methods are those of Pool, with the same arguments and errors.
     Folders are those of the server's machine. Raises InUse if another process has the pool open
     that is no such server.
@@ -73,13 +98,17 @@ class AdminClient:
 
     def __init__(self, target: str | Path) -> None:
         self._target = str(target)
-        self.is_port = self._target.startswith(ADMIN_SCHEME)
+        self._is_tls = self._target.startswith(ADMIN_TLS_SCHEME)
+        self.is_port = self._is_tls or self._target.startswith(ADMIN_SCHEME)
         self._address = (
             _parse_address(self._target) if self.is_port else f"unix:{_find_socket(target)}"
         )
-        self._channel = grpc.insecure_channel(
-            self._address, options=(("grpc.enable_http_proxy", 0),)
-        )
+        options: list[tuple[str, Any]] = [("grpc.enable_http_proxy", 0)]
+        if self._is_tls:
+            credentials, names = _tls_credentials()
+            self._channel = grpc.secure_channel(self._address, credentials, options + names)
+        else:
+            self._channel = grpc.insecure_channel(self._address, options)
         self._stub = AdminStub(self._channel)
         self._metadata = ((USER_KEY, f"uid {os.getuid()}"),)
 
@@ -292,8 +321,12 @@ class AdminClient:
         if error.code() == grpc.StatusCode.UNAVAILABLE:
             is_path = self._address.startswith("unix:")
             in_use = "is in use by another process, and its server " if is_path else ""
+            hint = ""
+            if self.is_port and not self._is_tls:
+                hint = f"; if the port speaks TLS, write {ADMIN_TLS_SCHEME}"
             return Unavailable(
                 f"{self._target} {in_use}does not answer on {self._address}: {error.details()}"
+                f"{hint}"
             )
         if error.code() == grpc.StatusCode.UNIMPLEMENTED:
             return Unimplemented(

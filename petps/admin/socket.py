@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import Final
 
-__all__ = ["ADMIN_SCHEME", "MAX_SOCKET_BYTES", "USER_KEY", "socket_of"]
+__all__ = ["ADMIN_SCHEME", "ADMIN_TLS_SCHEME", "MAX_SOCKET_BYTES", "USER_KEY", "socket_of"]
 
 ADMIN_SCHEME: Final = "petps+admin://"  # HOST:PORT of a server's admin port
+ADMIN_TLS_SCHEME: Final = "petps+admin+tls://"  # of an admin port with TLS
 USER_KEY: Final = "petps-user"  # in the metadata of a call: who makes it
 MAX_SOCKET_BYTES: Final = 107  # of the path of a socket: sun_path of unix(7), less its final zero
 

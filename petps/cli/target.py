@@ -1,7 +1,8 @@
 """TARGET of a command: a pool's path, or a running server (petps://HOST:PORT[/MODEL]).
 
 If a server has the pool of a path open, the command talks to that server, by the socket beside the
-pool (petps.admin). petps+admin://HOST:PORT is its admin port, if it has one.
+pool (petps.admin). petps+admin://HOST:PORT is its admin port, if it
+has one. With TLS: petps+tls:// and petps+admin+tls://.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from petps.admin.socket import ADMIN_SCHEME
+from petps.admin.socket import ADMIN_SCHEME, ADMIN_TLS_SCHEME
 from petps.errors import FailedPrecondition, InUse, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = ["Target", "check_administered", "is_server", "open_pool", "open_serve
 
 # A request of a command may take long: it makes up to 65,536 rows durable on a disk.
 DEADLINE_MS: Final = 60_000
+SCHEMES: Final = ("petps://", "petps+tls://")  # of the port for clients
 # Where a server that listens on all addresses is found.
 ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 DEFAULT_MODEL: Final = "default"
@@ -69,13 +71,13 @@ def is_server(target: str) -> bool:
 
     Raises InvalidArgument for another kind of URL.
     """
-    if target.startswith("petps://"):
+    if target.startswith(SCHEMES):
         return True
     scheme, separator, _ = target.partition("://")
-    if separator and not target.startswith(ADMIN_SCHEME):
+    if separator and not target.startswith((ADMIN_SCHEME, ADMIN_TLS_SCHEME)):
         raise InvalidArgument(
             f"{target}: '{scheme}://' is unknown; write petps://HOST:PORT[/MODEL], a path, or "
-            f"{ADMIN_SCHEME}HOST:PORT"
+            f"{ADMIN_SCHEME}HOST:PORT; with TLS petps+tls:// or {ADMIN_TLS_SCHEME}"
         )
     return False
 
@@ -107,7 +109,7 @@ def open_pool(path: str | Path, *, read_only: bool = False) -> AuditedPool | Adm
     from petps import _native
     from petps.pool.audited import AuditedPool
 
-    if str(path).startswith(ADMIN_SCHEME):
+    if str(path).startswith((ADMIN_SCHEME, ADMIN_TLS_SCHEME)):
         from petps.admin.client import AdminClient
 
         return AdminClient(path)
@@ -187,7 +189,8 @@ class _ServerTarget:
         return petps_client.connect(self._address(), name="petps command", hot_sample_every=0)
 
     def _address(self) -> str:
-        host, _, url_model = self._url.removeprefix("petps://").partition("/")
+        scheme, _, rest = self._url.partition("://")
+        host, _, url_model = rest.partition("/")
         if self._model is None:
             return self._url
         if url_model not in ("", self._model):
@@ -195,7 +198,7 @@ class _ServerTarget:
                 f"{self._url} names model '{url_model}', but --model is '{self._model}'; name one "
                 "model"
             )
-        return f"petps://{host}/{self._model}"
+        return f"{scheme}://{host}/{self._model}"
 
     def dim(self, table: str) -> int:
         return int(self._client.describe(table).dim)
@@ -249,7 +252,8 @@ class _ServedTarget(_ServerTarget):
         host = ANY_ADDRESS.get(status["host"], status["host"])
         models = {record["model"] for record in status["instances"]}
         model = self._model or (models.pop() if len(models) == 1 else DEFAULT_MODEL)
-        return f"petps://{f'[{host}]' if ':' in host else host}:{status['port']}/{model}"
+        scheme = "petps+tls" if status.get("tls") else "petps"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{status['port']}/{model}"
 
     def status(self) -> dict[str, Any]:
         return self._admin.status()

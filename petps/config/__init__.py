@@ -9,6 +9,7 @@ from petps.config.changes import changes
 from petps.config.load import load, merge, parse
 from petps.config.reference import Key, keys, keys_markdown
 from petps.config.schema import (
+    AccessConfig,
     Config,
     IngestConfig,
     LimitsConfig,
@@ -16,9 +17,12 @@ from petps.config.schema import (
     PoolConfig,
     ServerConfig,
     TableConfig,
+    TlsConfig,
 )
+from petps.config.secret import hide_password, hide_secrets
 
 __all__ = [
+    "AccessConfig",
     "Config",
     "IngestConfig",
     "Key",
@@ -27,7 +31,10 @@ __all__ = [
     "PoolConfig",
     "ServerConfig",
     "TableConfig",
+    "TlsConfig",
     "changes",
+    "hide_password",
+    "hide_secrets",
     "keys",
     "keys_markdown",
     "load",

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from petps.config.reference import nested_section
 from petps.config.schema import Config
+from petps.config.secret import hide_password, is_secret
 from petps.errors import InvalidArgument, NotFound
 
 __all__ = ["load", "merge", "parse"]
@@ -96,6 +97,9 @@ def _describe(fault: Any) -> str:
         return f"{where} is a section: write [{'.'.join(location)}] and its keys below"
     message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     given = "" if isinstance(fault["input"], dict) else f", not {fault['input']!r}"
+    if location[0] == "kafka" and is_secret(".".join(location[1:])):
+        given = ""
+    given = hide_password(given)
     return f"{where}: {message}{given}"
 
 

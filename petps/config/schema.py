@@ -5,15 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from petps.config.doors import (
+    AccessConfig,
+    LimitsConfig,
+    ServerConfig,
+    TlsConfig,
+    asks_for_credentials,
+    door_risks,
+    is_loopback,
+)
 from petps.config.duration import NEVER, parse_duration
 from petps.config.place import check_store
+from petps.config.section import Name, Section, section
 from petps.errors import InvalidArgument
 
 __all__ = [
+    "AccessConfig",
     "BackupConfig",
     "Config",
     "IngestConfig",
@@ -23,24 +34,14 @@ __all__ = [
     "ScrubConfig",
     "ServerConfig",
     "TableConfig",
+    "TlsConfig",
 ]
 
 MAX_DIM = 4096  # native/pool/pool.h kMaxDim
 MAX_PARTITIONS = 1024  # native/pool/pool.h kMaxPartitions
-MAX_WORKERS = 256  # native/server/server.h kMaxWorkers
 MAX_APPLY_THREADS = 4  # native/table/range_locks.h kRanges
-MAX_PORT = 65535
 ADDRESS = "{address}"  # in backup.store
-
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,63}$")]
-Port = Annotated[int, Field(ge=0, le=MAX_PORT)]
-
-
-class Section(BaseModel):
-    """One TOML table of the file. Unknown keys are refused; load.py names the nearest known key."""
-
-    # Only Config's validator is built: those of its sections would delay the start of a server.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+LEAVE_OUT = "leave admin_port out and use the socket beside the pool"
 
 
 def _duration(value: str, *, or_never: bool = False) -> str:
@@ -51,11 +52,6 @@ def _duration(value: str, *, or_never: bool = False) -> str:
     except InvalidArgument as error:
         raise ValueError(str(error).partition("; got")[0]) from None
     return value
-
-
-def _section(description: str) -> Any:
-    """Return the field of a section. If the file lacks it, its keys have their defaults."""
-    return Field(default_factory=dict, validate_default=True, description=description)
 
 
 class PoolConfig(Section):
@@ -90,177 +86,6 @@ class ModelConfig(Section):
         description="Number of partitions of its keys, and of its delta log. A partition is the "
         "unit of order and of ownership. The number can never change.",
     )
-
-
-class LimitsConfig(Section):
-    """Limits of one server. A connection that breaks one gets an error; others are unaffected."""
-
-    keys_per_pull: int = Field(default=65_536, ge=1, le=65_536, description="Keys of one pull.")
-    keys_per_push: int = Field(default=65_536, ge=1, le=65_536, description="Rows of one push.")
-    body_bytes: int = Field(
-        default=16 << 20, ge=4096, le=16 << 20, description="Bytes of one request or reply."
-    )
-    in_flight: int = Field(
-        default=64, ge=1, le=64, description="Unanswered requests of one connection."
-    )
-    connections: int = Field(
-        default=4096,
-        ge=1,
-        le=4096,
-        description="Open connections. At the limit, a new connection replaces the one that has "
-        "been idle longest, if that was idle for at least a second.",
-    )
-    memory_bytes: int = Field(
-        default=0,
-        ge=0,
-        description="Bytes that requests and replies of all connections may hold; 0: an eighth of "
-        "the machine's memory, at most 2 GiB. At the limit, the server refuses long requests "
-        "(RESOURCE_EXHAUSTED), delays pushes, and does not read from clients that leave replies "
-        "unread. The limit is at least four times `body_bytes`.",
-    )
-    idle_seconds: float = Field(
-        default=300.0,
-        ge=0,
-        description="The server closes a connection that sends no whole request for this time and "
-        "waits for no reply; 0: never. Clients reconnect automatically.",
-    )
-    frame_ms: int = Field(
-        default=30_000,
-        ge=10,
-        description="Milliseconds within which a request must arrive, from its first byte to its "
-        "last.",
-    )
-    output_stall_ms: int = Field(
-        default=10_000,
-        ge=10,
-        description="Milliseconds after which the server closes a connection whose client reads "
-        "no reply.",
-    )
-    pin_ms: int = Field(
-        default=5_000,
-        ge=10,
-        description="Milliseconds for which one reply may keep the slots of its rows from reuse.",
-    )
-
-
-class ServerConfig(Section):
-    """Addresses and threads of the server."""
-
-    host: str = Field(
-        default="127.0.0.1",
-        description="Numeric address to listen on. Any address but 127.0.0.1 opens the port to the "
-        "network.",
-    )
-    port: Port = Field(default=7070, description="Port of the native protocol; 0: any free one.")
-    workers: int = Field(
-        default=0,
-        ge=0,
-        le=MAX_WORKERS,
-        description="Worker threads; 0: one for each processor, at most 8.",
-    )
-    real_time: int = Field(
-        default=0,
-        ge=0,
-        le=99,
-        description="Real-time priority (SCHED_FIFO) of worker threads, so that a pull never waits "
-        "for a processor that ingest or another program uses; 0: none, but short time slices. "
-        "Needs CAP_SYS_NICE or RLIMIT_RTPRIO (systemd: LimitRTPRIO). Configure fewer workers than "
-        "processors: all other threads share the remaining processors.",
-    )
-    busy_poll_us: int = Field(
-        default=0,
-        ge=0,
-        le=1_000_000,
-        description="Microseconds after a request over TCP in which a worker looks for the next "
-        "one without sleeping. Saves the time that the kernel takes to wake a thread, for a whole "
-        "processor per worker while requests come. Only for more processors than busy threads; 0: "
-        "sleep at once.",
-    )
-    gather: Literal["auto", "copy", "sendmsg", "zerocopy"] = Field(
-        default="auto",
-        description="How a reply's rows are collected: copied into one buffer (copy), gathered by "
-        "the kernel (sendmsg), or gathered by the network card (zerocopy: for large rows over a "
-        "real network; over loopback the kernel copies anyway). auto: the mode that a measurement "
-        "of 0.1 s at start-up finds cheapest for each row size and number of rows; `petps status` "
-        "shows the result.",
-    )
-    rdma: str = Field(
-        default="off",
-        min_length=1,
-        max_length=63,
-        description="Whether clients may ask for RDMA over the native port: 'off', 'auto' (the "
-        "first device with an active port) or a device's name. The pool must be in memory (a file "
-        "on tmpfs too) or on device-DAX, because a network card cannot pin the pages of other "
-        "files. RDMA gets as many worker threads of its own as `workers`.",
-    )
-    http_host: str = Field(
-        default="127.0.0.1", description="Address of health, /metrics and the status page."
-    )
-    http_port: Port = Field(default=7072, description="Port of HTTP; 0: any free one.")
-    http: bool = Field(default=True, description="Whether to serve HTTP.")
-    grpc_host: str = Field(
-        default="127.0.0.1", description="Numeric address of gRPC (petps/v1/petps.proto)."
-    )
-    grpc_port: Port = Field(default=7071, description="Port of gRPC; 0: any free one.")
-    grpc: bool = Field(default=True, description="Whether to serve gRPC.")
-    admin_port: Port | None = Field(
-        default=None,
-        description="TCP port of administration (petps/admin/admin.proto) on 127.0.0.1, in "
-        "addition to the socket beside the pool; usually 7073, 0: any free one. Without it there "
-        "is no such port. It needs `insecure`.",
-    )
-    insecure: bool = Field(
-        default=False,
-        description="Accept that every user of this machine may change everything through "
-        "`admin_port`, which asks for no credentials.",
-    )
-    grpc_workers: int = Field(
-        default=1,
-        ge=1,
-        le=MAX_WORKERS,
-        description="Threads that look up rows for gRPC, in addition to `workers`.",
-    )
-    ready_lag_seconds: float = Field(
-        default=60.0,
-        ge=0,
-        description="Largest lag, in seconds, of a ready server. /readyz and gRPC health report "
-        "not ready while a partition of the log is not followed or lags more than this. The time "
-        "in which the log does not answer counts. 0: no limit. SIGHUP reloads it.",
-    )
-    shard_map: Path | None = Field(
-        default=None,
-        strict=False,
-        description="The shard map (petps/server/FORMAT.md): this server owns the partitions that "
-        "the map assigns to `address`, and reads the map again when it changes. Without a map it "
-        "owns all partitions.",
-    )
-    address: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=255,
-        description="This server's name in the shard map, at which clients reach it: 'host:port'. "
-        "By default `host` and `port`.",
-    )
-    hot_set_seconds: int = Field(
-        default=10, ge=1, description="Seconds between two requests to clients for their hot keys."
-    )
-    drain_seconds: float = Field(
-        default=5.0,
-        ge=0,
-        le=600,
-        description="Seconds for which a stopping server waits for requests in flight before it "
-        "cuts them. SIGHUP reloads it.",
-    )
-    limits: LimitsConfig = _section("See [server.limits].")
-
-    @model_validator(mode="after")
-    def _admin_port_is_meant(self) -> ServerConfig:
-        if self.admin_port is not None and not self.insecure:
-            raise ValueError(
-                "admin_port asks nobody for credentials: leave it out and use the socket beside "
-                "the pool, or set insecure = true"
-            )
-        return self
 
 
 class IngestConfig(Section):
@@ -491,11 +316,13 @@ class Config(Section):
     """A whole file."""
 
     pool: PoolConfig = Field(description="Place and durability of the rows.")
-    model: ModelConfig = _section("The model of the tables.")
-    server: ServerConfig = _section("Addresses and threads.")
-    ingest: IngestConfig = _section("Source of deltas.")
-    backup: BackupConfig = _section("Backups by schedule.")
-    scrub: ScrubConfig = _section("The check of all rows while they are served.")
+    model: ModelConfig = section("The model of the tables.")
+    server: ServerConfig = section("Addresses and threads.")
+    tls: TlsConfig = section("Encryption of all ports.")
+    access: AccessConfig = section("Who may do what.")
+    ingest: IngestConfig = section("Source of deltas.")
+    backup: BackupConfig = section("Backups by schedule.")
+    scrub: ScrubConfig = section("The check of all rows while they are served.")
     kafka: dict[str, str | int | float | bool] = Field(
         default_factory=dict,
         description="Options of Kafka by librdkafka's names (TLS, SASL, ...), and "
@@ -530,6 +357,29 @@ class Config(Section):
                 "share a partition would evict different rows"
             )
         return self
+
+    def risks(self) -> list[str]:
+        """Return what makes the doors insecure, which `server.insecure` accepts; often nothing."""
+        return door_risks(self.server, self.tls, self.access)
+
+    def check_doors(self) -> None:
+        """Raise InvalidArgument unless the doors are safe, or `server.insecure` accepts the risks.
+
+        It is no check of the schema, because the command line may add what a file lacks.
+        """
+        server = self.server
+        if (
+            server.admin_port is not None
+            and not is_loopback(server.host)
+            and not asks_for_credentials(self.tls, self.access)
+        ):
+            raise InvalidArgument(
+                f"server.admin_port on {server.host}, beyond loopback, needs access.file or "
+                f"tls.client_certificates = 'required', also with server.insecure: {LEAVE_OUT}"
+            )
+        risks = self.risks()
+        if risks and not server.insecure:
+            raise InvalidArgument(f"{'; '.join(risks)}: {_remedy(server)}")
 
     def ingest_model(self) -> str:
         """Return the model whose log is followed."""
@@ -572,6 +422,15 @@ class Config(Section):
         if self.ingest.log is not None and "://" in self.ingest.log:
             return f"{self.ingest.log}.dead-letters"
         return str(self.folder() / "dead-letters")
+
+
+def _remedy(server: ServerConfig) -> str:
+    if is_loopback(server.host):
+        return f"{LEAVE_OUT}, or set access.file, or accept it with server.insecure (--insecure)"
+    return (
+        "set tls.certificate and tls.key (--tls-certificate, --tls-key), and access.file or "
+        "tls.client_certificates = 'required'; or accept it with server.insecure (--insecure)"
+    )
 
 
 def _flattened(table: dict[str, object], prefix: str) -> Iterator[tuple[str, object]]:

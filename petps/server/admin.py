@@ -1,6 +1,6 @@
 """The admin door: ``petps.admin.v1`` on the socket beside the pool, in threads of its own.
 
-If the configuration asks for it, also on a TCP port of loopback.
+If the configuration asks for it, also on a TCP port.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from petps.v1.service import CODE_KEY
 
 if TYPE_CHECKING:
     from petps.pool.export import Bar
+    from petps.server.tls import TlsFiles
 
 __all__ = ["AdminServer", "Served", "open_admin_door"]
 
 MAX_CALLS: Final = 8
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 SOCKET_MODE: Final = 0o600
-LOOPBACK: Final = "127.0.0.1"
 REQUEST_BYTES_MAX: Final = 128 << 10  # a default row has at most 16 KiB
 # The socket is made in a folder of its own, so that nobody can connect before it has its mode.
 FOLDER: Final = ".petps-"
@@ -77,14 +77,15 @@ def open_admin_door(
     tables: _native.Tables,
     served: Served,
     log: Callable[[str], None],
-    port: int | None = None,
+    address: tuple[str, int] | None = None,
+    tls: TlsFiles | None = None,
 ) -> list[AdminServer]:
-    """Return the running doors: the socket, and the port if one is given.
+    """Return the running doors: the socket, and the (host, port) if one is given, with ``tls``.
 
     Without a place for the socket, a line in the log says so. The doors share no limit, so that
     nobody at the port keeps the pool's owner out. Raises Unavailable if the port cannot be opened.
     """
-    doors = [] if port is None else [AdminServer(None, port, tables, served, log)]
+    doors = [] if address is None else [AdminServer(address, tables, served, log, tls)]
     path, why = socket_of(pool), ""
     if not pool.is_file():  # a device: /dev is no place for sockets
         why = f"{pool} is not a file"
@@ -94,7 +95,7 @@ def open_admin_door(
         why = f"the path {path} is too long for a socket"
     if not why:
         try:
-            return [*doors, AdminServer(path, None, tables, served, log)]
+            return [*doors, AdminServer(path, tables, served, log)]
         except (OSError, RuntimeError) as error:
             why = f"{path}: {error}"
     log(f"no admin socket: {why}")
@@ -109,13 +110,14 @@ class AdminServer:
 
     def __init__(
         self,
-        path: Path | None,
-        port: int | None,
+        place: Path | tuple[str, int],
         tables: _native.Tables,
         served: Served,
         log: Callable[[str], None],
+        tls: TlsFiles | None = None,
     ) -> None:
-        self._path = path
+        """``place`` is the path of the socket, or a host and a port, which may have TLS."""
+        self._path = place if isinstance(place, Path) else None
         self._stopping = threading.Event()
         self._threads = ThreadPoolExecutor(MAX_CALLS, "petps-admin")
         self._server = grpc.server(
@@ -128,20 +130,28 @@ class AdminServer:
         )
         self._service = _Service(tables, served, log, self._stopping)
         add_AdminServicer_to_server(self._service, self._server)
-        self.port = None if port is None else self._listen(port)
-        if path is not None:
-            self._make_socket(path)
-            self._inode = path.stat().st_ino
+        self.port: int | None = None
+        if isinstance(place, Path):
+            self._make_socket(place)
+            self._inode = place.stat().st_ino
+        else:
+            self.port = self._listen(*place, tls)
         self._server.start()
 
-    def _listen(self, port: int) -> int:
+    def _listen(self, host: str, port: int, tls: TlsFiles | None) -> int:
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            opened = int(self._server.add_insecure_port(f"{LOOPBACK}:{port}"))
+            if tls is None:
+                opened = int(self._server.add_insecure_port(where))
+            else:
+                from petps.server.tls import grpc_credentials
+
+                opened = int(self._server.add_secure_port(where, grpc_credentials(tls)))
         except RuntimeError:
             opened = 0
         if opened == 0:
             raise Unavailable(
-                f"admin address {LOOPBACK}:{port} is not available (another process may use it); "
+                f"admin address {where} is not available (another process may use it); "
                 "choose another with [server] admin_port (0: any free one), or leave it out"
             )
         return opened

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import json
+import socket
+import socketserver
+import ssl
 import threading
+from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from petps.errors import NotFound, PetpsError, Unavailable
+
+if TYPE_CHECKING:
+    from petps.server.tls import TlsFiles
 
 __all__ = ["HttpServer"]
 
 MAX_CONNECTIONS: Final = 32  # a scraper, a probe and a few browsers; each connection has a thread
-REQUEST_SECONDS: Final = 10.0  # the server disconnects a client that is silent for longer
+# Of one address, so that no peer takes the places of all others and of the probe.
+MAX_CONNECTIONS_PER_PEER: Final = 16
+# The server disconnects a client whose handshake takes longer, or that is silent for longer.
+REQUEST_SECONDS: Final = 10.0
+TLS_HANDSHAKE: Final = b"\x16"  # the first byte of a TLS connection
+REQUEST_BYTES: Final = 64 << 10  # to read of a request before it is refused
 JSON: Final = "application/json; charset=utf-8"
 TEXT: Final = "text/plain; charset=utf-8"
+
+# The answer to a request without TLS. Without a length, the body ends with the connection.
+NO_TLS: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\n"
+    b"Connection: close\r\n\r\nthis port speaks HTTPS: use https://\n"
+)
 
 # (body, content type, status code)
 Answer = tuple[bytes, str, HTTPStatus]
@@ -36,6 +54,7 @@ class HttpServer:
         fault: Callable[[], str | None],
         ready: Callable[[], str | None],
         shard_map: Callable[[], dict[str, Any]],
+        tls: TlsFiles | None = None,
     ) -> None:
         """``fault`` and ``ready`` return why the server is not healthy or not ready, or None."""
         self._routes: dict[str, Callable[[], Answer]] = {
@@ -47,7 +66,7 @@ class HttpServer:
             "/shard-map": lambda: (json.dumps(shard_map()).encode(), JSON, HTTPStatus.OK),
         }
         try:
-            self._server = _BoundedServer((host, port), _handler(self._routes))
+            self._server = _BoundedServer((host, port), _handler(self._routes), tls)
         except OSError as error:
             raise Unavailable(
                 f"HTTP address {host}:{port} is not available ({error.strerror or error}); choose "
@@ -78,21 +97,70 @@ class _BoundedServer(ThreadingHTTPServer):
     # Connections that wait to be accepted or refused. With a short queue, connecting takes seconds.
     request_queue_size = 2 * MAX_CONNECTIONS
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: type[BaseHTTPRequestHandler],
+        tls: TlsFiles | None,
+    ) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._tls = tls
+        self._peers: Counter[str] = Counter()  # connections by address
+        self._peers_lock = threading.Lock()
         super().__init__(address, handler)
 
+    def server_bind(self) -> None:
+        """Bind without the base class's search for a name, which may wait for a name server."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
+        peer = client_address[0]
+        with self._peers_lock:
+            has_place = (
+                self._peers.total() < MAX_CONNECTIONS
+                and self._peers[peer] < MAX_CONNECTIONS_PER_PEER
+            )
+            if has_place:
+                self._peers[peer] += 1
+        if not has_place:
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # there can be no thread now
+            self._free_place(peer)
+            raise
+
+    def _free_place(self, peer: str) -> None:
+        with self._peers_lock:
+            self._peers[peer] -= 1
+            self._peers += Counter()  # forget addresses without connections
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
-            super().process_request_thread(request, client_address)
+            request.settimeout(REQUEST_SECONDS)
+            secured = self._secured(request)
+        except (OSError, ValueError):  # ValueError: the client disconnected before the handshake
+            secured = None
+        try:
+            if secured is None:
+                self.shutdown_request(request)
+            else:
+                super().process_request_thread(secured, client_address)
         finally:
-            self._places.release()
+            self._free_place(client_address[0])
+
+    def _secured(self, request: socket.socket) -> socket.socket | None:
+        """Return the connection after its handshake, in this thread; None: it is refused."""
+        speaks_tls = request.recv(1, socket.MSG_PEEK) == TLS_HANDSHAKE
+        if self._tls is None:
+            return None if speaks_tls else request
+        if not speaks_tls:
+            request.recv(REQUEST_BYTES)  # closing with unread bytes would reset the connection
+            request.sendall(NO_TLS)
+            return None
+        return self._tls.current.context.wrap_socket(request, server_side=True)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore the error: a client that disconnects during a request is normal."""
@@ -103,6 +171,15 @@ def _handler(routes: dict[str, Callable[[], Answer]]) -> type[BaseHTTPRequestHan
         timeout = REQUEST_SECONDS
         server_version = "petps"
         sys_version = ""
+        certificate_names: tuple[str, ...] = ()
+        """Names of the client's certificate, if it has shown one."""
+
+        def setup(self) -> None:
+            super().setup()
+            if isinstance(self.connection, ssl.SSLSocket):
+                from petps.server.tls import certificate_names
+
+                self.certificate_names = certificate_names(self.connection.getpeercert() or {})
 
         def do_GET(self) -> None:
             self._answer(with_body=True)

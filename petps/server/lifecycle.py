@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from petps.config import Config, changes
 from petps.errors import FailedPrecondition, NotFound, PetpsError
-from petps.server.native_server import open_tables, start_server
+from petps.server.native_server import native_tls, open_tables, start_server
 from petps.server.status import normalise_status
 from petps.server.tables import ignored_tables
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from petps.pool.export import Bar
     from petps.server.ingest.status import PartitionHealth
     from petps.server.shard_map import MapFile, ShardMap
+    from petps.server.tls import TlsFiles
 
 __all__ = ["Log", "Serving"]
 
@@ -57,6 +58,7 @@ class Serving:
         log: Log = print,
         on_serving: Callable[[Serving], None] = lambda serving: None,
     ) -> None:
+        config.check_doors()
         self._config = config
         self._log = log
         self._draining = False
@@ -73,6 +75,7 @@ class Serving:
         self._backups: Any = None
         self._upkeep: list[Any] = []  # administration, growth, expiry, scrubbing, backups
         self._metrics: Any = None
+        self._tls: TlsFiles | None = None  # of HTTP, gRPC and administration
         self._map_file: MapFile | None = None
         self._map: ShardMap | None = None
         if config.server.shard_map is not None:
@@ -88,14 +91,15 @@ class Serving:
         self.opened_at = time.monotonic()
         self._tables = open_tables(config)
         try:
-            self._server = start_server(
-                config, self._tables, None if self._map is None else self._map.owners
-            )
+            self._native_tls = native_tls(config)
+            owners = None if self._map is None else self._map.owners
+            self._server = start_server(config, self._tables, owners, self._native_tls)
             self.open_ms = 1e3 * (time.monotonic() - self.opened_at)
             try:
                 for line in ignored_tables(config, self._tables):
                     self._log(line)
                 self._warn_of_unknown_address()
+                self._server.set_status_member("insecure", json.dumps(bool(config.risks())))
                 self._report_unready()
                 self._follow_log()
                 self._open_doors()
@@ -141,6 +145,8 @@ class Serving:
         if self._draining:
             return
         self._report_unready()
+        if self._tls is not None:
+            self._server.set_status_member("tls", json.dumps(self._tls.status()))
         if self._expiry is not None:
             faults = {str(table): text for table, text in self._expiry.faults.items()}
             self._server.set_status_member("expiry_faults", json.dumps(faults))
@@ -187,6 +193,14 @@ class Serving:
             self._map_error = error
             self._server.set_status_member("shard_map_error", json.dumps(error))
             self._log(error or "the shard map can be used again")
+
+    def follow_tls(self) -> None:
+        """Use changed files of [tls] for new connections of all doors.
+
+        serve() calls this about every second, always from the same thread.
+        """
+        if self._tls is not None:
+            self._tls.check()
 
     def reload(self, config: Config) -> None:
         """Apply the settings that can change while serving, and log those that need a restart.
@@ -292,6 +306,7 @@ class Serving:
     def _open_doors(self) -> None:
         if self._ingest is not None:
             self._ingest.ingest.wait_for_end(READ_FIRST_SECONDS)
+        self._read_tls()
         self._start_http()
         self._start_grpc()
         from petps.server.admin import open_admin_door
@@ -309,8 +324,11 @@ class Serving:
             self._scrub,
             self._backups,
         ]
-        port = self._config.server.admin_port
-        self._admin = open_admin_door(self._config.pool.path, self._tables, self, self._log, port)
+        server = self._config.server
+        address = None if server.admin_port is None else (server.host, server.admin_port)
+        self._admin = open_admin_door(
+            self._config.pool.path, self._tables, self, self._log, address, self._tls
+        )
         self._upkeep += self._admin
         self._is_open = True
         if self._grpc is not None:
@@ -321,6 +339,15 @@ class Serving:
         ingest = self._ingest
         return ingest is not None and bool(ingest.ingest.between_applies(action, timeout))
 
+    def _read_tls(self) -> None:
+        """Read the files of [tls]. HTTP, gRPC and administration start after this."""
+        if self._native_tls is None:
+            return
+        from petps.server.tls import TlsFiles, use_safe_grpc_ciphers
+
+        use_safe_grpc_ciphers()
+        self._tls = TlsFiles(self._config.tls, reload_native=self._native_tls.reload, log=self._log)
+
     def _start_http(self) -> None:
         server = self._config.server
         if not server.http:
@@ -329,8 +356,9 @@ class Serving:
         from petps.server.http import HttpServer
 
         self._http = HttpServer(
-            server.http_host,
+            server.host,
             server.http_port,
+            tls=self._tls,
             status=self.status,
             metrics=self._metrics_text,
             fault=self._fault,
@@ -345,7 +373,7 @@ class Serving:
         from petps.server.grpc import GrpcServer
 
         self._grpc = GrpcServer(
-            server.grpc_host,
+            server.host,
             server.grpc_port,
             self._tables,
             self._server.calls,
@@ -354,6 +382,7 @@ class Serving:
             status=self.status,
             map_version=lambda: 0 if self._map is None else self._map.owners.version,
             is_ready=lambda: self.unready() is None,
+            tls=self._tls,
         )
 
     def _metrics_text(self) -> bytes:

@@ -136,6 +136,7 @@ class _Collector(Collector):
             "1: the server is ready (/readyz).",
             float(self._unready() is None),
         )
+        yield from _door_metrics(status)
         for name, text in _GATHER_COUNTERS.items():
             yield CounterMetricFamily(f"petps_transport_{name}", text, value=status["gather"][name])
         yield from _pool_metrics(status)
@@ -158,6 +159,27 @@ def _server_metrics(stats: dict[str, Any]) -> Iterator[Metric]:
     for operation, histogram in stats["latency"].items():
         latency.add_metric([operation], _buckets(histogram), sum_value=histogram["sum_ns"] / 1e9)
     yield latency
+
+
+def _door_metrics(status: dict[str, Any]) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "petps_insecure",
+        "1: the ports are open without TLS or without credentials (server.insecure).",
+        float(status.get("insecure", False)),
+    )
+    tls = status.get("tls")
+    if tls is None:
+        return
+    yield GaugeMetricFamily(
+        "petps_tls_reload_failed",
+        "1: changed files of [tls] cannot be used, and the certificate before stays in use.",
+        float(bool(tls["error"])),
+    )
+    yield GaugeMetricFamily(
+        "petps_tls_certificate_expiry_timestamp_seconds",
+        "When the server's certificate in use expires, in seconds since 1970.",
+        tls["expires_at"],
+    )
 
 
 def _buckets(histogram: dict[str, Any]) -> list[tuple[str, float]]:

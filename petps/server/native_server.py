@@ -10,7 +10,7 @@ from petps.config import Config
 from petps.config.schema import LimitsConfig
 from petps.errors import NotFound
 
-__all__ = ["open_tables", "start_server"]
+__all__ = ["native_tls", "open_tables", "start_server"]
 
 MAX_AUTOMATIC_WORKERS: Final = 8
 
@@ -33,10 +33,20 @@ def _limits(limits: LimitsConfig) -> dict[str, int]:
     return values
 
 
+def native_tls(config: Config) -> Any:
+    """Return the TLS of the native port, which has reload(); None without [tls]."""
+    tls = config.tls
+    if tls.certificate is None:
+        return None
+    client_ca = "" if tls.client_ca is None else str(tls.client_ca)
+    native: Any = _native
+    return native.ServerTls(str(tls.certificate), str(tls.key), client_ca, tls.client_certificates)
+
+
 def start_server(
-    config: Config, tables: _native.Tables, shard_map: _native.ShardMap | None
+    config: Config, tables: _native.Tables, shard_map: _native.ShardMap | None, tls: Any
 ) -> _native.Server:
-    """Start to answer pulls and pushes. Raises the errors of the port."""
+    """Start to answer pulls and pushes, with this native_tls(). Raises the errors of the port."""
     server = config.server
     return _native.Server.start(
         tables,
@@ -53,4 +63,5 @@ def start_server(
         shard_map=shard_map,
         address=server.address or "",
         call_workers=server.grpc_workers if server.grpc else 0,
+        **({} if tls is None else {"tls": tls}),
     )

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, Final
 
 from petps.config import Config
-from petps.errors import InvalidArgument, PetpsError
+from petps.errors import InvalidArgument, IoError, PetpsError
 from petps.server.lifecycle import Log, Serving
 
 __all__ = ["serve"]
@@ -27,6 +27,7 @@ HANDLED_SIGNALS: Final = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
+PR_SET_DUMPABLE: Final = 4  # linux/prctl.h
 REPORT_SECONDS: Final = 1.0  # between two updates of ingest's state in the status
 
 
@@ -93,6 +94,8 @@ def serve(
     """
     if ready_file is not None and not ready_file.parent.is_dir():
         raise InvalidArgument(f"--ready-file: there is no folder {ready_file.parent}")
+    if config.tls.key is not None or config.access.file is not None:
+        _forbid_core_dumps()
     if config.ingest.log is not None:
         import petps.delta  # noqa: F401
 
@@ -107,6 +110,7 @@ def serve(
                     if signals.take_reload():
                         _reload(serving, reread, log)
                     serving.follow_shard_map()
+                    serving.follow_tls()
                     serving.report()
                 assert signals.stopped_by is not None
                 log(f"{signal.Signals(signals.stopped_by).name}: draining")
@@ -114,6 +118,18 @@ def serve(
             log("closed cleanly")
     finally:
         _remove(ready_file)
+
+
+def _forbid_core_dumps() -> None:
+    """Keep the memory of this process, which has secrets, from core dumps and debuggers.
+
+    The kernel then gives this process's files in /proc to root. Of ours, only the sample of pages
+    in the status needs one (/proc/self/pagemap): another user's server then reports no pages.
+    """
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise IoError(f"prctl(PR_SET_DUMPABLE): {os.strerror(ctypes.get_errno())}")
 
 
 def _reload(serving: Serving, reread: Callable[[], Config] | None, log: Log) -> None:
@@ -157,15 +173,16 @@ def _write_facts(serving: Serving, *, config: Config, ready_file: Path | None) -
 
 def _announce(serving: Serving, *, config: Config, ready_file: Path | None, log: Log) -> None:
     _write_facts(serving, config=config, ready_file=ready_file)
-    server = config.server
-    doors = [f"petps://{server.host}:{serving.port}"]
+    host = config.server.host
+    host = f"[{host}]" if ":" in host else host
+    is_encrypted = config.tls.certificate is not None
+    doors = [f"petps{'+tls' if is_encrypted else ''}://{host}:{serving.port}"]
     if serving.http_port is not None:
-        doors.append(f"http://{server.http_host}:{serving.http_port}/")
+        doors.append(f"http{'s' if is_encrypted else ''}://{host}:{serving.http_port}/")
     if serving.grpc_port is not None:
-        doors.append(f"gRPC on {server.grpc_host}:{serving.grpc_port}")
+        doors.append(f"gRPC on {host}:{serving.grpc_port}")
     if serving.admin_port is not None:
-        doors.append(
-            f"administration on 127.0.0.1:{serving.admin_port} (insecure: it asks for no "
-            "credentials)"
-        )
+        doors.append(f"administration on {host}:{serving.admin_port}")
+    if risks := config.risks():
+        log(f"INSECURE: {'; '.join(risks)}")
     log(f"serving {', '.join(doors)} from {config.pool.path} (opened in {serving.open_ms:.1f} ms)")

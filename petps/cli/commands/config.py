@@ -30,10 +30,13 @@ def config(
 
         petps config deploy/config/petps.toml
     """
-    from petps.config import keys, keys_markdown, load
+    from petps.config import hide_secrets, keys, keys_markdown, load
 
     if file is not None:
-        values = load(file).model_dump(mode="json")
+        settings = load(file)
+        settings.check_doors()
+        values = settings.model_dump(mode="json")
+        values["kafka"] = hide_secrets(values["kafka"])
         if json_:
             json_out(values)
         else:

@@ -23,7 +23,7 @@ def serve(
         Path | None, typer.Option(help="A configuration file (`petps config` lists its keys).")
     ] = None,
     host: Annotated[
-        str | None, typer.Option(help="Address to listen on; by default 127.0.0.1.")
+        str | None, typer.Option(help="Address of all ports; by default 127.0.0.1.")
     ] = None,
     port: Annotated[
         int | None,
@@ -38,6 +38,23 @@ def serve(
         int | None, typer.Option(help="Port of gRPC, by default 7071; 0: any free one.")
     ] = None,
     no_grpc: Annotated[bool, typer.Option("--no-grpc", help="Do not serve gRPC.")] = False,
+    tls_certificate: Annotated[
+        Path | None,
+        typer.Option(help="TLS: the certificate, in PEM. --host beyond loopback needs TLS."),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="TLS: the private key of the certificate, in PEM.")
+    ] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="TLS: the CA of the clients' certificates, in PEM.")
+    ] = None,
+    client_certificates: Annotated[
+        str | None,
+        typer.Option(help="TLS: ask clients for one: off (the default), optional or required."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Accept ports without TLS or without credentials.")
+    ] = False,
     workers: Annotated[
         int | None,
         typer.Option(help="Worker threads; 0, the default: one for each processor, at most 8."),
@@ -82,6 +99,8 @@ def serve(
 
         petps serve my.pool --shard-map shards.json --address h1:7070
 
+        petps serve my.pool --tls-certificate server.pem --tls-key server.key
+
         petps serve my.pool --log kafka://kafka-1:9092,kafka-2:9092/ranking-deltas
     """
     import logging
@@ -107,6 +126,13 @@ def serve(
             "gather": gather,
             "shard_map": shard_map,
             "address": address,
+            "insecure": True if insecure else None,
+        },
+        "tls": {
+            "certificate": tls_certificate,
+            "key": tls_key,
+            "client_ca": tls_client_ca,
+            "client_certificates": client_certificates,
         },
         "ingest": {"log": log, "model": model},
         "kafka": dict(kafka_options(kafka_option)),

@@ -110,6 +110,7 @@ def _show_pool(report: dict[str, Any]) -> None:
             ("connections", stats["connections"]),
             ("gather", _gather_text(report["gather"])),
             ("rdma", _rdma_text(report)),
+            *_security(report),
         ]
         for name, latency in report.get("latency", {}).items():
             quantiles = f"p50 {latency['p50_us']:.0f} us, p99 {latency['p99_us']:.0f} us"
@@ -139,6 +140,20 @@ def _pages(pool: dict[str, Any]) -> list[tuple[str, object]]:
         return []
     share = pages["huge_bytes"] / pages["mapped_bytes"]
     return [("pages", f"{100 * share:.0f} % of what is mapped is on huge pages (2 MiB)")]
+
+
+def _security(report: dict[str, Any]) -> list[tuple[str, object]]:
+    """Return the state of TLS, and whether the server is insecure."""
+    pairs: list[tuple[str, object]] = []
+    if report.get("insecure"):
+        pairs.append(("INSECURE", "its ports lack TLS or credentials (server.insecure)"))
+    if tls := report.get("tls"):
+        at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(tls["expires_at"]))
+        verb = "EXPIRED at" if tls["is_expired"] else "expires at"
+        pairs.append(("tls", f"{', '.join(tls['names'])}, {verb} {at}"))
+        if tls["error"]:
+            pairs.append(("tls files not used", tls["error"]))
+    return pairs
 
 
 def _rdma_text(report: dict[str, Any]) -> str:

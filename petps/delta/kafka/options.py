@@ -108,22 +108,27 @@ class KafkaAddress:
         return f"{SCHEME}{self.brokers}/{self.topic}"
 
 
+def _without_password(text: str) -> str:
+    return re.sub("[^/,]*@", "(hidden)@", text)
+
+
 def parse_address(location: str) -> KafkaAddress:
     """Split kafka://host:port[,host:port]/topic into its parts. Raises InvalidArgument."""
     brokers, _, topic = location.removeprefix(SCHEME).partition("/")
+    shown = _without_password(location)
     if not location.startswith(SCHEME) or not topic or not brokers:
         raise InvalidArgument(
-            f"{location!r} is no address of a Kafka log: write kafka://host:port[,host:port]/topic"
+            f"{shown!r} is no address of a Kafka log: write kafka://host:port[,host:port]/topic"
         )
     for broker in brokers.split(","):
         if not _BROKER.fullmatch(broker):
             raise InvalidArgument(
-                f"{location!r}: {broker!r} is no broker's host:port (user and password are options:"
-                " sasl.username, sasl.password)"
+                f"{shown!r}: {_without_password(broker)!r} is no broker's host:port (user and "
+                "password are options: sasl.username, sasl.password)"
             )
     if not _TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC_BYTES or topic in (".", ".."):
         raise InvalidArgument(
-            f"{location!r}: topic {topic!r}; a topic has 1 to {MAX_TOPIC_BYTES} letters, digits, "
+            f"{shown!r}: topic {topic!r}; a topic has 1 to {MAX_TOPIC_BYTES} letters, digits, "
             "'.', '_' and '-'"
         )
     return KafkaAddress(brokers, topic)

@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -18,6 +18,9 @@ from petps import _native
 from petps.errors import Unavailable
 from petps.server.grpc.calls import AwaitableCalls
 from petps.server.grpc.service import Service
+
+if TYPE_CHECKING:
+    from petps.server.tls import TlsFiles
 
 __all__ = ["MAX_CALLS", "GrpcServer"]
 
@@ -44,6 +47,7 @@ class GrpcServer:
         status: Callable[[], dict[str, Any]],
         map_version: Callable[[], int],
         is_ready: Callable[[], bool],
+        tls: TlsFiles | None,
     ) -> None:
         """``body_bytes`` and ``in_flight`` are the limits of the native port.
 
@@ -54,6 +58,7 @@ class GrpcServer:
         self._tables, self._calls = tables, calls
         self._body_bytes, self._in_flight = body_bytes, in_flight
         self._status, self._map_version, self._is_ready = status, map_version, is_ready
+        self._tls = tls
         self._loop: asyncio.AbstractEventLoop
         self._service: Service
         self._health: health.aio.HealthServicer
@@ -145,7 +150,13 @@ class GrpcServer:
         is_ipv6 = ":" in self._host
         address = f"[{self._host}]" if is_ipv6 else self._host
         try:
-            port = server.add_insecure_port(f"{address}:{self._requested_port}")
+            where = f"{address}:{self._requested_port}"
+            if self._tls is None:
+                port = server.add_insecure_port(where)
+            else:
+                from petps.server.tls import grpc_credentials
+
+                port = server.add_secure_port(where, grpc_credentials(self._tls))
         except RuntimeError:
             port = 0
         if port == 0:

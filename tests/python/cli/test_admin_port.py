@@ -79,8 +79,8 @@ def test_without_it_there_is_no_port(filled: Path) -> None:
 
 
 def test_it_needs_insecure(filled: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"admin_port asks nobody.*insecure = true"):
-        settings(filled, admin_port=7073)
+    with pytest.raises(InvalidArgument, match=r"admin_port asks nobody.*server.insecure"):
+        Serving(settings(filled, admin_port=7073), log=ignore)
 
 
 def test_a_port_in_use_is_an_error(filled: Path) -> None:

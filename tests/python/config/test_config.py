@@ -18,7 +18,7 @@ def test_defaults_of_a_minimal_file() -> None:
     settings = config.parse(POOL)
     assert settings.pool.durability == "power"
     assert (settings.server.host, settings.server.port) == ("127.0.0.1", 7070)
-    assert (settings.server.http_host, settings.server.http_port) == ("127.0.0.1", 7072)
+    assert settings.server.http_port == 7072
     assert settings.ingest.log is None
     assert settings.bases() is None
     assert settings.ingest_model() == settings.model.name == "default"
