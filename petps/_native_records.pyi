@@ -1,6 +1,6 @@
 """Records of the extension module: part of petps/_native.pyi."""
 
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 class TableStatus:
     rows: int
@@ -159,6 +159,8 @@ class Gate:
         """Count a request. Raise ResourceExhausted beyond the caller's limits."""
     def require(self, caller: Caller, role: str, model: str) -> None:
         """Raise PermissionDenied unless the caller has the role; model "": for all models."""
+    def refuse(self, caller: Caller, role: str, what: str) -> NoReturn:
+        """Raise PermissionDenied for ``what``, such as "model 'x'"."""
     def require_sight(self, caller: Caller) -> None:
         """Raise PermissionDenied unless the caller may see the status."""
     def counts(self) -> dict[str, int]: ...

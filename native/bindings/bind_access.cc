@@ -144,6 +144,13 @@ void bind_access(py::module_& module) {
           },
           py::arg("caller"), py::arg("role"), py::arg("model"))
       .def(
+          "refuse",
+          [](Gate& gate, const Caller& caller, const std::string& role, const std::string& what) {
+            gate.count_denied();
+            check(caller.refuse(parse_role(role), what));
+          },
+          py::arg("caller"), py::arg("role"), py::arg("what"))
+      .def(
           "require_sight",
           [](Gate& gate, const Caller& caller) {
             if (caller.may_see_all()) return;

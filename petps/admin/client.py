@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import stat
@@ -35,6 +36,9 @@ MAX_DIM: Final = 4096  # native/pool/pool.h kMaxDim
 # (table, rows) -> a context; its value is a function to call with n after each n written rows.
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
+TOKEN_FILE_VARIABLE: Final = "PETPS_TOKEN_FILE"
+TOKEN_BYTES_MAX: Final = 255  # native/wire/wire.h kMaxNameBytes
+
 
 def _parse_address(target: str) -> str:
     address = target.partition("://")[2].rstrip("/")
@@ -54,6 +58,28 @@ def _tls_credentials() -> tuple[Any, list[tuple[str, str]]]:
     name = os.environ.get("PETPS_TLS_SERVER_NAME")
     options = [("grpc.ssl_target_name_override", name)] if name else []
     return grpc.ssl_channel_credentials(ca, key, certificate), options
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
+def read_token(path: str) -> str:
+    """Return the token in a file. Raises InvalidArgument, which quotes nothing of it."""
+    try:
+        token = Path(path).read_text("ascii").strip()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text in ASCII"
+        raise InvalidArgument(f"{TOKEN_FILE_VARIABLE}: {path} cannot be read: {reason}") from None
+    if not token or len(token) > TOKEN_BYTES_MAX or not token.isprintable():
+        raise InvalidArgument(
+            f"{TOKEN_FILE_VARIABLE}: {path} must have one token of at most {TOKEN_BYTES_MAX} bytes"
+        )
+    return token
 
 
 def _file_of(variable: str) -> bytes | None:
@@ -89,7 +115,8 @@ class AdminClient:
     """A connection to a server, by its pool's path or its admin port (petps+admin://HOST:PORT).
 
     With petps+admin+tls://HOST:PORT the variables PETPS_TLS_CA (by default the public CAs),
-    PETPS_TLS_CERTIFICATE, PETPS_TLS_KEY and PETPS_TLS_SERVER_NAME apply.
+    PETPS_TLS_CERTIFICATE, PETPS_TLS_KEY and PETPS_TLS_SERVER_NAME apply. PETPS_TOKEN_FILE names the
+    file of the token that a port may ask for.
 
     Use it as a context manager. Its methods are those of Pool, with the same arguments and errors.
     Folders are those of the server's machine. Raises InUse if another process has the pool open
@@ -110,7 +137,16 @@ class AdminClient:
         else:
             self._channel = grpc.insecure_channel(self._address, options)
         self._stub = AdminStub(self._channel)
-        self._metadata = ((USER_KEY, f"uid {os.getuid()}"),)
+        self._metadata: tuple[tuple[str, str], ...] = ((USER_KEY, f"uid {os.getuid()}"),)
+        token_file = os.environ.get(TOKEN_FILE_VARIABLE)
+        if self.is_port and token_file:
+            if not self._is_tls and not _is_loopback(self._address):
+                raise FailedPrecondition(
+                    f"{self._target}: a token is not sent over an unencrypted connection to "
+                    f"another machine: use {ADMIN_TLS_SCHEME}"
+                )
+            token = read_token(token_file)
+            self._metadata += (("authorization", f"Bearer {token}"),)
 
     def status(self) -> dict[str, Any]:
         """Return what `petps status` shows."""

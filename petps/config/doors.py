@@ -135,8 +135,8 @@ class ServerConfig(Section):
         default=None,
         description="TCP port of administration (petps/admin/admin.proto), in addition to the "
         "socket beside the pool; usually 7073, 0: any free one. Without it there is no such port. "
-        "It needs `access.file` or required client certificates; on loopback, `insecure` replaces "
-        "them.",
+        "It needs `access.file`, with a grant that has the role admin; on loopback, and without "
+        "required client certificates, `insecure` replaces it.",
     )
     insecure: bool = Field(
         default=False,

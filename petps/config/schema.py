@@ -368,14 +368,15 @@ class Config(Section):
         It is no check of the schema, because the command line may add what a file lacks.
         """
         server = self.server
+        asks = asks_for_credentials(self.tls, self.access)
         if (
             server.admin_port is not None
-            and not is_loopback(server.host)
-            and not asks_for_credentials(self.tls, self.access)
+            and self.access.file is None
+            and (asks or not is_loopback(server.host))
         ):
             raise InvalidArgument(
-                f"server.admin_port on {server.host}, beyond loopback, needs access.file or "
-                f"tls.client_certificates = 'required', also with server.insecure: {LEAVE_OUT}"
+                f"server.admin_port on {server.host} needs access.file, with a grant that has the "
+                f"role admin, also with server.insecure: {LEAVE_OUT}"
             )
         risks = self.risks()
         if risks and not server.insecure:

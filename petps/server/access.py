@@ -11,7 +11,7 @@ from petps import _native
 from petps.config import Config
 from petps.errors import InvalidArgument, PetpsError
 
-__all__ = ["Access", "token_of"]
+__all__ = ["Access", "peer_of", "token_of"]
 
 EXPIRES_SOON_SECONDS: Final = 7 * 86_400
 BEARER: Final = "bearer "
@@ -92,6 +92,13 @@ class Access:
         except OSError:
             return None
         return (found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev)
+
+
+def peer_of(context: Any) -> str:
+    """Return the address of a gRPC peer: "127.0.0.1:52133"."""
+    from urllib.parse import unquote
+
+    return unquote(str(context.peer()).partition(":")[2])  # it is ipv6:%5B::1%5D:52133
 
 
 def token_of(metadata: Mapping[str, str | bytes]) -> str:

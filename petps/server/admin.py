@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
@@ -29,7 +29,9 @@ from petps.admin.admin_pb2_grpc import add_AdminServicer_to_server
 from petps.config.duration import duration_text
 from petps.errors import InvalidArgument, IoError, PetpsError, Unavailable
 from petps.pool.audited import AuditedPool, audited
+from petps.server.access import peer_of, token_of
 from petps.server.grpc.codes import GRPC_CODES
+from petps.server.tls import peer_names
 from petps.v1.service import CODE_KEY
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ __all__ = ["AdminServer", "Served", "open_admin_door"]
 MAX_CALLS: Final = 8
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 SOCKET_MODE: Final = 0o600
+# Calls for which the role `admin` of the model that they name is enough. Others concern the whole
+# server, write files, or change a name that another model may use.
+OF_ONE_MODEL: Final = frozenset({"CreateModel", "CreateTable", "SetExpiry", "DropTable", "Grow"})
 REQUEST_BYTES_MAX: Final = 128 << 10  # a default row has at most 16 KiB
 # The socket is made in a folder of its own, so that nobody can connect before it has its mode.
 FOLDER: Final = ".petps-"
@@ -79,13 +84,14 @@ def open_admin_door(
     log: Callable[[str], None],
     address: tuple[str, int] | None = None,
     tls: TlsFiles | None = None,
+    gate: _native.Gate | None = None,
 ) -> list[AdminServer]:
     """Return the running doors: the socket, and the (host, port) if one is given, with ``tls``.
 
     Without a place for the socket, a line in the log says so. The doors share no limit, so that
     nobody at the port keeps the pool's owner out. Raises Unavailable if the port cannot be opened.
     """
-    doors = [] if address is None else [AdminServer(address, tables, served, log, tls)]
+    doors = [] if address is None else [AdminServer(address, tables, served, log, tls, gate)]
     path, why = socket_of(pool), ""
     if not pool.is_file():  # a device: /dev is no place for sockets
         why = f"{pool} is not a file"
@@ -115,6 +121,7 @@ class AdminServer:
         served: Served,
         log: Callable[[str], None],
         tls: TlsFiles | None = None,
+        gate: _native.Gate | None = None,
     ) -> None:
         """``place`` is the path of the socket, or a host and a port, which may have TLS."""
         self._path = place if isinstance(place, Path) else None
@@ -128,7 +135,7 @@ class AdminServer:
                 ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
             ),
         )
-        self._service = _Service(tables, served, log, self._stopping)
+        self._service = _Service(tables, served, log, self._stopping, gate)
         add_AdminServicer_to_server(self._service, self._server)
         self.port: int | None = None
         if isinstance(place, Path):
@@ -194,18 +201,46 @@ class _Ended(Exception):
         super().__init__("the caller has gone, or the server stops")
 
 
-def _answering(call: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
-    """Return a method that answers with the JSON that ``call`` returns, or refuses its error."""
+@dataclass(frozen=True)
+class _Call:
+    """A call whose caller may make it."""
 
-    @functools.wraps(call)
+    context: Any
+    user: str
+    """Who makes it, for the log and the audit log."""
+
+    def is_active(self) -> bool:
+        """Return whether somebody waits for it."""
+        return bool(self.context.is_active())
+
+
+def _answering(work: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
+    """Return a method that answers with the JSON that ``work`` returns, or refuses its error."""
+
+    @functools.wraps(work)
     def answer(self: _Service, request: Any, context: Any) -> Any:
         try:
+            call = self.admit(work.__name__, request, context)
             self.check_running()
-            return messages.Json(text=json.dumps(call(self, request, context)))
+            return messages.Json(text=json.dumps(work(self, request, call)))
         except (PetpsError, OSError) as error:
             _refuse(context, error)
 
     return answer
+
+
+def _streaming(work: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """Return a method that sends what ``work`` yields, or refuses a call that is not admitted."""
+
+    @functools.wraps(work)
+    def stream(self: _Service, request: Any, context: Any) -> Iterator[Any]:
+        try:
+            call = self.admit(work.__name__, request, context)
+        except PetpsError as error:
+            _refuse(context, error)
+        yield from work(self, request, call)
+
+    return stream
 
 
 class _Service:
@@ -217,7 +252,11 @@ class _Service:
         served: Served,
         log: Callable[[str], None],
         stopping: threading.Event,
+        gate: _native.Gate | None,
     ) -> None:
+        """``gate`` says who may do what; None: the socket, which its mode protects."""
+        self._is_socket = gate is None
+        self._gate = gate or _native.Gate("open")
         self._tables, self._served, self._log, self._stopping = tables, served, log, stopping
         self._working: set[threading.Thread] = set()
         self._working_lock = threading.Lock()
@@ -226,6 +265,24 @@ class _Service:
         """Raise Unavailable if the server stops."""
         if self._stopping.is_set():
             raise Unavailable("the server stops, so nothing was done")
+
+    def admit(self, name: str, request: Any, context: Any) -> _Call:
+        """Return the call if its caller may make it.
+
+        Raises Unauthenticated, PermissionDenied, ResourceExhausted.
+        """
+        user = str(dict(context.invocation_metadata()).get(USER_KEY, "unknown"))
+        if self._is_socket:  # it admits only the server's user and root
+            return _Call(context, user)
+        names = list(peer_names(context.auth_context()))
+        peer = peer_of(context)
+        caller = self._gate.authenticate(token_of(dict(context.invocation_metadata())), names, peer)
+        self._gate.charge(caller, request.ByteSize())
+        model = request.model if name in OF_ONE_MODEL else ""
+        with contextlib.suppress(PetpsError):  # a name that is not known stays as it is
+            model = self._tables.resolve(model).model if model else ""
+        self._gate.require(caller, "admin", model)
+        return _Call(context, f"'{caller.name}' at {peer}, who says {user}")
 
     def join(self) -> None:
         """Wait for the threads of long work, which look at ``stopping``."""
@@ -237,99 +294,100 @@ class _Service:
     # ---- calls that take no time
 
     @_answering
-    def Status(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+    def Status(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
         return self._served.status()
 
     @_answering
-    def CreateModel(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+    def CreateModel(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
-        name = self._pool(context).create_model(request.model, request.partitions)
-        self._note(context, f"model '{request.model}' is created")
+        name = self._pool(call).create_model(request.model, request.partitions)
+        self._note(call, f"model '{request.model}' is created")
         return {"instance": name}
 
     @_answering
-    def CreateTable(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+    def CreateTable(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
         values = list(request.default_value)
-        info = self._pool(context).create_table(
+        info = self._pool(call).create_table(
             request.name, dim=request.dim, capacity=request.capacity, dtype=request.dtype,
             feed=request.feed, default=values if request.default_is_row else values[0],
             model=request.model or None, expire_after=request.expire_after,
         )  # fmt: skip
-        self._note(context, f"table '{info.name}' of {info.instance} is created")
+        self._note(call, f"table '{info.name}' of {info.instance} is created")
         return asdict(info)
 
     @_answering
-    def SetExpiry(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+    def SetExpiry(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
-        self._pool(context).set_expiry(request.table, request.seconds, model=request.model or None)
+        self._pool(call).set_expiry(request.table, request.seconds, model=request.model or None)
         model = f" of {request.model}" if request.model else ""
         age = duration_text(request.seconds)
-        self._note(context, f"rows of table '{request.table}'{model} expire after: {age}")
+        self._note(call, f"rows of table '{request.table}'{model} expire after: {age}")
         return {}
 
     @_answering
-    def DropTable(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+    def DropTable(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
-        self._pool(context).drop_table(request.table, model=request.model or None)
-        self._note(context, f"table '{request.table}' is dropped")
+        self._pool(call).drop_table(request.table, model=request.model or None)
+        self._note(call, f"table '{request.table}' is dropped")
         return {}
 
     @_answering
-    def CreateInstance(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+    def CreateInstance(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
-        name = self._pool(context).create_instance(request.name)
-        self._note(context, f"instance '{name}' is created")
+        name = self._pool(call).create_instance(request.name)
+        self._note(call, f"instance '{name}' is created")
         return {"instance": name}
 
     @_answering
-    def DropInstance(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+    def DropInstance(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
-        self._pool(context).drop_instance(request.name)
-        self._note(context, f"instance '{request.name}' is dropped")
+        self._pool(call).drop_instance(request.name)
+        self._note(call, f"instance '{request.name}' is dropped")
         return {}
 
     @_answering
-    def SwitchAlias(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+    def SwitchAlias(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
-        self._pool(context).switch_alias(request.alias, request.instance)
-        self._note(context, f"alias '{request.alias}' names {request.instance} now")
+        self._pool(call).switch_alias(request.alias, request.instance)
+        self._note(call, f"alias '{request.alias}' names {request.instance} now")
         return {}
 
     @_answering
-    def SetIngest(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+    def SetIngest(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
         paused = request.paused if request.HasField("paused") else None
         rate = request.rows_per_second if request.HasField("rows_per_second") else None
         changes = [] if paused is None else ["pause" if paused else "continue"]
         changes += [] if rate is None else [f"limit to {rate} rows/s" if rate else "do not limit"]
         text = f"ingest: {' and '.join(changes)}"
-        with audited(self._tables.info().path, _user_of(context), text):
+        with audited(self._tables.info().path, call.user, text):
             self._served.set_ingest(paused=paused, rows_per_second=rate)
-        self._note(context, text)
+        self._note(call, text)
         return {}
 
     @_answering
-    def SetLogLevel(self, request: Any, context: Any) -> dict[str, Any]:  # noqa: N802
+    def SetLogLevel(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
         text = f"the log has lines from level {request.level} on"
-        with audited(self._tables.info().path, _user_of(context), f"log level {request.level}"):
+        with audited(self._tables.info().path, call.user, f"log level {request.level}"):
             if request.level not in LOG_LEVELS:
                 raise InvalidArgument(
                     f"log level '{request.level}' is unknown; write {', '.join(LOG_LEVELS)}"
                 )
             logging.getLogger("petps").setLevel(request.level.upper())
-        self._note(context, text)
+        self._note(call, text)
         return {}
 
     # ---- calls that take long
 
-    def Grow(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+    @_streaming
+    def Grow(self, request: Any, call: _Call) -> Iterator[Any]:  # noqa: N802
         """See admin.proto."""
 
         def grow(report: Report) -> Any:
-            pool = self._pool(context)
+            pool = self._pool(call)
             table = pool.table(request.table, request.model or None)
             before = table.record.capacity
             pool.grow(
@@ -340,65 +398,69 @@ class _Service:
                 ),
             )  # fmt: skip
             self._note(
-                context, f"table '{table.name}' has capacity {request.capacity}, before {before}"
+                call, f"table '{table.name}' has capacity {request.capacity}, before {before}"
             )
             return messages.GrowReply(done=True)
 
-        return self._work(context, "petps-grow", grow)
+        return self._work(call, "petps-grow", grow)
 
-    def Shrink(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+    @_streaming
+    def Shrink(self, request: Any, call: _Call) -> Iterator[Any]:  # noqa: N802
         """See admin.proto."""
 
         def shrink(report: Report) -> Any:
-            done = self._pool(context).shrink(
+            done = self._pool(call).shrink(
                 lambda done, free: report(messages.ShrinkReply(bytes_done=done, bytes=free))
             )
-            if not self._is_wanted(context):
+            if not self._is_wanted(call):
                 raise _Ended
-            self._note(context, f"the pool has shrunk: {done} bytes of free space have no blocks")
+            self._note(call, f"the pool has shrunk: {done} bytes of free space have no blocks")
             return messages.ShrinkReply(bytes_done=done, done=True)
 
-        return self._work(context, "petps-shrink", shrink)
+        return self._work(call, "petps-shrink", shrink)
 
-    def Export(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+    @_streaming
+    def Export(self, request: Any, call: _Call) -> Iterator[Any]:  # noqa: N802
         """See admin.proto."""
 
         def export(report: Report) -> Any:
-            facts = self._pool(context).export(
-                request.folder, model=request.model or None, bar=self._bar(context, report)
+            facts = self._pool(call).export(
+                request.folder, model=request.model or None, bar=self._bar(call, report)
             )
             return messages.WorkReply(done=True, report=json.dumps(facts))
 
-        return self._work(context, "petps-export", export)
+        return self._work(call, "petps-export", export)
 
-    def Backup(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+    @_streaming
+    def Backup(self, request: Any, call: _Call) -> Iterator[Any]:  # noqa: N802
         """See admin.proto."""
 
         def back_up(report: Report) -> Any:
             facts = self._served.back_up(
                 request.store, request.model or None, full=request.full,
-                bar=self._bar(context, report), goes_on=lambda: self._is_wanted(context),
+                bar=self._bar(call, report), goes_on=lambda: self._is_wanted(call),
             )  # fmt: skip
-            self._note(context, f"backup {facts['version']} of {facts['instance']} is written")
+            self._note(call, f"backup {facts['version']} of {facts['instance']} is written")
             return messages.WorkReply(done=True, report=json.dumps(facts))
 
-        return self._work(context, "petps-backup", back_up)
+        return self._work(call, "petps-backup", back_up)
 
-    def Verify(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+    @_streaming
+    def Verify(self, request: Any, call: _Call) -> Iterator[Any]:  # noqa: N802
         """See admin.proto."""
 
         def verify(report: Report) -> Any:
-            found = self._pool(context).verify(lambda: report(messages.WorkReply()))
-            if not found.complete and not self._is_wanted(context):
+            found = self._pool(call).verify(lambda: report(messages.WorkReply()))
+            if not found.complete and not self._is_wanted(call):
                 raise _Ended
             return messages.WorkReply(done=True, report=json.dumps(found.as_dict()))
 
-        return self._work(context, "petps-verify", verify)
+        return self._work(call, "petps-verify", verify)
 
-    def _is_wanted(self, context: Any) -> bool:
-        return context.is_active() and not self._stopping.is_set()
+    def _is_wanted(self, call: _Call) -> bool:
+        return call.is_active() and not self._stopping.is_set()
 
-    def _bar(self, context: Any, report: Report) -> Bar:
+    def _bar(self, call: _Call, report: Report) -> Bar:
         """Return what reports the progress table by table, and ends work that nobody waits for."""
 
         @contextlib.contextmanager
@@ -408,19 +470,20 @@ class _Service:
             def advance(count: int) -> None:
                 nonlocal done, reported
                 done += count
-                if not self._is_wanted(context):
+                if not self._is_wanted(call):
                     raise _Ended
                 if done - reported >= ROWS_REPORTED or done == rows:
                     reported = done
                     report(messages.WorkReply(table=table, rows=rows, rows_done=done))
 
-            if not self._is_wanted(context):  # the keys were listed since
+            if not self._is_wanted(call):  # the keys were listed since
                 raise _Ended
             yield advance
 
         return bar
 
-    def Scrub(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+    @_streaming
+    def Scrub(self, request: Any, call: _Call) -> Iterator[Any]:  # noqa: N802
         """See admin.proto."""
 
         def scrub(report: Report) -> Any:
@@ -429,21 +492,21 @@ class _Service:
 
             what = f"table {request.table}" if request.table else "all tables"
             of_model = f" of model {request.model}" if request.model else ""
-            with audited(self._tables.info().path, _user_of(context), f"scrub {what}{of_model}"):
+            with audited(self._tables.info().path, call.user, f"scrub {what}{of_model}"):
                 reports = self._served.scrub(
                     request.table, request.model or None, reported, not request.unpaced
                 )
             return messages.WorkReply(done=True, report=json.dumps(reports))
 
-        return self._work(context, "petps-scrub-request", scrub)
+        return self._work(call, "petps-scrub-request", scrub)
 
-    def _work(self, context: Any, name: str, work: Callable[[Report], Any]) -> Iterator[Any]:
+    def _work(self, call: _Call, name: str, work: Callable[[Report], Any]) -> Iterator[Any]:
         """Run work(report) in a thread; yield what it reports, then what it returns."""
         replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
         def report(reply: Any) -> bool:
             replies.put(reply)
-            return self._is_wanted(context)
+            return self._is_wanted(call)
 
         def run() -> None:
             try:
@@ -459,31 +522,21 @@ class _Service:
         while True:
             reply = replies.get()
             if isinstance(reply, _Ended):
-                _refuse(context, Unavailable("the server stops, so this was not completed"))
+                _refuse(call.context, Unavailable("the server stops, so this was not completed"))
             if isinstance(reply, (PetpsError, OSError)):
-                _refuse(context, reply)
+                _refuse(call.context, reply)
             if isinstance(reply, Exception):
                 raise reply
             yield reply
             if reply.done:
                 return
 
-    def _note(self, context: Any, text: str) -> None:
+    def _note(self, call: _Call, text: str) -> None:
         """Log what was done, and for whom: a pool on a device has no audit log."""
-        self._log(f"{text} (for {_user_of(context)})")
+        self._log(f"{text} (for {call.user})")
 
-    def _pool(self, context: Any) -> AuditedPool:
-        return AuditedPool(self._tables, _user_of(context), is_borrowed=True)
-
-
-def _user_of(context: Any) -> str:
-    """Return who calls: as they say, and through the port their address too.
-
-    The socket admits only the server's user and root.
-    """
-    says = str(dict(context.invocation_metadata()).get(USER_KEY, "unknown"))
-    peer = str(context.peer())
-    return says if peer.startswith("unix:") else f"{peer}, who says {says}"
+    def _pool(self, call: _Call) -> AuditedPool:
+        return AuditedPool(self._tables, call.user, is_borrowed=True)
 
 
 def _refuse(context: Any, error: PetpsError | OSError) -> NoReturn:

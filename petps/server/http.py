@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import socket
 import socketserver
@@ -14,7 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from petps.errors import NotFound, PetpsError, Unavailable
+from petps import _native
+from petps.errors import InvalidArgument, NotFound, PetpsError, Unavailable
 
 if TYPE_CHECKING:
     from petps.server.tls import TlsFiles
@@ -37,6 +40,17 @@ NO_TLS: Final = (
     b"Connection: close\r\n\r\nthis port speaks HTTPS: use https://\n"
 )
 
+# Answered for everybody; the text only for those who may see the status.
+PROBES: Final = frozenset({"/healthz", "/readyz"})
+FOR_ANY_CALLER: Final = frozenset({"/shard-map"})
+HTTP_CODES: Final = {
+    "INVALID_ARGUMENT": HTTPStatus.BAD_REQUEST,
+    "NOT_FOUND": HTTPStatus.NOT_FOUND,
+    "UNAUTHENTICATED": HTTPStatus.UNAUTHORIZED,
+    "PERMISSION_DENIED": HTTPStatus.FORBIDDEN,
+    "RESOURCE_EXHAUSTED": HTTPStatus.TOO_MANY_REQUESTS,
+}
+
 # (body, content type, status code)
 Answer = tuple[bytes, str, HTTPStatus]
 
@@ -55,9 +69,13 @@ class HttpServer:
         ready: Callable[[], str | None],
         shard_map: Callable[[], dict[str, Any]],
         tls: TlsFiles | None = None,
+        gate: _native.Gate | None = None,
     ) -> None:
-        """``fault`` and ``ready`` return why the server is not healthy or not ready, or None."""
-        self._routes: dict[str, Callable[[], Answer]] = {
+        """``fault`` and ``ready`` return why the server is not healthy or not ready, or None.
+
+        ``gate`` says who may see what; None: everybody sees everything.
+        """
+        routes: dict[str, Callable[[], Answer]] = {
             "/": lambda: (_page(), "text/html; charset=utf-8", HTTPStatus.OK),
             "/healthz": lambda: _verdict(fault()),
             "/readyz": lambda: _verdict(fault() or ready()),
@@ -65,8 +83,9 @@ class HttpServer:
             "/status.json": lambda: (json.dumps(status()).encode(), JSON, HTTPStatus.OK),
             "/shard-map": lambda: (json.dumps(shard_map()).encode(), JSON, HTTPStatus.OK),
         }
+        handler = _handler(routes, gate or _native.Gate("open"))
         try:
-            self._server = _BoundedServer((host, port), _handler(self._routes), tls)
+            self._server = _BoundedServer((host, port), handler, tls)
         except OSError as error:
             raise Unavailable(
                 f"HTTP address {host}:{port} is not available ({error.strerror or error}); choose "
@@ -166,7 +185,9 @@ class _BoundedServer(ThreadingHTTPServer):
         """Ignore the error: a client that disconnects during a request is normal."""
 
 
-def _handler(routes: dict[str, Callable[[], Answer]]) -> type[BaseHTTPRequestHandler]:
+def _handler(
+    routes: dict[str, Callable[[], Answer]], gate: _native.Gate
+) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_SECONDS
         server_version = "petps"
@@ -188,30 +209,76 @@ def _handler(routes: dict[str, Callable[[], Answer]]) -> type[BaseHTTPRequestHan
             self._answer(with_body=False)
 
         def _answer(self, *, with_body: bool) -> None:
-            route = routes.get(self.path.partition("?")[0])
-            if route is None:
-                paths = ", ".join(sorted(routes)).encode()
-                body, kind, code = b"known paths are " + paths, TEXT, HTTPStatus.NOT_FOUND
-            else:
-                try:
-                    body, kind, code = route()
-                except NotFound as error:
-                    body, kind, code = str(error).encode(), TEXT, HTTPStatus.NOT_FOUND
-                except PetpsError as error:  # the server is closing, and the pool is closed
-                    body, kind, code = str(error).encode(), TEXT, HTTPStatus.SERVICE_UNAVAILABLE
+            body, kind, code = self._content()
             self.send_response(code)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
             self.send_header("X-Content-Type-Options", "nosniff")
+            if code is HTTPStatus.UNAUTHORIZED:  # a browser asks for it, with the token as password
+                self.send_header("WWW-Authenticate", 'Basic realm="petps", charset="UTF-8"')
             self.end_headers()
             if with_body:
                 self.wfile.write(body)
+
+        def _content(self) -> Answer:
+            path = self.path.partition("?")[0]
+            try:
+                if path in PROBES:
+                    body, kind, code = routes[path]()
+                    return (body if self._may_see_all() else b""), kind, code
+                caller = self._caller()
+                if path in routes and path not in FOR_ANY_CALLER:
+                    gate.require_sight(caller)
+                gate.charge(caller, len(self.requestline))
+                if path not in routes:
+                    raise NotFound(f"known paths are {', '.join(sorted(routes))}")
+                body, kind, code = routes[path]()
+                caller.spend_bytes(len(body))
+                return body, kind, code
+            except PetpsError as error:
+                # Of the errors without a code of their own: the server is closing, and the pool is
+                # closed.
+                code = HTTP_CODES.get(error.code, HTTPStatus.SERVICE_UNAVAILABLE)
+                return f"{error}\n".encode(), TEXT, code
+
+        def _caller(self) -> _native.Caller:
+            if gate.mode == "open":
+                return gate.authenticate("", [], "")
+            token = _token_of(self.headers.get("Authorization", ""))
+            host, port = self.client_address[:2]
+            return gate.authenticate(token, list(self.certificate_names), f"{host}:{port}")
+
+        def _may_see_all(self) -> bool:
+            """Return whether the caller may see why the server is not ready."""
+            has_credential = "Authorization" in self.headers or self.certificate_names
+            if gate.mode != "open" and not has_credential:  # no failed login
+                return False
+            try:
+                return self._caller().may_see_all
+            except PetpsError:
+                return False
 
         def log_message(self, format: str, *args: Any) -> None:
             """Log nothing: scrapes and probes are frequent."""
 
     return Handler
+
+
+def _token_of(header: str) -> str:
+    """Return the token of the header Authorization: Bearer, or Basic with it as the password.
+
+    Raises InvalidArgument for another scheme, without quoting it.
+    """
+    scheme, _, credential = header.partition(" ")
+    if not header:
+        return ""
+    if scheme.lower() == "bearer":
+        return credential.strip()
+    with contextlib.suppress(ValueError):
+        if scheme.lower() == "basic":
+            return base64.b64decode(credential, validate=True).decode().partition(":")[2]
+    raise InvalidArgument("the header Authorization must be 'Bearer TOKEN', or Basic")
 
 
 def _verdict(reason: str | None) -> Answer:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from petps.config import Config, changes
 from petps.errors import FailedPrecondition, NotFound, PetpsError
+from petps.server.access import Access
 from petps.server.native_server import native_tls, open_tables, start_server
 from petps.server.status import normalise_status
 from petps.server.tables import ignored_tables
@@ -76,6 +77,7 @@ class Serving:
         self._upkeep: list[Any] = []  # administration, growth, expiry, scrubbing, backups
         self._metrics: Any = None
         self._tls: TlsFiles | None = None  # of HTTP, gRPC and administration
+        self._access = Access(config, log=log)
         self._map_file: MapFile | None = None
         self._map: ShardMap | None = None
         if config.server.shard_map is not None:
@@ -93,7 +95,8 @@ class Serving:
         try:
             self._native_tls = native_tls(config)
             owners = None if self._map is None else self._map.owners
-            self._server = start_server(config, self._tables, owners, self._native_tls)
+            gate = self._access.gate
+            self._server = start_server(config, self._tables, owners, self._native_tls, gate)
             self.open_ms = 1e3 * (time.monotonic() - self.opened_at)
             try:
                 for line in ignored_tables(config, self._tables):
@@ -145,6 +148,7 @@ class Serving:
         if self._draining:
             return
         self._report_unready()
+        self._server.set_status_member("access", json.dumps(self._access.status()))
         if self._tls is not None:
             self._server.set_status_member("tls", json.dumps(self._tls.status()))
         if self._expiry is not None:
@@ -194,11 +198,12 @@ class Serving:
             self._server.set_status_member("shard_map_error", json.dumps(error))
             self._log(error or "the shard map can be used again")
 
-    def follow_tls(self) -> None:
-        """Use changed files of [tls] for new connections of all doors.
+    def follow_credentials(self) -> None:
+        """Use changed files of [tls] for new connections of all doors, and a changed access file.
 
-        serve() calls this about every second, always from the same thread.
+        serve() calls this several times a second, always from the same thread.
         """
+        self._access.check()
         if self._tls is not None:
             self._tls.check()
 
@@ -327,8 +332,9 @@ class Serving:
         server = self._config.server
         address = None if server.admin_port is None else (server.host, server.admin_port)
         self._admin = open_admin_door(
-            self._config.pool.path, self._tables, self, self._log, address, self._tls
-        )
+            self._config.pool.path, self._tables, self, self._log, address, self._tls,
+            self._access.gate,
+        )  # fmt: skip
         self._upkeep += self._admin
         self._is_open = True
         if self._grpc is not None:
@@ -359,6 +365,7 @@ class Serving:
             server.host,
             server.http_port,
             tls=self._tls,
+            gate=self._access.gate,
             status=self.status,
             metrics=self._metrics_text,
             fault=self._fault,
@@ -383,6 +390,7 @@ class Serving:
             map_version=lambda: 0 if self._map is None else self._map.owners.version,
             is_ready=lambda: self.unready() is None,
             tls=self._tls,
+            gate=self._access.gate,
         )
 
     def _metrics_text(self) -> bytes:

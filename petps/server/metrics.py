@@ -81,6 +81,11 @@ _EXPIRY_GAUGES: Final = {
         "The lowest event time of the partitions, in seconds since 1970; 0: no commit yet.",
     ),
 }
+_ACCESS_COUNTERS: Final = {
+    "logins_failed": "Callers without a credential that the server knows, over all doors.",
+    "requests_denied": "Requests of callers without the role for them.",
+    "requests_limited": "Requests beyond the limits of their grant.",
+}
 _SCRUB_COUNTERS: Final = {
     "rows": ("petps_scrub_rows", "Rows compared with their checksums since the start."),
     "damaged": ("petps_scrub_damaged_rows", "Damaged rows found since the start."),
@@ -167,6 +172,19 @@ def _door_metrics(status: dict[str, Any]) -> Iterator[Metric]:
         "1: the ports are open without TLS or without credentials (server.insecure).",
         float(status.get("insecure", False)),
     )
+    access = status.get("access")
+    if access is not None:
+        for name, text in _ACCESS_COUNTERS.items():
+            yield CounterMetricFamily(f"petps_access_{name}", text, access[name])
+        yield GaugeMetricFamily(
+            "petps_access_reload_failed",
+            "1: a changed access file cannot be used, and the grants before stay in use.",
+            float(bool(access["error"])),
+        )
+        yield GaugeMetricFamily("petps_access_grants", "Grants in use.", access["grants"])
+        yield GaugeMetricFamily(
+            "petps_access_expired_grants", "Grants that have ended.", len(access["expired"])
+        )
     tls = status.get("tls")
     if tls is None:
         return

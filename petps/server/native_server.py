@@ -44,9 +44,16 @@ def native_tls(config: Config) -> Any:
 
 
 def start_server(
-    config: Config, tables: _native.Tables, shard_map: _native.ShardMap | None, tls: Any
+    config: Config,
+    tables: _native.Tables,
+    shard_map: _native.ShardMap | None,
+    tls: Any,
+    gate: _native.Gate,
 ) -> _native.Server:
-    """Start to answer pulls and pushes, with this native_tls(). Raises the errors of the port."""
+    """Start to answer the callers that ``gate`` admits, with this native_tls().
+
+    Raises the errors of the port.
+    """
     server = config.server
     return _native.Server.start(
         tables,
@@ -63,5 +70,6 @@ def start_server(
         shard_map=shard_map,
         address=server.address or "",
         call_workers=server.grpc_workers if server.grpc else 0,
+        gate=gate,
         **({} if tls is None else {"tls": tls}),
     )

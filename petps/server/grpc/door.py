@@ -48,6 +48,7 @@ class GrpcServer:
         map_version: Callable[[], int],
         is_ready: Callable[[], bool],
         tls: TlsFiles | None,
+        gate: _native.Gate,
     ) -> None:
         """``body_bytes`` and ``in_flight`` are the limits of the native port.
 
@@ -59,6 +60,7 @@ class GrpcServer:
         self._body_bytes, self._in_flight = body_bytes, in_flight
         self._status, self._map_version, self._is_ready = status, map_version, is_ready
         self._tls = tls
+        self._gate = gate
         self._loop: asyncio.AbstractEventLoop
         self._service: Service
         self._health: health.aio.HealthServicer
@@ -110,6 +112,7 @@ class GrpcServer:
                 body_bytes=self._body_bytes,
                 status=self._status,
                 map_version=self._map_version,
+                gate=self._gate,
             )
             self._health = health.aio.HealthServicer()
             stubs.add_PetpsServicer_to_server(self._service, server)
@@ -122,6 +125,7 @@ class GrpcServer:
             started.set_result(None)
             while not self._closing.is_set():
                 await self._update_health()
+                self._service.end_revoked()
                 try:
                     await asyncio.wait_for(self._closing.wait(), HEALTH_SECONDS)
                 except TimeoutError:

@@ -19,13 +19,16 @@ from petps.errors import (
     PetpsError,
     ResourceExhausted,
     Stale,
+    Unauthenticated,
     Unavailable,
     WrongShard,
 )
 from petps.pool.arrays import check_finite, check_refused
+from petps.server.access import peer_of, token_of
 from petps.server.grpc.calls import AwaitableCalls
 from petps.server.grpc.codes import refuse
 from petps.server.grpc.watch import InstanceState, Versions, instances_of
+from petps.server.tls import peer_names
 
 __all__ = ["Service"]
 
@@ -47,17 +50,20 @@ class Service(stubs.PetpsServicer):
         body_bytes: int,
         status: Callable[[], dict[str, Any]],
         map_version: Callable[[], int],
+        gate: _native.Gate,
     ) -> None:
-        """``body_bytes`` limits the bytes of a reply's rows."""
+        """``body_bytes`` limits the bytes of a reply's rows. ``gate`` says who may do what."""
         self._tables = tables
         self._calls = calls
         self._body_bytes = body_bytes
         self._status = status
         self._map_version = map_version
+        self._gate = gate
+        self._anyone = gate.authenticate("", [], "") if gate.mode == "open" else None
         self._versions = Versions(tables)
         self._tables_by_name: dict[tuple[int, str], _native.Table] = {}
         self._in_flight: set[asyncio.Task[Any]] = set()
-        self._watching: set[asyncio.Task[Any]] = set()
+        self._watching: dict[asyncio.Task[Any], _native.Caller] = {}
         self._draining = False
 
     # ---- the life of calls
@@ -68,13 +74,22 @@ class Service(stubs.PetpsServicer):
         for task in self._watching:
             task.cancel()
 
+    def end_revoked(self) -> None:
+        """End the calls that watch for a caller whose grant is revoked or has expired."""
+        for task, caller in self._watching.items():
+            if self._gate.renew(caller) is None:
+                task.cancel()
+
     async def wait_for_calls(self, seconds: float) -> None:
         """Wait until no call is in flight, at most ``seconds``."""
         if self._in_flight:
             await asyncio.wait(self._in_flight, timeout=seconds)
 
     async def _answer(
-        self, context: Context, request: Any, work: Callable[[Any, Context], Awaitable[Answer]]
+        self,
+        context: Context,
+        request: Any,
+        work: Callable[[Any, Context, _native.Caller], Awaitable[Answer]],
     ) -> Answer:
         """Return the result of ``work``; refuse the call if it raises an error of petps.
 
@@ -86,7 +101,12 @@ class Service(stubs.PetpsServicer):
         try:
             if self._draining:
                 raise _stopping_error()
-            return await work(request, context)
+            caller = self._caller(context)
+            self._gate.charge(caller, request.ByteSize())
+            answer = await work(request, context, caller)
+            if caller is not self._anyone:
+                caller.spend_bytes(answer.ByteSize())  # type: ignore[attr-defined]
+            return answer
         except PetpsError as error:
             await refuse(context, error, self._details(error, request))
         finally:
@@ -101,12 +121,35 @@ class Service(stubs.PetpsServicer):
             return (("petps-push-reply-bin", error.report.SerializeToString()),)
         return ()
 
-    # ---- names
+    # ---- callers and names
 
-    def _instance(self, model: str) -> _native.InstanceRecord:
+    def _caller(self, context: Context) -> _native.Caller:
+        """Return whose rights the call has. Raises Unauthenticated, InvalidArgument."""
+        if self._anyone is not None:
+            return self._anyone
+        metadata = dict(context.invocation_metadata() or ())
+        names = list(peer_names(context.auth_context()))
+        return self._gate.authenticate(token_of(metadata), names, peer_of(context))
+
+    def _instance(self, caller: _native.Caller, model: str, *roles: str) -> _native.InstanceRecord:
+        """Return the instance that a model, instance or alias names, for a caller with a role.
+
+        Raises PermissionDenied, which does not tell whether there is such a model.
+        """
+        try:
+            record = self._find_instance(caller, model)
+            if any(caller.may(role, record.model) for role in roles):
+                return record
+        except NotFound:
+            if any(caller.may_everywhere(role) for role in roles):
+                raise
+        self._gate.refuse(caller, roles[0], f"model '{model}'")
+        raise AssertionError("refuse returned")  # it raises
+
+    def _find_instance(self, caller: _native.Caller, model: str) -> _native.InstanceRecord:
         if model:
             return self._tables.resolve(model)
-        models = {record.model for record in self._tables.instances()}
+        models = {record.model for record in self._tables.instances() if caller.knows(record.model)}
         if len(models) != 1:
             raise InvalidArgument(f"name the model: this pool has {len(models)} models")
         return self._tables.resolve(models.pop())
@@ -152,32 +195,38 @@ class Service(stubs.PetpsServicer):
         """Send the state of each instance, then its changes."""
         task = asyncio.current_task()
         assert task is not None
-        self._watching.add(task)
+        caller = None
         try:
             if self._draining:
                 raise _stopping_error()
+            caller = self._watching[task] = self._caller(context)
+            self._gate.charge(caller, request.ByteSize())
             if request.model:
-                self._tables.resolve(request.model)
+                self._instance(caller, request.model, "read")
             async for state, dropped in self._versions.watch(request.model):
+                if not caller.may("read", state.model):
+                    continue
                 yield messages.VersionChange(instance=_message_of(state), dropped=dropped)
         except PetpsError as error:
             await refuse(context, error)
         except asyncio.CancelledError:
-            if not self._draining:
+            if self._draining:
+                await refuse(context, _stopping_error())
+            if caller is None or self._gate.renew(caller) is not None:
                 raise  # the client cancelled
-            await refuse(context, _stopping_error())
+            await refuse(context, Unauthenticated(f"the grant of '{caller.name}' was revoked"))
         finally:
-            self._watching.discard(task)
+            self._watching.pop(task, None)
 
-    async def _pull(self, request: Any, context: Context) -> Any:
-        instance = self._instance(request.model)
+    async def _pull(self, request: Any, context: Context, caller: _native.Caller) -> Any:
+        instance = self._instance(caller, request.model, "read")
         version, rows = await self._rows(
             instance, [(request.table, request.keys)], request, context
         )
         return messages.PullReply(instance=instance.name, applied_version=version, rows=rows[0])
 
-    async def _pull_many(self, request: Any, context: Context) -> Any:
-        instance = self._instance(request.model)
+    async def _pull_many(self, request: Any, context: Context, caller: _native.Caller) -> Any:
+        instance = self._instance(caller, request.model, "read")
         sections = [(section.table, section.keys) for section in request.sections]
         version, rows = await self._rows(instance, sections, request, context)
         return messages.PullManyReply(
@@ -233,8 +282,8 @@ class Service(stubs.PetpsServicer):
             )
         return version, rows
 
-    async def _push(self, request: Any, context: Context) -> Any:
-        table = self._table(self._instance(request.model), request.table)
+    async def _push(self, request: Any, context: Context, caller: _native.Caller) -> Any:
+        table = self._table(self._instance(caller, request.model, "write"), request.table)
         rows = request.rows
         if rows and request.form == messages.FORM_F32:
             rows = _encode_rows(table, request)
@@ -247,15 +296,21 @@ class Service(stubs.PetpsServicer):
         check_refused(table, reply)
         return reply
 
-    async def _show_status(self, request: Any, context: Context) -> Any:
+    async def _show_status(self, request: Any, context: Context, caller: _native.Caller) -> Any:
+        self._gate.require_sight(caller)
         return messages.StatusReply(json=json.dumps(await asyncio.to_thread(self._status)))
 
-    async def _list_tables(self, request: Any, context: Context) -> Any:
-        return await asyncio.to_thread(self._tables_reply, request.model)
+    async def _list_tables(self, request: Any, context: Context, caller: _native.Caller) -> Any:
+        return await asyncio.to_thread(self._tables_reply, request.model, caller)
 
-    def _tables_reply(self, model: str) -> Any:
-        instance_id = None if not model else self._tables.resolve(model).id
-        states = instances_of(self._tables)
+    def _tables_reply(self, model: str, caller: _native.Caller) -> Any:
+        roles = ("read", "write", "admin")
+        instance_id = None if not model else self._instance(caller, model, *roles).id
+        states = {
+            id: state
+            for id, state in instances_of(self._tables).items()
+            if caller.knows(state.model)
+        }
         reply = messages.ListTablesReply(
             instances=[
                 _message_of(state) for state in states.values() if instance_id in (None, state.id)
@@ -279,8 +334,8 @@ class Service(stubs.PetpsServicer):
             )
         return reply
 
-    async def _set_hot_keys(self, request: Any, context: Context) -> Any:
-        table = self._table(self._instance(request.model), request.table)
+    async def _set_hot_keys(self, request: Any, context: Context, caller: _native.Caller) -> Any:
+        table = self._table(self._instance(caller, request.model, "read"), request.table)
         reply = await self._calls.reply(self._calls.native.set_hot_keys(table.id, request.keys))
         reply.check()
         return messages.SetHotKeysReply()

@@ -46,9 +46,9 @@ def test_wrong_values_are_refused(text: str, message: str) -> None:
         server("127.1.2.3"),
         server("::1"),
         server("127.0.0.1", "admin_port = 0", ACCESS),
-        server("127.0.0.1", "admin_port = 0", REQUIRED),
         server("0.0.0.0", TLS, ACCESS),
-        server("::", REQUIRED, "admin_port = 0"),
+        server("::", REQUIRED),
+        server("::", REQUIRED, ACCESS, "admin_port = 0"),
     ],
 )
 def test_safe_doors(settings: config.Config) -> None:
@@ -78,12 +78,14 @@ def test_risks_need_insecure(host: str, more: list[str], risks: list[str]) -> No
         assert any(risk in text for text in accepted.risks())
 
 
-def test_nothing_replaces_credentials_of_an_admin_port_beyond_loopback() -> None:
-    for more in ([], [TLS]):
+def test_an_admin_port_beyond_loopback_needs_a_grant() -> None:
+    for more in ([], [TLS], [REQUIRED]):
         settings = server("0.0.0.0", "admin_port = 7073", "insecure = true", *more)
         with pytest.raises(InvalidArgument, match=r"admin_port on 0.0.0.0.* needs access.file"):
             settings.check_doors()
     server("0.0.0.0", "admin_port = 7073", "insecure = true", ACCESS).check_doors()
+    with pytest.raises(InvalidArgument, match="role admin"):
+        server("127.0.0.1", "admin_port = 7073", REQUIRED).check_doors()  # nobody could use it
 
 
 PLANTED = "the-planted-secret"

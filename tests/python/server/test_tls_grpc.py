@@ -13,6 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from petps import _native
 from petps.server.grpc import GrpcServer
 from petps.server.tls import TlsFiles, use_safe_grpc_ciphers
 from tests.certificates import Authority, Pair, replace
@@ -43,6 +44,7 @@ def door(files: TlsFiles | None) -> Iterator[int]:
         map_version=lambda: 0,
         is_ready=lambda: True,
         tls=files,
+        gate=_native.Gate("open"),
     )
     try:
         yield server.port
