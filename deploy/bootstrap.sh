@@ -19,6 +19,7 @@ PACKAGES=(
   libibverbs-dev    # native/transport/rdma, which looks for devices at run time
   libxxhash-dev
   ninja-build
+  openssl           # certificates of the tests
 )
 # Packages for the tests against a real Kafka broker (tests/kafka), which are skipped without them.
 BROKER_PACKAGES=(

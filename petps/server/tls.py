@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import re
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -32,6 +34,8 @@ GRPC_CIPHERS: Final = (
 FILE_BYTES_MAX: Final = 1 << 20  # a bundle of all public CAs takes 200 KiB
 READS_MAX: Final = 10  # of the files at the start, while they are being replaced
 PAUSE_SECONDS: Final = 0.05  # between two of them
+_EDWARDS: Final = b"\x06\x03\x2b\x65"  # the begin of OID 1.3.101.112 and .113 (RFC 8410)
+_ALGORITHM_BYTES: Final = 16  # of a PKCS 8 key, up to the algorithm's OID
 
 _VERIFY: Final = {
     "off": ssl.CERT_NONE,
@@ -172,6 +176,11 @@ class TlsFiles:
             raise InvalidArgument(
                 f"{self._certificate} and {self._key} cannot be used: {_reason(error)}"
             ) from None
+        if _is_edwards(key):
+            raise InvalidArgument(
+                f"{self._key} is an Ed25519 or Ed448 key, which gRPC does not know: make an EC key "
+                "(P-256) or an RSA key"
+            )
         facts = self._verified_facts(context, certificate.decode("ascii", "replace"))
         if client_ca is not None:
             try:
@@ -229,6 +238,12 @@ def _bytes_of(path: Path) -> bytes:
     if len(content) > FILE_BYTES_MAX:
         raise InvalidArgument(f"{path} has more than {FILE_BYTES_MAX:,} bytes: it is no PEM file")
     return content
+
+
+def _is_edwards(key: bytes) -> bool:
+    """Return whether a private key in PEM, which OpenSSL has read, is of Ed25519 or Ed448."""
+    body = re.search(b"-----BEGIN PRIVATE KEY-----(.*?)-----END", key, re.DOTALL)
+    return body is not None and _EDWARDS in base64.b64decode(body[1])[:_ALGORITHM_BYTES]
 
 
 def _refuse_passphrase() -> str:

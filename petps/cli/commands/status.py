@@ -15,7 +15,7 @@ from petps.cli.options import JsonReport, TargetName
 from petps.cli.output import bytes_text, facts, json_out, table
 from petps.cli.target import open_target
 from petps.config.duration import NEVER, duration_text
-from petps.errors import DeadlineExceeded, Unavailable
+from petps.errors import DeadlineExceeded, InUse, Unavailable
 
 POLL_SECONDS: Final = 0.05  # between two looks at a server that is not ready
 
@@ -71,7 +71,7 @@ def _wait_until_ready(target: str, seconds: float) -> dict[str, Any]:
         try:
             report = _read(target)
             reason = report.get("unready")
-        except Unavailable as error:
+        except (InUse, Unavailable) as error:  # InUse: it has no socket yet
             reason = str(error)
         if not reason:
             return report

@@ -73,6 +73,13 @@ def test_files_that_cannot_be_used_are_refused(
     )
     garbage = tmp_path / "garbage.pem"
     garbage.write_text("-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n")
+    edwards = tmp_path / "edwards"
+    names = ["-subj", "/CN=x", "-keyout", f"{edwards}.key", "-out", f"{edwards}.pem"]
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ed25519", "-nodes", *names],
+        check=True,
+        capture_output=True,
+    )
     huge = tmp_path / "huge.pem"
     huge.write_bytes(bytes(2 << 20))
     cases = [
@@ -83,6 +90,7 @@ def test_files_that_cannot_be_used_are_refused(
         (Pair(pair.certificate, empty), "empty has no private key in PEM"),
         (Pair(pair.certificate, locked), "locked.key has a passphrase"),
         (Pair(garbage, pair.key), "garbage.pem and .* cannot be used"),
+        (Pair(edwards.with_suffix(".pem"), edwards.with_suffix(".key")), "gRPC does not know"),
         (Pair(huge, pair.key), "more than 1,048,576 bytes"),
         (authority.issue("old", days=-1), "old.pem: certificate has expired"),
     ]

@@ -25,9 +25,9 @@ REFUSED = r"(?i)alert|reset|broken|eof|closed"
 
 
 @contextlib.contextmanager
-def door(files: TlsFiles | None) -> Iterator[HttpServer]:
+def door(files: TlsFiles | None, host: str = "127.0.0.1") -> Iterator[HttpServer]:
     server = HttpServer(
-        "127.0.0.1",
+        host,
         0,
         status=dict,
         metrics=bytes,
@@ -118,6 +118,18 @@ def test_a_plain_request_at_the_tls_port_says_so(pair: Pair) -> None:
             answer = connection.getresponse()
             assert answer.status == 400
             assert answer.read() == b"this port speaks HTTPS: use https://\n"
+
+
+def test_it_listens_on_ipv6() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with door(None, "::1") as server:
+        connection = http.client.HTTPConnection("::1", server.port, timeout=30)
+        with contextlib.closing(connection):
+            connection.request("GET", "/readyz")
+            assert connection.getresponse().read() == b"ok\n"
 
 
 def test_tls_at_a_plain_port_is_closed(authority: Authority) -> None:
