@@ -25,6 +25,7 @@ set(PETPS_COMPILED_ALONE
   tests/lab/pool/rounds.cc tests/native/client/late_push_test.cc
   tests/native/client/rdma_test.cc tests/native/client/retry_test.cc
   tests/native/client/shards_push_test.cc tests/native/client/shards_test.cc
+  tests/native/client/tls_test.cc
   tests/native/client/versions_test.cc
   tests/native/epoch/epoch_test.cc
   tests/native/media/file_test.cc tests/native/media/simulated_medium_test.cc
@@ -86,23 +87,32 @@ target_compile_options(petps_loopback PRIVATE ${PETPS_TEST_WARNINGS} ${PETPS_TES
 target_include_directories(petps_loopback PUBLIC "${PROJECT_SOURCE_DIR}")
 target_link_libraries(petps_loopback PUBLIC petps_transport)
 
+# Certificates, which tests make themselves.
+add_library(petps_certificates STATIC EXCLUDE_FROM_ALL
+  "${PROJECT_SOURCE_DIR}/tests/support/certificates/certificates.cc")
+target_compile_options(petps_certificates PRIVATE ${PETPS_TEST_WARNINGS} ${PETPS_TEST_SANITIZE})
+target_include_directories(petps_certificates PUBLIC "${PROJECT_SOURCE_DIR}")
+target_link_libraries(petps_certificates PUBLIC petps_tls)
+
 foreach(room ${PETPS_ROOMS})
   if(room STREQUAL "client")
     petps_tests(client FOLDER tests/native/client TIMEOUT 60
-                LIBS petps_fake_verbs ${PETPS_ROOM_LIBRARIES})
+                LIBS petps_fake_verbs petps_certificates ${PETPS_ROOM_LIBRARIES})
   else()
     set(doubles "")
     if(room MATCHES "^(pool|index|table)$")
       set(doubles petps_simulated_medium)
     elseif(room STREQUAL "server")
-      set(doubles petps_fake_verbs petps_loopback)
+      set(doubles petps_fake_verbs petps_loopback petps_certificates)
+    elseif(room STREQUAL "tls")
+      set(doubles petps_certificates)
     endif()
     petps_tests(${room} FOLDER tests/native/${room} TIMEOUT 60 LIBS ${doubles} petps_${room})
   endif()
 endforeach()
 foreach(suite contract crash fuzz stress)
   petps_tests(${suite} FOLDER tests/${suite} TIMEOUT 300
-              LIBS petps_simulated_medium petps_loopback ${PETPS_ROOM_LIBRARIES})
+              LIBS petps_simulated_medium petps_loopback petps_certificates ${PETPS_ROOM_LIBRARIES})
 endforeach()
 
 # The model compiles index and epoch a second time, so that each shared access is one step of its

@@ -17,6 +17,7 @@ PACKAGES=(
   libbenchmark-dev
   libgtest-dev
   libibverbs-dev    # native/transport/rdma, which looks for devices at run time
+  libssl-dev        # native/tls
   libxxhash-dev
   ninja-build
   openssl           # certificates of the tests

@@ -53,7 +53,17 @@ Status check_options(const ServerOptions& options) {
   return {};
 }
 
+// Return whether these are the first bytes of a TLS client: a handshake record of version 3.x.
+bool is_tls(std::span<const std::byte> bytes) {
+  return bytes[0] == std::byte{22} && bytes[1] == std::byte{3};
+}
+
 Status frame_length(std::span<const std::byte> bytes, size_t& length) {
+  if (is_tls(bytes)) {
+    return Status(Code::kInvalidArgument,
+                  "the client speaks TLS, but this port does not: use petps://, or give the server "
+                  "a certificate ([tls])");
+  }
   wire::FrameHeader header;
   PETPS_RETURN_IF_ERROR(wire::decode_request_header(bytes, header));
   length = wire::kHeaderBytes + header.body_bytes;
@@ -128,6 +138,7 @@ base::Result<std::unique_ptr<Server>> Server::start(table::Tables& tables,
   tcp.busy_poll_us = options.busy_poll_us;
   tcp.limits = options.transport;
   tcp.limits.connections = options.limits.connections;
+  tcp.tls = options.tls;
   tcp.memory = impl->shared.memory;
   tcp.rules = frame_rules(options.limits);
   base::Result<std::unique_ptr<transport::Transport>> transport = transport::make_tcp(tcp);

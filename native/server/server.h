@@ -21,6 +21,7 @@
 #include "base/status.h"
 #include "server/calls.h"
 #include "table/table.h"
+#include "tls/tls.h"
 #include "transport/rdma/verbs.h"
 #include "transport/transport.h"
 #include "wire/wire.h"
@@ -41,6 +42,8 @@ struct ServerOptions {
   // Bytes that the requests and replies of all connections may hold (transport/memory_budget.h):
   // at least four frames of the largest size. 0: an eighth of the machine's memory, at most 2 GiB.
   uint64_t memory_bytes = 0;
+  // The certificates of the port: clients must use TLS. Null: plain text.
+  std::shared_ptr<const tls::ServerContext> tls;
   // An open device (transport::open_verbs), for clients that use rdma. `workers` more workers serve
   // them. Null: no rdma.
   std::shared_ptr<transport::Verbs> rdma;
@@ -102,6 +105,9 @@ struct StatsSnapshot {
   uint64_t connections_closed_for_cause = 0;
   uint64_t connections_closed_idle = 0;      // no frame arrived for transport::Limits::idle_ms
   uint64_t connections_closed_for_room = 0;  // idle, and a new connection needed the place
+  uint64_t handshakes_finished = 0;          // of TLS
+  uint64_t handshakes_failed = 0;
+  uint64_t handshakes_refused = 0;  // too many at once
   uint64_t refused_for_memory = 0;           // requests and replies beyond memory_limit_bytes
   uint64_t memory_used_bytes = 0;            // held by requests and replies now
   uint64_t memory_limit_bytes = 0;

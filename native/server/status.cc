@@ -211,6 +211,9 @@ constexpr StatField kFields[] = {
     {"connections_closed_for_cause", &Stats::connections_closed_for_cause},
     {"connections_closed_idle", &Stats::connections_closed_idle},
     {"connections_closed_for_room", &Stats::connections_closed_for_room},
+    {"handshakes_finished", &Stats::handshakes_finished},
+    {"handshakes_failed", &Stats::handshakes_failed},
+    {"handshakes_refused", &Stats::handshakes_refused},
     {"refused_for_memory", &Stats::refused_for_memory},
     {"memory_used_bytes", &Stats::memory_used_bytes},
     {"memory_limit_bytes", &Stats::memory_limit_bytes}};
@@ -229,6 +232,7 @@ std::string Shared::status_json() {
   json.member("transport", transport->name());
   json.member("host", options.host);
   json.member("port", uint32_t{transport->port()});
+  json.member("tls", options.tls != nullptr);
   write_gather(*gather, snapshot, json);
   json.member("workers", options.workers);
   json.member("call_workers", options.call_workers);
@@ -282,6 +286,10 @@ StatsSnapshot Shared::stats() const {
     add(snapshot.zerocopy_refused, counters.zerocopy_refused);
   }
   snapshot.connections_refused = transport->refused() + (rdma == nullptr ? 0 : rdma->refused());
+  const transport::Handshakes handshakes = transport->handshakes();
+  snapshot.handshakes_finished = handshakes.finished;
+  snapshot.handshakes_failed = handshakes.failed;
+  snapshot.handshakes_refused = handshakes.refused;
   snapshot.pushes_waiting = writer->waiting();
   snapshot.push_groups = writer->groups();
   snapshot.refused_for_memory = memory->refused();

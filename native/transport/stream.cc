@@ -100,7 +100,7 @@ bool StreamEndpoint::report(StreamConnection& c) {
     next_events_.push_back({Event::Kind::kFrames, c.id(), {}});
   } else if (front == Look::kBroken) {
     fail(c, std::move(reason));
-  } else if (front == Look::kPartial && c.ended) {
+  } else if (is_truncated(c)) {
     fail(c, truncated_frame(c.in.bytes()));
   } else if (may_end(c)) {
     close_quietly(c);
@@ -110,6 +110,14 @@ bool StreamEndpoint::report(StreamConnection& c) {
 
 bool StreamEndpoint::may_end(const StreamConnection& c) const {
   return c.ended && c.out.bytes() == 0 && c.lists_in_flight() == 0 && !c.paused && c.owed <= 0;
+}
+
+bool StreamEndpoint::is_truncated(StreamConnection& c) const {
+  if (!c.ended || !may_read(c)) return false;
+  std::span<const std::byte> frame;
+  Status reason;
+  const Look front = c.in.look(rules_, frame, reason);
+  return front == Look::kPartial || (front == Look::kNothing && c.has_partial_record);
 }
 
 bool StreamEndpoint::peek(ConnectionId connection, std::span<const std::byte>& frame) {
@@ -193,6 +201,10 @@ std::byte* StreamEndpoint::grow_output(StreamConnection& c, size_t n) {
   return room;
 }
 
+void StreamEndpoint::append_output(StreamConnection& c, std::span<const std::byte> bytes) {
+  std::memcpy(grow_output(c, bytes.size()), bytes.data(), bytes.size());
+}
+
 void StreamEndpoint::consume_output(StreamConnection& c, size_t n) {
   if (n == 0) return;
   c.out_since_ns = base::monotonic_ns();
@@ -248,7 +260,9 @@ StreamEndpoint::Limit StreamEndpoint::exceeded_limit(StreamConnection& c, uint64
   std::span<const std::byte> frame;
   Status reason;
   // Our backpressure is not the peer's slowness: its time restarts when it may send again.
-  if (look(c, frame, reason) != Look::kPartial) {
+  const Look front = look(c, frame, reason);
+  const bool has_begun = front == Look::kNothing && c.has_partial_record && may_read(c);
+  if (front != Look::kPartial && !has_begun) {
     c.frame_clock.reset();
     return Limit::kNone;
   }
@@ -299,7 +313,7 @@ void StreamEndpoint::fail(StreamConnection& c, Status reason) {
 void StreamEndpoint::keep_error(StreamConnection& c, const Status& reason) {
   std::vector<std::byte> frame;
   rules_.encode_error(reason, frame);
-  std::memcpy(grow_output(c, frame.size()), frame.data(), frame.size());
+  append_output(c, frame);
 }
 
 void StreamEndpoint::close_quietly(StreamConnection& c) {

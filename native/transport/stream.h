@@ -54,7 +54,9 @@ struct StreamConnection {
   bool broken = false;     // the connection failed or broke a limit: close it at once
   bool broken_for_cause = false;
   bool kept = false;  // keep(): never closed for being idle
-  int64_t owed = 0;   // frames consumed minus lists posted: replies that the peer may still expect
+  // TLS: the peer has sent a part of a record, which may be the first part of a frame.
+  bool has_partial_record = false;
+  int64_t owed = 0;  // frames consumed minus lists posted: replies that the peer may still expect
   ReceiveBuffer in;
   SendBuffer out;
   uint64_t out_since_ns = 0;  // when the peer last took some of the output
@@ -141,12 +143,16 @@ class StreamEndpoint : public Endpoint {
   // Return whether the peer sends no more and has received everything. A connection that is
   // paused, or owed a reply, must stay, because the server still works for it.
   bool may_end(const StreamConnection& c) const;
+  // Return whether the peer has stopped sending within a frame. Whole frames come first.
+  bool is_truncated(StreamConnection& c) const;
   // Count a list that is posted to the connection. If the connection is gone or broken, clear the
   // list and return null.
   StreamConnection* begin_post(ConnectionId connection, gather::GatherList& list);
   // Return room for n bytes behind the waiting output. If a limit forbids them, return a scratch
   // buffer and break the connection.
   std::byte* grow_output(StreamConnection& c, size_t n);
+  // Queue plain bytes behind the waiting output.
+  virtual void append_output(StreamConnection& c, std::span<const std::byte> bytes);
   void consume_output(StreamConnection& c, size_t n);
   void count_memory(StreamConnection& c);
 

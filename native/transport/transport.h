@@ -179,6 +179,13 @@ class Endpoint {
   Counters counters_;
 };
 
+// TLS handshakes that a transport has run.
+struct Handshakes {
+  uint64_t finished = 0;
+  uint64_t failed = 0;   // including those that took too long, and peers that speak no TLS
+  uint64_t refused = 0;  // too many at once, of all peers or of one
+};
+
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -194,6 +201,7 @@ class Transport {
   virtual void end() = 0;
   virtual uint16_t port() const = 0;     // 0: none
   virtual uint64_t refused() const = 0;  // peers refused: limit, admission, no file descriptor
+  virtual Handshakes handshakes() const { return {}; }
   virtual const char* name() const = 0;  // "tcp"
 };
 

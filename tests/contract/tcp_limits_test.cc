@@ -6,6 +6,7 @@
 #include <cstring>
 #include <thread>
 
+#include "tls_client.h"
 #include "transport/limits.h"
 #include "transport/tcp/tcp.h"
 #include "transport_echo.h"
@@ -15,7 +16,8 @@ namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-class TcpLimits : public testing::Test {
+// The parameter: whether connections use TLS.
+class TcpLimits : public testing::TestWithParam<bool> {
  protected:
   void make() {
     TcpOptions options;
@@ -24,6 +26,7 @@ class TcpLimits : public testing::Test {
     options.rules = test_rules();
     options.memory = memory_;
     options.busy_poll_us = busy_poll_us_;
+    if (GetParam()) options.tls = test_tls().server;
     auto tcp = make_tcp(options);
     ASSERT_TRUE(tcp.ok()) << tcp.status().to_string();
     transport_ = std::move(tcp.value());
@@ -35,7 +38,9 @@ class TcpLimits : public testing::Test {
     make();
     echo_->start();
   }
-  std::unique_ptr<Client> connect() { return backend_named("tcp_copy").connect(*transport_); }
+  std::unique_ptr<Client> connect() {
+    return backend_named(GetParam() ? "tcp_tls" : "tcp_copy").connect(*transport_);
+  }
   const Counters& counters() { return echo_->endpoint().counters(); }
   bool is_served(Client& client) { return echo_->answers(client, kSmall); }
   std::unique_ptr<Client> connect_by_steps() {
@@ -82,7 +87,7 @@ class TcpLimits : public testing::Test {
   std::unique_ptr<Echo> echo_;
 };
 
-TEST_F(TcpLimits, ClosesAnIdleConnectionWithoutAnErrorFrame) {
+TEST_P(TcpLimits, ClosesAnIdleConnectionWithoutAnErrorFrame) {
   limits_.idle_ms = 50;
   serve();
   auto idle = connect_and_be_served();
@@ -95,7 +100,7 @@ TEST_F(TcpLimits, ClosesAnIdleConnectionWithoutAnErrorFrame) {
   connect_and_be_served();
 }
 
-TEST_F(TcpLimits, AKeptConnectionAndASlowReaderAreNotIdle) {
+TEST_P(TcpLimits, AKeptConnectionAndASlowReaderAreNotIdle) {
   limits_.idle_ms = 50;
   limits_.output_stall_ms = 600'000;
   make();
@@ -121,7 +126,7 @@ TEST_F(TcpLimits, AKeptConnectionAndASlowReaderAreNotIdle) {
   EXPECT_TRUE(is_served(*kept));
 }
 
-TEST_F(TcpLimits, AnIdleLimitOfZeroClosesNothing) {
+TEST_P(TcpLimits, AnIdleLimitOfZeroClosesNothing) {
   limits_.idle_ms = 0;
   limits_.frame_ms = 50;
   serve();
@@ -153,12 +158,12 @@ class BusyPoll : public TcpLimits {
   }
 };
 
-TEST_F(BusyPoll, DoesNotSleepAfterARequest) {
+TEST_P(BusyPoll, DoesNotSleepAfterARequest) {
   const auto client = serve_one_request(3'600'000'000);
   EXPECT_LT(time_of(200), std::chrono::seconds(40)) << "50 s if each sleeps";
 }
 
-TEST_F(BusyPoll, SleepsWhenNoRequestComes) {
+TEST_P(BusyPoll, SleepsWhenNoRequestComes) {
   const auto client = serve_one_request(1000);
   while (time_of(1) < std::chrono::milliseconds(100)) {  // it would spin for ever
   }
@@ -174,7 +179,7 @@ class PolledTooLate : public TcpLimits {
   }
 };
 
-TEST_F(PolledTooLate, AnswersARequestThatArrivedInTime) {
+TEST_P(PolledTooLate, AnswersARequestThatArrivedInTime) {
   limits_.idle_ms = kLimitMs;
   make();
   auto client = connect_by_steps();
@@ -187,7 +192,7 @@ TEST_F(PolledTooLate, AnswersARequestThatArrivedInTime) {
   while (counters().closed_idle == 0) echo_->step(50);  // the limit still holds
 }
 
-TEST_F(PolledTooLate, ReceivesTheRestOfAFrameThatArrivedInTime) {
+TEST_P(PolledTooLate, ReceivesTheRestOfAFrameThatArrivedInTime) {
   limits_.frame_ms = kLimitMs;
   make();
   const std::vector<std::byte> frame = test_frame(kSmall, 2 * ReceiveBuffer::kFirstBytes);
@@ -208,7 +213,7 @@ TEST_F(PolledTooLate, ReceivesTheRestOfAFrameThatArrivedInTime) {
   EXPECT_EQ(client->receive_frame(), echo_->expected_reply(kSmall));
 }
 
-TEST_F(PolledTooLate, SendsOutputOnceTheSocketHasRoom) {
+TEST_P(PolledTooLate, SendsOutputOnceTheSocketHasRoom) {
   limits_.output_stall_ms = kLimitMs;
   make();
   auto client = connect_by_steps();
@@ -229,7 +234,7 @@ TEST_F(PolledTooLate, SendsOutputOnceTheSocketHasRoom) {
   }
 }
 
-TEST_F(TcpLimits, ANewPeerReplacesTheConnectionIdleTheLongest) {
+TEST_P(TcpLimits, ANewPeerReplacesTheConnectionIdleTheLongest) {
   limits_.connections = 4;
   serve();
   auto idlest = connect();
@@ -248,7 +253,7 @@ TEST_F(TcpLimits, ANewPeerReplacesTheConnectionIdleTheLongest) {
   EXPECT_TRUE(is_served(*fresh));
 }
 
-TEST_F(TcpLimits, ANewPeerReplacesAConnectionWithHalfARequest) {
+TEST_P(TcpLimits, ANewPeerReplacesAConnectionWithHalfARequest) {
   limits_.connections = 4;
   limits_.frame_ms = 600'000;
   serve();
@@ -264,7 +269,7 @@ TEST_F(TcpLimits, ANewPeerReplacesAConnectionWithHalfARequest) {
 }
 
 // A refused peer waits until its error is read, but does not count as a connection.
-TEST_F(TcpLimits, ARefusedPeerDoesNotCountAsAConnection) {
+TEST_P(TcpLimits, ARefusedPeerDoesNotCountAsAConnection) {
   limits_.connections = 2;
   make();
   echo_->on_frame = [&](ConnectionId connection) { echo_->endpoint().keep(connection); };
@@ -285,7 +290,7 @@ TEST_F(TcpLimits, ARefusedPeerDoesNotCountAsAConnection) {
   EXPECT_TRUE(is_served(*third));
 }
 
-TEST_F(TcpLimits, LongRequestsTakeNoMoreThanTheBudget) {
+TEST_P(TcpLimits, LongRequestsTakeNoMoreThanTheBudget) {
   memory_ = std::make_shared<MemoryBudget>(4 * kMiB);
   serve();
   auto good = connect();
@@ -309,7 +314,7 @@ TEST_F(TcpLimits, LongRequestsTakeNoMoreThanTheBudget) {
   EXPECT_TRUE(echo_->wait_until([&] { return memory_->used() == 0; }));
 }
 
-TEST_F(TcpLimits, RepliesThatNobodyReadsTakeNoMoreThanTheBudget) {
+TEST_P(TcpLimits, RepliesThatNobodyReadsTakeNoMoreThanTheBudget) {
   memory_ = std::make_shared<MemoryBudget>(12 * kMiB);
   limits_.output_stall_ms = 600'000;
   serve();
@@ -330,7 +335,7 @@ TEST_F(TcpLimits, RepliesThatNobodyReadsTakeNoMoreThanTheBudget) {
   EXPECT_TRUE(echo_->answers(*good, kLarge));
 }
 
-TEST_F(TcpLimits, EndReleasesMemoryPinsAndConnections) {
+TEST_P(TcpLimits, EndReleasesMemoryPinsAndConnections) {
   make();
   auto client = connect();
   auto half = connect();
@@ -347,6 +352,11 @@ TEST_F(TcpLimits, EndReleasesMemoryPinsAndConnections) {
   EXPECT_EQ(echo_->reader().live(), 0u);
   EXPECT_TRUE(echo_->endpoint().connections().empty());
 }
+
+std::string name_of(const testing::TestParamInfo<bool>& tls) { return tls.param ? "tls" : "plain"; }
+INSTANTIATE_TEST_SUITE_P(Tcp, TcpLimits, testing::Bool(), name_of);
+INSTANTIATE_TEST_SUITE_P(Tcp, BusyPoll, testing::Bool(), name_of);
+INSTANTIATE_TEST_SUITE_P(Tcp, PolledTooLate, testing::Bool(), name_of);
 
 }  // namespace
 }  // namespace petps::transport

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "rdma_peer.h"
+#include "tls_client.h"
 
 namespace petps::transport {
 
@@ -21,9 +22,13 @@ namespace {
 
 class TcpClient final : public Client {
  public:
-  explicit TcpClient(uint16_t port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  TcpClient(uint16_t port, uint32_t from) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
+    if (from != 0) {
+      address.sin_addr.s_addr = htonl(from);
+      EXPECT_EQ(::bind(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    }
     address.sin_port = htons(port);
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     EXPECT_EQ(::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0)
@@ -87,9 +92,10 @@ void encode_test_error(const Status& reason, std::vector<std::byte>& frame) {
   std::memcpy(frame.data() + sizeof(TestHeader), text.data(), text.size());
 }
 
-Backend tcp_backend(std::string name, GatherMode mode) {
-  const auto make = [mode](const Limits& limits, size_t endpoints, const Admit& admit) {
+Backend tcp_backend(std::string name, GatherMode mode, bool has_tls = false) {
+  const auto make = [mode, has_tls](const Limits& limits, size_t endpoints, const Admit& admit) {
     TcpOptions options;
+    if (has_tls) options.tls = test_tls().server;
     options.endpoints = endpoints;
     options.gather = std::make_shared<const GatherChoice>(mode);
     options.zerocopy_bytes = 1;  // so that small lists test it too
@@ -100,8 +106,9 @@ Backend tcp_backend(std::string name, GatherMode mode) {
     EXPECT_TRUE(tcp.ok()) << tcp.status().to_string();
     return std::move(tcp.value());
   };
-  const auto connect = [](Transport& transport) {
-    return std::make_unique<TcpClient>(transport.port());
+  const auto connect = [has_tls](Transport& transport) -> std::unique_ptr<Client> {
+    if (has_tls) return connect_tls(connect_plain(transport.port()));
+    return connect_plain(transport.port());
   };
   return {std::move(name), make, connect};
 }
@@ -164,6 +171,10 @@ std::string Client::read_to_end(int timeout_ms) {
   }
 }
 
+std::unique_ptr<Client> connect_plain(uint16_t port, uint32_t from) {
+  return std::make_unique<TcpClient>(port, from);
+}
+
 std::span<std::byte> row_memory() {
   static std::vector<std::byte> memory(kRowMemoryBytes);
   return memory;
@@ -190,6 +201,7 @@ std::vector<Backend> backends() {
       tcp_backend("tcp_sendmsg", GatherMode::kSendmsg),
       tcp_backend("tcp_zerocopy", GatherMode::kZerocopy),
       tcp_backend("tcp_auto", GatherMode::kAuto),
+      tcp_backend("tcp_tls", GatherMode::kAuto, true),
   };
   for (Backend& rdma : rdma_backends()) all.push_back(std::move(rdma));
   return all;

@@ -52,6 +52,9 @@ class Client {
   std::vector<std::byte> frame_;  // the first bytes of the next frame
 };
 
+// Connect to the port, from this address of the loopback network unless it is 0.
+std::unique_ptr<Client> connect_plain(uint16_t port, uint32_t from = 0);
+
 // The memory of the suite's rows, which a device can register before rows exist. Pieces are handed
 // out in a ring: a piece is reused after kRowMemoryBytes more.
 inline constexpr size_t kRowMemoryBytes = size_t{32} << 20;

@@ -1,5 +1,5 @@
 // The contract of room transport, over every implementation.
-// Does not cover: TLS, several hosts, and what a server does with the frames (tests/native/server).
+// Does not cover: several hosts, and what a server does with the frames (tests/native/server).
 #include "transport/transport.h"
 
 #include <gtest/gtest.h>

@@ -57,7 +57,11 @@ std::string address_text(const sockaddr_storage& address) {
 }  // namespace
 
 Acceptor::Acceptor(const TcpOptions& options, std::vector<std::unique_ptr<TcpEndpoint>>& endpoints)
-    : options_(options), endpoints_(endpoints) {}
+    : options_(options), endpoints_(endpoints) {
+  if (options_.tls == nullptr) return;
+  handshaker_ =
+      std::make_unique<Handshaker>(options_, [this](NewPeer peer) { hand_over(std::move(peer)); });
+}
 
 Acceptor::~Acceptor() {
   stop();
@@ -101,11 +105,12 @@ Status Acceptor::listen() {
   reserve_ = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   if (stop_ < 0 || reserve_ < 0)
     return base::errno_status(Code::kIoError, "eventfd or /dev/null", errno);
-  return {};
+  return handshaker_ == nullptr ? Status() : handshaker_->open();
 }
 
 Status Acceptor::start() {
   if (thread_.joinable()) return Status(Code::kFailedPrecondition, "tcp: start() was called twice");
+  if (handshaker_ != nullptr) handshaker_->start();
   thread_ = std::thread([this] { run(); });
   pthread_setname_np(thread_.native_handle(), "petps-accept");
   return {};
@@ -116,6 +121,7 @@ void Acceptor::stop() {
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t n = ::write(stop_, &one, sizeof(one));
   thread_.join();
+  if (handshaker_ != nullptr) handshaker_->stop();
   ::close(listener_);  // resets the peers in the backlog, so that they do not wait for an answer
   listener_ = -1;
 }
@@ -136,7 +142,15 @@ void Acceptor::accept_peer() {
   const int fd = ::accept4(listener_, reinterpret_cast<sockaddr*>(&address), &length,
                            SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd >= 0) {
-    hand_over(fd, address_text(address));
+    tune(fd);
+    if (handshaker_ != nullptr) {
+      handshaker_->take(fd, address_text(address));
+    } else {
+      NewPeer peer;
+      peer.fd = fd;
+      peer.address = address_text(address);
+      hand_over(std::move(peer));
+    }
     return;
   }
   // A peer that gave up (ECONNABORTED) or a network error concerns that peer only.
@@ -144,7 +158,7 @@ void Acceptor::accept_peer() {
     refuse_without_descriptors();
 }
 
-void Acceptor::hand_over(int fd, std::string address) {
+void Acceptor::tune(int fd) {
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   // A peer whose machine is gone sends nothing. Probe it after a minute, give up after two.
@@ -155,9 +169,11 @@ void Acceptor::hand_over(int fd, std::string address) {
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
-  // The one place where a peer becomes known: checks of TLS, certificates and tokens belong in
-  // options_.admit.
-  Status refusal = options_.admit ? options_.admit(Peer{address}) : Status();
+}
+
+void Acceptor::hand_over(NewPeer peer) {
+  Status refusal = std::move(peer.refusal);
+  if (refusal.ok() && options_.admit) refusal = options_.admit(Peer{peer.address});
   uint32_t open = 0;
   uint32_t leaving = 0;
   TcpEndpoint* fewest = endpoints_.front().get();
@@ -176,12 +192,14 @@ void Acceptor::hand_over(int fd, std::string address) {
   if (!refusal.ok()) {
     refused_.fetch_add(1, std::memory_order_relaxed);
     if (leaving >= kRefusalsAtOnce) {
-      ::close(fd);
+      ::close(peer.fd);
       return;
     }
   }
   TcpEndpoint& chosen = idlest != nullptr ? *idlest : *fewest;
-  chosen.adopt({fd, std::move(address), std::move(refusal), idlest != nullptr});
+  peer.refusal = std::move(refusal);
+  peer.needs_room = idlest != nullptr;
+  chosen.adopt(std::move(peer));
 }
 
 // Return the endpoint whose connection has been idle the longest, or null if none has been idle
@@ -205,13 +223,15 @@ void Acceptor::refuse_without_descriptors() {
   const int fd = ::accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd >= 0) {
     refused_.fetch_add(1, std::memory_order_relaxed);
-    std::vector<std::byte> frame;
-    options_.rules.encode_error(
-        Status(
-            Code::kResourceExhausted,
-            "the server has no file descriptors left: try again, or raise its limit (ulimit -n)"),
-        frame);
-    [[maybe_unused]] const ssize_t n = ::send(fd, frame.data(), frame.size(), MSG_NOSIGNAL);
+    if (options_.tls == nullptr) {  // before its handshake a TLS peer could not read it
+      std::vector<std::byte> frame;
+      options_.rules.encode_error(
+          Status(
+              Code::kResourceExhausted,
+              "the server has no file descriptors left: try again, or raise its limit (ulimit -n)"),
+          frame);
+      [[maybe_unused]] const ssize_t n = ::send(fd, frame.data(), frame.size(), MSG_NOSIGNAL);
+    }
     ::close(fd);
     if (TcpEndpoint* idlest = longest_idle()) idlest->ask_for_room();  // for the next peer
   } else {

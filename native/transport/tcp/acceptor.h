@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "transport/tcp/endpoint.h"
+#include "transport/tcp/handshaker.h"
 
 namespace petps::transport {
 
@@ -27,12 +28,17 @@ class Acceptor {
   base::Status start();
   void stop();
   uint16_t port() const { return port_; }
+  Handshakes handshakes() const {
+    return handshaker_ == nullptr ? Handshakes() : handshaker_->counts();
+  }
   uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
 
  private:
   void run();
   void accept_peer();
-  void hand_over(int fd, std::string address);
+  static void tune(int fd);
+  // Give the peer to an endpoint. Runs on one thread: the handshaker's, or this one without TLS.
+  void hand_over(NewPeer peer);
   void refuse_without_descriptors();
   TcpEndpoint* longest_idle() const;
 
@@ -46,6 +52,7 @@ class Acceptor {
   uint16_t port_ = 0;
   std::atomic<uint64_t> refused_{0};
   std::thread thread_;
+  std::unique_ptr<Handshaker> handshaker_;  // null: plain text
 };
 
 }  // namespace petps::transport

@@ -138,6 +138,8 @@ void TcpEndpoint::destroy(StreamConnection& connection) {
     staged_for_ = nullptr;
     staged_ = 0;
   }
+  c.tls.reset();
+  c.undecrypted = {};
   ::close(c.fd);  // also removes it from the epoll set
   c.fd = -1;
   free_slot(c);

@@ -87,8 +87,15 @@ void TcpEndpoint::adopt_peer(NewPeer& peer) {
   connection->fd = peer.fd;
   connection->address = std::move(peer.address);
   connection->interest = EPOLLIN;
-  const int on = 1;
-  connection->zerocopy = setsockopt(peer.fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof(on)) == 0;
+  if (peer.tls != nullptr) {
+    connection->tls = std::move(peer.tls);
+    connection->undecrypted = std::move(peer.arrived);
+    connection->identity = {true, connection->tls->peer_names()};
+    connection->fixed_bytes = tls::Stream::kBytes + connection->undecrypted.capacity();
+  } else {
+    const int on = 1;
+    connection->zerocopy = setsockopt(peer.fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof(on)) == 0;
+  }
   Connection& c = tcp(take_slot(std::move(connection)));
   epoll_event event{};
   event.events = c.interest;
@@ -101,6 +108,7 @@ void TcpEndpoint::adopt_peer(NewPeer& peer) {
     start_linger(c);
   } else {
     report_opened(c);
+    if (c.has_buffered()) add_candidate(c);
   }
 }
 
@@ -115,11 +123,13 @@ bool TcpEndpoint::review_candidates() {
     if (c.state != State::kOpen) continue;
     set_interest(c);
     // A client with several requests in flight has sent the next one while the last was answered.
-    if (tries > 0 && !has_frame(c)) {
-      --tries;
+    if ((tries > 0 || c.has_buffered()) && !has_frame(c)) {
+      tries -= tries > 0 ? 1 : 0;
       receive(c);
+      if (c.state != State::kOpen) continue;
     }
-    if (c.broken || may_end(c) || has_frame(c)) add_candidate(c);
+    const bool has_more = c.has_buffered() && may_read(c);
+    if (c.broken || may_end(c) || has_frame(c) || is_truncated(c) || has_more) add_candidate(c);
   }
   reviewed_.clear();
   return !candidates_.empty();
@@ -202,26 +212,38 @@ void TcpEndpoint::handle(Connection& c, uint32_t events) {
   add_candidate(c);
 }
 
-void TcpEndpoint::receive(Connection& c) {
-  if (c.ended || c.broken || !may_read(c)) return;
+bool TcpEndpoint::receive(Connection& c) {
+  if (c.ended || c.broken || !may_read(c)) return false;
   std::span<std::byte> space = c.in.space(rules_);
-  if (space.empty()) return;
+  if (space.empty()) return false;
   if (c.in.bytes() >= kFreeBytes) {  // part of a long request
     space = space.first(std::min(space.size(), kTakeBytes));
     if (!memory_->has_room(space.size())) {
       if (!has_frame(c)) fail(c, memory_->refuse(space.size()));
-      return;  // answer whole requests first
+      return false;  // answer whole requests first
     }
   }
+  if (c.tls != nullptr) return decrypt(c, space);
   const ssize_t n = ::recv(c.fd, space.data(), space.size(), 0);
-  if (n > 0) {
-    if (options_.busy_poll_us > 0)
-      busy_until_ns_ = base::monotonic_ns() + uint64_t{options_.busy_poll_us} * 1000;
-    const size_t touched = c.in.touched();
-    c.in.commit(static_cast<size_t>(n));
-    if (c.in.touched() != touched) count_memory(c);
-    Counters::add(counters_.bytes_received, static_cast<uint64_t>(n));
-  } else if (n == 0) {
+  if (n <= 0) {
+    note_end(c, n);
+    return false;
+  }
+  const size_t touched = c.in.touched();
+  c.in.commit(static_cast<size_t>(n));
+  if (c.in.touched() != touched) count_memory(c);
+  note_input(static_cast<size_t>(n));
+  return true;
+}
+
+void TcpEndpoint::note_input(size_t bytes) {
+  if (options_.busy_poll_us > 0)
+    busy_until_ns_ = base::monotonic_ns() + uint64_t{options_.busy_poll_us} * 1000;
+  Counters::add(counters_.bytes_received, bytes);
+}
+
+void TcpEndpoint::note_end(Connection& c, ssize_t n) {
+  if (n == 0) {
     c.ended = true;
   } else if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
     break_connection(c, base::errno_status(Code::kUnavailable, "recv", errno));
@@ -229,11 +251,13 @@ void TcpEndpoint::receive(Connection& c) {
 }
 
 void TcpEndpoint::receive_waiting(StreamConnection& c) {
-  size_t before = 0;
-  do {
-    before = c.in.bytes();
-    if (c.state == State::kOpen && !has_frame(c)) receive(tcp(c));
-  } while (c.in.bytes() > before);
+  while (c.state == State::kOpen && !has_frame(c) && receive(tcp(c))) {
+  }
+}
+
+PeerIdentity TcpEndpoint::identity(ConnectionId connection) const {
+  const auto* c = static_cast<const Connection*>(find(connection));
+  return c == nullptr ? PeerIdentity() : c->identity;
 }
 
 }  // namespace petps::transport

@@ -32,6 +32,8 @@ inline constexpr size_t kZerocopyListsMax = epoch::kPinsPerReader / 2;
 // How long end() waits for the kernel to release rows.
 inline constexpr uint64_t kSettleMs = 1'000;
 inline constexpr int kEpollEvents = 256;
+// TLS: one recv takes at most this much ciphertext, which is eight records.
+inline constexpr size_t kCiphertextBytes = 8 * (tls::kRecordBytes + tls::kRecordExtraBytes);
 // The poll budget: before it polls epoll, the endpoint reads at most this many connections again,
 // and it may skip epoll for at most kLookEveryNs. That is a few short pulls but not one long pull;
 // otherwise a client with long pulls would delay the others.
@@ -43,6 +45,8 @@ struct NewPeer {
   int fd = -1;
   std::string address;
   base::Status refusal;
+  std::unique_ptr<tls::Stream> tls;  // after its handshake; null: plain text
+  std::vector<std::byte> arrived;    // ciphertext that followed the handshake
   // All places are taken: close an idle connection to make room, or refuse the peer.
   bool needs_room = false;
 };
@@ -52,6 +56,14 @@ struct TcpConnection final : StreamConnection {
   bool take_overdue(uint64_t since_ns) override { return flights.take_overdue(since_ns); }
 
   int fd = -1;
+  std::unique_ptr<tls::Stream> tls;    // null: plain text
+  std::vector<std::byte> undecrypted;  // ciphertext for which there was no room in `in`
+  bool has_announced_end = false;      // close_notify is in `out` or was sent
+  PeerIdentity identity;
+  // Return whether input waits that no socket event announces.
+  bool has_buffered() const {
+    return tls != nullptr && !ended && (!undecrypted.empty() || tls->has_plain());
+  }
   bool zerocopy = false;   // the socket supports zero-copy
   bool reported = false;   // reported for settling too long
   uint32_t next_send = 0;  // number of the next zero-copy send
@@ -70,6 +82,7 @@ class TcpEndpoint final : public StreamEndpoint {
   std::span<const Event> poll(int timeout_ms) override;
   void post(ConnectionId connection, gather::GatherList&& list, epoch::Pin&& pin) override;
   void flush() override;
+  PeerIdentity identity(ConnectionId connection) const override;
 
   // Called by the acceptor's thread.
   void adopt(NewPeer peer);
@@ -94,14 +107,17 @@ class TcpEndpoint final : public StreamEndpoint {
   void report_candidates();
   int wait(uint64_t now, bool is_busy, int timeout_ms);
   void handle(Connection& c, uint32_t events);
-  void receive(Connection& c);
+  // Receive once. Return whether bytes have arrived.
+  bool receive(Connection& c);
+  // Note the end or the failure of a socket whose recv returned n <= 0.
+  void note_end(Connection& c, ssize_t n);
+  void note_input(size_t bytes);  // count bytes of the network
   void receive_waiting(StreamConnection& c) override;
 
   // Send side: send.cc.
   void send_staged();
   // Send as much as the socket takes. Return false if the connection is broken.
   bool send_some(Connection& c, const std::byte* bytes, size_t n, size_t& sent);
-  void send_whole(Connection& c, std::span<const std::byte> bytes);
   void stage_list(Connection& c, const gather::GatherList& list);
   GatherMode mode_of(Connection& c, const gather::GatherList& list);
   void send_list(Connection& c, gather::GatherList& list, epoch::Pin& pin, bool zerocopy);
@@ -109,6 +125,15 @@ class TcpEndpoint final : public StreamEndpoint {
   void collect_completions(Connection& c);
   void send_output(StreamConnection& c) override;
   void keep_output(Connection& c, const std::byte* bytes, size_t n);
+  // Send bytes behind the waiting output, and keep what the socket does not take.
+  void send_or_keep(Connection& c, std::span<const std::byte> bytes);
+  void append_output(StreamConnection& c, std::span<const std::byte> bytes) override;
+
+  // TLS: encrypted.cc.
+  bool decrypt(Connection& c, std::span<std::byte> space);
+  void keep_undecrypted(Connection& c, std::span<const std::byte> rest);
+  void send_encrypted(Connection& c, std::span<const std::byte> plain);
+  void announce_end(Connection& c);
 
   // Closing: close.cc.
   void sweep_sockets(uint64_t now);
@@ -124,6 +149,8 @@ class TcpEndpoint final : public StreamEndpoint {
   std::array<epoll_event, kEpollEvents> ready_{};
   std::vector<std::byte> stage_;
   size_t staged_ = 0;
+  std::vector<std::byte> ciphertext_;  // of the last recv from a TLS peer
+  std::vector<std::byte> encrypted_;   // records on their way to a socket
   Connection* staged_for_ = nullptr;
   uint64_t busy_until_ns_ = 0;              // see TcpOptions::busy_poll_us
   uint64_t looked_ns_ = 0;                  // when epoll was last polled

@@ -26,6 +26,12 @@ void TcpEndpoint::post(ConnectionId connection, gather::GatherList&& list, epoch
   auto* c = static_cast<Connection*>(begin_post(connection, list));
   if (c == nullptr) return;
   if (staged_for_ != nullptr && staged_for_ != c) send_staged();
+  if (c->tls != nullptr) {
+    Counters::add(counters_.lists_copied, 1);
+    stage_list(*c, list);
+    list.clear();
+    return;
+  }
   const GatherMode mode = mode_of(*c, list);
   if (mode != GatherMode::kCopy && staged_for_ == c) send_staged();
   if (c->out.bytes() > 0) {
@@ -35,7 +41,7 @@ void TcpEndpoint::post(ConnectionId connection, gather::GatherList&& list, epoch
     send_list(*c, list, held, mode == GatherMode::kZerocopy);
   } else if (list.pieces() == 0 && staged_ == 0 && list.bytes() >= kStageBytes) {
     Counters::add(counters_.lists_copied, 1);
-    send_whole(*c, list.header_bytes());
+    send_or_keep(*c, list.header_bytes());  // these bytes lie in one place
   } else {
     Counters::add(counters_.lists_copied, 1);
     stage_list(*c, list);
@@ -55,18 +61,12 @@ GatherMode TcpEndpoint::mode_of(Connection& c, const gather::GatherList& list) {
   return is_full || list.bytes() < options_.zerocopy_bytes ? GatherMode::kCopy : mode;
 }
 
-// Send bytes that lie in one place and are worth a send of their own.
-void TcpEndpoint::send_whole(Connection& c, std::span<const std::byte> bytes) {
-  size_t sent = 0;
-  if (!send_some(c, bytes.data(), bytes.size(), sent)) return;
-  if (sent < bytes.size()) keep_output(c, bytes.data() + sent, bytes.size() - sent);
-}
-
 void TcpEndpoint::stage_list(Connection& c, const gather::GatherList& list) {
   gather::Position at;
   size_t left = list.bytes();
   while (left > 0) {
-    if (c.out.bytes() > 0) {  // the socket is full: queue the rest behind what it did not take
+    // The socket is full: queue the rest behind what it did not take.
+    if (c.out.bytes() > 0 && c.tls == nullptr) {
       list.copy_from(at, grow_output(c, left));
       return;
     }
@@ -89,9 +89,17 @@ void TcpEndpoint::send_staged() {
   Connection& c = *staged_for_;
   staged_for_ = nullptr;
   const size_t n = std::exchange(staged_, 0);
+  if (c.tls != nullptr) {
+    send_encrypted(c, {stage_.data(), n});
+  } else {
+    send_or_keep(c, {stage_.data(), n});
+  }
+}
+
+void TcpEndpoint::send_or_keep(Connection& c, std::span<const std::byte> bytes) {
   size_t sent = 0;
-  if (c.out.bytes() == 0 && !send_some(c, stage_.data(), n, sent)) return;
-  if (sent < n) keep_output(c, stage_.data() + sent, n - sent);
+  if (c.out.bytes() == 0 && !send_some(c, bytes.data(), bytes.size(), sent)) return;
+  if (sent < bytes.size()) keep_output(c, bytes.data() + sent, bytes.size() - sent);
 }
 
 bool TcpEndpoint::send_some(Connection& c, const std::byte* bytes, size_t n, size_t& sent) {
@@ -200,6 +208,7 @@ void TcpEndpoint::keep_output(Connection& c, const std::byte* bytes, size_t n) {
 
 void TcpEndpoint::send_output(StreamConnection& connection) {
   Connection& c = tcp(connection);
+  if (c.tls != nullptr && c.state == State::kLingering) announce_end(c);
   size_t sent = 0;
   if (c.out.bytes() > 0 && !send_some(c, c.out.data(), c.out.bytes(), sent)) {
     if (c.state == State::kLingering) destroy(c);
@@ -214,6 +223,7 @@ void TcpEndpoint::send_output(StreamConnection& connection) {
     }
   }
   set_interest(c);
+  if (c.state == State::kOpen && c.has_buffered() && may_read(c)) add_candidate(c);
 }
 
 }  // namespace petps::transport

@@ -33,6 +33,7 @@ class TcpTransport final : public Transport {
     for (const auto& endpoint : endpoints_) refused += endpoint->refused();
     return refused;
   }
+  Handshakes handshakes() const override { return acceptor_.handshakes(); }
   const char* name() const override { return "tcp"; }
 
  private:

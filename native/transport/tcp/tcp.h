@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "tls/tls.h"
 #include "transport/gather_choice.h"
 #include "transport/memory_budget.h"
 #include "transport/transport.h"
@@ -20,6 +21,14 @@ inline constexpr size_t kZerocopyBytes = size_t{16} << 10;
 
 inline constexpr uint32_t kBusyPollMaxUs = 1'000'000;
 
+// Limits of the TLS handshakes that are not finished. A handshake costs about a millisecond of a
+// processor, so those of 256 peers take less than half of handshake_ms.
+struct HandshakeLimits {
+  uint32_t at_once = 256;
+  uint32_t of_one_peer = 32;  // by its address, without the port
+  uint64_t handshake_ms = 5'000;
+};
+
 struct TcpOptions {
   std::string host = "127.0.0.1";  // numeric
   uint16_t port = 0;
@@ -30,6 +39,9 @@ struct TcpOptions {
   // After a request an endpoint polls for this time without sleeping; at most kBusyPollMaxUs.
   uint32_t busy_poll_us = 0;
   int socket_buffer_bytes = 0;  // SO_SNDBUF and SO_RCVBUF; 0: the kernel tunes them
+  // Null: plain text. With TLS, rows are always copied.
+  std::shared_ptr<const tls::ServerContext> tls;
+  HandshakeLimits handshakes;
   Limits limits;
   std::shared_ptr<MemoryBudget> memory = std::make_shared<MemoryBudget>();
   FrameRules rules;

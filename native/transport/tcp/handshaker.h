@@ -1,0 +1,93 @@
+// The thread that runs the TLS handshakes of new peers, between the acceptor and the endpoints, so
+// that a handshake, which costs about a millisecond of a processor, delays no request. Internal to
+// transport/tcp.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/tcp/endpoint.h"
+
+namespace petps::transport {
+
+// Memory of a handshake, as measured: the stream with its certificates and record buffers.
+inline constexpr size_t kHandshakeBytes = size_t{64} << 10;
+// The thread's niceness: requests go first.
+inline constexpr int kHandshakeNiceness = 10;
+
+class Handshaker {
+ public:
+  // `deliver` receives each peer that is through, and each that speaks plain text, which has a
+  // refusal and no stream. It runs on the handshaker's thread.
+  Handshaker(const TcpOptions& options, std::function<void(NewPeer)> deliver);
+  ~Handshaker();
+  Handshaker(const Handshaker&) = delete;
+  Handshaker& operator=(const Handshaker&) = delete;
+
+  base::Status open();
+  void start();
+  // Close the peers that are not through.
+  void stop();
+  // Take a new peer, or refuse it by closing the socket. Any thread may call it.
+  void take(int fd, std::string address);
+  Handshakes counts() const;
+
+ private:
+  struct Guest {
+    int fd = -1;
+    std::string address;
+    std::unique_ptr<tls::Stream> tls;
+    std::vector<std::byte> out;  // what the socket has not taken
+    uint64_t until_ns = 0;
+    bool is_lingering = false;  // it has failed, and may read the alert
+  };
+  using Guests = std::map<uint64_t, Guest>;
+
+  void run();
+  void adopt_new();
+  void adopt(int fd, std::string address);
+  void advance(Guests::iterator at);
+  // Receive once and take a step. Return false if the guest is gone, or must wait.
+  bool step(Guests::iterator at);
+  void refuse_plain_text(Guests::iterator at);
+  void finish(Guests::iterator at, std::span<const std::byte> rest);
+  void fail(Guests::iterator at);
+  // Send what the socket takes. Return false if the socket is broken.
+  bool send_out(Guest& guest);
+  void set_interest(uint64_t id, const Guest& guest);
+  void remove(Guests::iterator at, bool closes);
+  void remove_overdue();
+  int wait_ms() const;
+  // Count the peer among those at once, or return false if there are too many.
+  bool count_in(const std::string& host);
+  void count_out(const std::string& host);
+
+  const TcpOptions& options_;
+  const std::function<void(NewPeer)> deliver_;
+  int epoll_ = -1;
+  int wake_ = -1;
+  std::thread thread_;
+  std::atomic<bool> stopping_{false};
+  // Of the thread.
+  Guests guests_;  // by number
+  uint64_t next_guest_ = 0;
+  std::vector<std::byte> arrived_;
+
+  std::mutex mutex_;  // guards the members below
+  std::vector<std::pair<int, std::string>> new_;
+  uint32_t at_once_ = 0;
+  std::unordered_map<std::string, uint32_t> by_host_;
+
+  std::atomic<uint64_t> finished_{0};
+  std::atomic<uint64_t> failed_{0};
+  std::atomic<uint64_t> refused_{0};
+};
+
+}  // namespace petps::transport
