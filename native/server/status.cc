@@ -232,7 +232,6 @@ std::string Shared::status_json() {
   json.member("transport", transport->name());
   json.member("host", options.host);
   json.member("port", uint32_t{transport->port()});
-  json.member("tls", options.tls != nullptr);
   write_gather(*gather, snapshot, json);
   json.member("workers", options.workers);
   json.member("call_workers", options.call_workers);

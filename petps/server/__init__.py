@@ -5,9 +5,9 @@ Owns:        open -> recover -> serve -> ingest -> drain -> close (lifecycle.py)
              status page (http.py, metrics.py, page.html); gRPC (grpc/); administration
              (admin.py); tables that grow automatically (growth.py), rows that expire
              (expiry.py), rows that are checked and restored (scrub.py, scrubber.py, repair.py);
-             the process's signals (signals.py); the common form of a status (status.py); the
-             shard map's file (shard_map.py, FORMAT.md); the native server of a configuration
-             (native_server.py); TLS of the Python doors (tls.py, DOORS.md).
+             the process's signals (signals.py); credentials (credentials.py, access.py, tls.py);
+             the common form of a status (status.py); the shard map's file (shard_map.py,
+             FORMAT.md); the native server of a configuration (native_server.py).
 Never does:  answer pulls or pushes (native room server does); interpret deltas (room
              server/ingest does).
 Called by:   cli serve, demo, tests.

@@ -49,7 +49,7 @@ class Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: Name
-    token_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$", repr=False)] | None = None
+    token_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$", repr=False)
     certificate: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     roles: Annotated[list[Role], Field(min_length=1)]
     models: list[Name] | Literal["*"]

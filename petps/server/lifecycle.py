@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from petps.config import Config, changes
 from petps.errors import FailedPrecondition, NotFound, PetpsError
-from petps.server.access import Access
-from petps.server.native_server import native_tls, open_tables, start_server
+from petps.server.credentials import Credentials
+from petps.server.native_server import open_tables, start_server
 from petps.server.status import normalise_status
 from petps.server.tables import ignored_tables
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from petps.pool.export import Bar
     from petps.server.ingest.status import PartitionHealth
     from petps.server.shard_map import MapFile, ShardMap
-    from petps.server.tls import TlsFiles
 
 __all__ = ["Log", "Serving"]
 
@@ -76,8 +75,7 @@ class Serving:
         self._backups: Any = None
         self._upkeep: list[Any] = []  # administration, growth, expiry, scrubbing, backups
         self._metrics: Any = None
-        self._tls: TlsFiles | None = None  # of HTTP, gRPC and administration
-        self._access = Access(config, log=log)
+        self._credentials = Credentials(config, log)
         self._map_file: MapFile | None = None
         self._map: ShardMap | None = None
         if config.server.shard_map is not None:
@@ -93,10 +91,10 @@ class Serving:
         self.opened_at = time.monotonic()
         self._tables = open_tables(config)
         try:
-            self._native_tls = native_tls(config)
             owners = None if self._map is None else self._map.owners
-            gate = self._access.gate
-            self._server = start_server(config, self._tables, owners, self._native_tls, gate)
+            self._server = start_server(
+                config, self._tables, owners, self._credentials.native_tls, self._credentials.gate
+            )
             self.open_ms = 1e3 * (time.monotonic() - self.opened_at)
             try:
                 for line in ignored_tables(config, self._tables):
@@ -148,9 +146,8 @@ class Serving:
         if self._draining:
             return
         self._report_unready()
-        self._server.set_status_member("access", json.dumps(self._access.status()))
-        if self._tls is not None:
-            self._server.set_status_member("tls", json.dumps(self._tls.status()))
+        for name, member in self._credentials.status().items():
+            self._server.set_status_member(name, json.dumps(member))
         if self._expiry is not None:
             faults = {str(table): text for table, text in self._expiry.faults.items()}
             self._server.set_status_member("expiry_faults", json.dumps(faults))
@@ -199,13 +196,8 @@ class Serving:
             self._log(error or "the shard map can be used again")
 
     def follow_credentials(self) -> None:
-        """Use changed files of [tls] for new connections of all doors, and a changed access file.
-
-        serve() calls this several times a second, always from the same thread.
-        """
-        self._access.check()
-        if self._tls is not None:
-            self._tls.check()
+        """Look at the files of [tls] and [access] now, as a thread does four times a second."""
+        self._credentials.check()
 
     def reload(self, config: Config) -> None:
         """Apply the settings that can change while serving, and log those that need a restart.
@@ -311,7 +303,7 @@ class Serving:
     def _open_doors(self) -> None:
         if self._ingest is not None:
             self._ingest.ingest.wait_for_end(READ_FIRST_SECONDS)
-        self._read_tls()
+        self._credentials.open()
         self._start_http()
         self._start_grpc()
         from petps.server.admin import open_admin_door
@@ -332,8 +324,8 @@ class Serving:
         server = self._config.server
         address = None if server.admin_port is None else (server.host, server.admin_port)
         self._admin = open_admin_door(
-            self._config.pool.path, self._tables, self, self._log, address, self._tls,
-            self._access.gate,
+            self._config.pool.path, self._tables, self, self._log, address, self._credentials.tls,
+            self._credentials.gate,
         )  # fmt: skip
         self._upkeep += self._admin
         self._is_open = True
@@ -345,15 +337,6 @@ class Serving:
         ingest = self._ingest
         return ingest is not None and bool(ingest.ingest.between_applies(action, timeout))
 
-    def _read_tls(self) -> None:
-        """Read the files of [tls]. HTTP, gRPC and administration start after this."""
-        if self._native_tls is None:
-            return
-        from petps.server.tls import TlsFiles, use_safe_grpc_ciphers
-
-        use_safe_grpc_ciphers()
-        self._tls = TlsFiles(self._config.tls, reload_native=self._native_tls.reload, log=self._log)
-
     def _start_http(self) -> None:
         server = self._config.server
         if not server.http:
@@ -364,8 +347,8 @@ class Serving:
         self._http = HttpServer(
             server.host,
             server.http_port,
-            tls=self._tls,
-            gate=self._access.gate,
+            tls=self._credentials.tls,
+            gate=self._credentials.gate,
             status=self.status,
             metrics=self._metrics_text,
             fault=self._fault,
@@ -389,8 +372,8 @@ class Serving:
             status=self.status,
             map_version=lambda: 0 if self._map is None else self._map.owners.version,
             is_ready=lambda: self.unready() is None,
-            tls=self._tls,
-            gate=self._access.gate,
+            tls=self._credentials.tls,
+            gate=self._credentials.gate,
         )
 
     def _metrics_text(self) -> bytes:
@@ -479,6 +462,7 @@ class Serving:
         native server answers the gRPC calls in flight.
         """
         self._draining = True
+        self._credentials.close()
         for part in self._upkeep:
             part.close()
         if self._grpc is not None:

@@ -175,7 +175,7 @@ def _door_metrics(status: dict[str, Any]) -> Iterator[Metric]:
     access = status.get("access")
     if access is not None:
         for name, text in _ACCESS_COUNTERS.items():
-            yield CounterMetricFamily(f"petps_access_{name}", text, access[name])
+            yield CounterMetricFamily(f"petps_access_{name}", text, value=access[name])
         yield GaugeMetricFamily(
             "petps_access_reload_failed",
             "1: a changed access file cannot be used, and the grants before stay in use.",

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,9 +29,6 @@ HANDLED_SIGNALS: Final = (
 )
 PR_SET_DUMPABLE: Final = 4  # linux/prctl.h
 REPORT_SECONDS: Final = 1.0  # between two updates of ingest's state in the status
-# Between two looks at the files of [tls] and [access]. A worker acts on new grants within 0.5 s, so
-# a revoked token ends within a second.
-CREDENTIALS_SECONDS: Final = 0.25
 
 
 class _Signals:
@@ -110,15 +106,11 @@ def serve(
         with _Signals() as signals:
             announce = partial(_announce, config=config, ready_file=ready_file, log=log)
             with Serving(config, log=log, on_serving=announce) as serving:
-                reported = time.monotonic()
-                while signals.wait(CREDENTIALS_SECONDS):
+                while signals.wait(REPORT_SECONDS):
                     if signals.take_reload():
                         _reload(serving, reread, log)
-                    serving.follow_credentials()
-                    if time.monotonic() - reported >= REPORT_SECONDS:
-                        reported = time.monotonic()
-                        serving.follow_shard_map()
-                        serving.report()
+                    serving.follow_shard_map()
+                    serving.report()
                 assert signals.stopped_by is not None
                 log(f"{signal.Signals(signals.stopped_by).name}: draining")
                 _remove(ready_file)

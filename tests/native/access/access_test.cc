@@ -68,7 +68,7 @@ TEST(Access, NobodyPassesAGateWithGrantsWithoutACredential) {
   gate.replace({token_grant("reader", kToken, kRead), certificate_grant("c", "host.a", kRead)});
   EXPECT_EQ(gate.authenticate({}).status().code(), Code::kUnauthenticated);
   for (const std::string& wrong : {kToken.substr(1), kToken + "x", std::string("reader"),
-                                  std::string("host.a"), std::string(1, '\0')})
+                                   std::string("host.a"), std::string(1, '\0')})
     EXPECT_EQ(gate.authenticate({wrong, {}, wrong}).status().code(), Code::kUnauthenticated);
   EXPECT_EQ(gate.counts().logins_failed, 7u);
 }

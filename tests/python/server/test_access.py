@@ -356,19 +356,17 @@ def test_a_browser_is_asked_for_the_token(serving: Serving) -> None:
     assert "<html" in page
 
 
-def test_a_probe_learns_nothing_but_the_code(pool: Path, tmp_path: Path, file: AccessFile) -> None:
-    configured = settings(
-        pool,
-        access={"file": tmp_path / "access.json"},
-        ingest={"log": str(tmp_path / "no-log")},
-    )
-    with Serving(configured) as serving:
+def test_a_probe_learns_nothing_but_the_code(
+    pool: Path, tmp_path: Path, file: AccessFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Serving, "_unready", lambda serving: "partition 7 is late")
+    with Serving(settings(pool, access={"file": tmp_path / "access.json"})) as serving:
         for header in (None, "Bearer wrong", "nonsense"):
             status, text, _ = ask(serving, "/readyz", header)
             assert (status, text) == (503, "")
         status, text, _ = ask(serving, "/readyz", f"Bearer {TOKEN}")
         assert status == 503
-        assert text != ""
+        assert "partition 7 is late" in text
         assert ask(serving, "/healthz")[0] == 200
         before = serving.status()["access"]["logins_failed"]
         ask(serving, "/readyz")
