@@ -48,6 +48,8 @@ Result<std::unique_ptr<Connection>> RemoteServer::open(const Deadline& deadline)
   auto opened = Connection::open(name_, host_, deadline);
   if (!opened.ok()) return opened;
   Connection& connection = **opened;
+  if (tls_ != nullptr)
+    PETPS_RETURN_IF_ERROR(connection.start_tls(*tls_, certificate_name_, deadline));
   wire::HelloRequest request;
   request.client = options_.name;
   wire::encode_hello(connection.next_request_id(), request, connection.frame());

@@ -20,6 +20,10 @@ class Client:
         hot_keys: int,
         hot_set_ms: int,
         catalogue_ms: int,
+        tls_ca: str,
+        tls_certificate: str,
+        tls_key: str,
+        tls_server_name: str,
     ) -> None: ...
     def pull(
         self,

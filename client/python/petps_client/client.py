@@ -17,6 +17,7 @@ import numpy.typing as npt
 from petps_client import _native
 from petps_client.arrays import as_keys, as_rows
 from petps_client.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from petps_client.tls import Tls, tls_options
 
 if TYPE_CHECKING:
     from typing import Self, Unpack  # Python 3.11
@@ -114,8 +115,11 @@ def connect(
     hot_keys: int = 65_536,
     hot_set_ms: int = 0,
     catalogue_ms: int = 5000,
+    tls: Tls | None = None,
 ) -> Client:
     """Connect to the servers of ``petps://h1:7070,h2:7070/model``.
+
+    With ``petps+tls://`` all connections use TLS 1.3.
 
     The addresses are any servers of the model. If the servers have a shard map, it assigns keys
     and replicas to servers, and the client follows its changes. Without one the addresses are
@@ -133,10 +137,14 @@ def connect(
         hot_keys: Limit of a table's hot set.
         hot_set_ms: Period of sending hot sets; 0: the servers' choice.
         catalogue_ms: Period of reading tables and aliases; 0: only when needed.
+        tls: Certificates of a ``petps+tls://`` URL. None: the files and the name that the
+            environment variables PETPS_TLS_CA, PETPS_TLS_CERTIFICATE, PETPS_TLS_KEY and
+            PETPS_TLS_SERVER_NAME give.
 
     Raises:
         InvalidArgument: The URL or an option is wrong.
         Unavailable: No server is reachable; names each server and its reason.
+        Unauthenticated: A certificate is not accepted; says what is wrong with it.
         NotFound: The model is unknown; lists the known ones.
     """
     options = {
@@ -151,7 +159,8 @@ def connect(
     }
     for option, value in options.items():
         _check_u32(option, value)
-    return Client(_native.Client(url, name=name, **options), threads=connections)
+    native = _native.Client(url, name=name, **options, **tls_options(url, tls))
+    return Client(native, threads=connections)
 
 
 class Client:
