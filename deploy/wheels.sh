@@ -31,7 +31,7 @@ for folder in client/python .; do
   "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work" "$folder" \
     >"$work/build.log" 2>&1 || { cat "$work/build.log" >&2; fail "the wheel of $folder was not built"; }
 done
-# auditwheel copies libxxhash into the wheel, and names the oldest glibc that the wheel runs with.
+# auditwheel copies OpenSSL into the wheel, and names the oldest glibc that the wheel runs with.
 for wheel in "$work"/*.whl; do
   PATH="$work/tools/bin:$PATH" "$work/tools/bin/auditwheel" repair --wheel-dir "$work/repaired" \
     "$wheel" >"$work/audit.log" 2>&1 || { cat "$work/audit.log" >&2; fail "$wheel is not portable"; }

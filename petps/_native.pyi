@@ -386,6 +386,27 @@ class Calls:
     def set_hot_keys(self, table: int, keys: bytes) -> int: ...
     def take(self) -> list[CallReply]: ...
 
+class ServerTls:
+    """Certificate and key of a server, from PEM files. The server speaks TLS 1.3 only."""
+
+    def __init__(
+        self,
+        certificate: str,
+        key: str,
+        client_ca: str = "",
+        client_certificates: Literal["off", "optional", "required"] = "off",
+    ) -> None:
+        """Read the files.
+
+        certificate: the server's, followed by the intermediate ones. client_ca: the authorities of
+        client certificates.
+
+        Raise InvalidArgument, FailedPrecondition (expired) or IoError, each with the file, what is
+        wrong and the remedy.
+        """
+    def reload(self) -> None:
+        """Read all files again, for new connections. On an error the old ones stay in use."""
+
 class Server:
     """Native server over the tables of an open pool. ``Tables.close`` raises while it runs."""
 
@@ -407,6 +428,7 @@ class Server:
         real_time: int = 0,
         busy_poll_us: int = 0,
         gate: Gate | None = None,
+        tls: ServerTls | None = None,
     ) -> Server:
         """Start a server, which listens and serves on return.
 
@@ -414,7 +436,7 @@ class Server:
         of ``calls``. rdma: "off", "auto" (the first device with an active port) or a device's name.
         real_time: priority of the workers, 1 to 99; 0: none. busy_poll_us: microseconds after a
         request in which a worker looks for the next one without sleeping. gate: who may do what;
-        None: everybody may do everything.
+        None: everybody may do everything. tls: None: plain text.
 
         Raise InvalidArgument for an unknown limit. Raise FailedPrecondition if the RDMA device does
         not exist, if RDMA shall serve a pool whose file is not in memory, or if the process may not

@@ -195,8 +195,11 @@ void bind_client(py::module_& module) {
       .def(py::init([](const std::string& url, const std::string& name, uint32_t deadline_ms,
                        uint32_t keys_per_request, uint32_t requests_in_flight, uint32_t connections,
                        uint32_t hot_sample_every, uint32_t hot_keys, uint32_t hot_set_ms,
-                       uint32_t catalogue_ms, std::string token, std::string token_file) {
+                       uint32_t catalogue_ms, std::string token, std::string token_file,
+                       const std::string& tls_ca, const std::string& tls_certificate,
+                       const std::string& tls_key, const std::string& tls_server_name) {
              Options options;
+             options.tls = {tls_ca, tls_certificate, tls_key, tls_server_name};
              options.name = name;
              options.deadline_ms = deadline_ms;
              options.keys_per_request = keys_per_request;
@@ -213,7 +216,8 @@ void bind_client(py::module_& module) {
            py::arg("url"), py::kw_only(), py::arg("name"), py::arg("deadline_ms"),
            py::arg("keys_per_request"), py::arg("requests_in_flight"), py::arg("connections"),
            py::arg("hot_sample_every"), py::arg("hot_keys"), py::arg("hot_set_ms"),
-           py::arg("catalogue_ms"), py::arg("token"), py::arg("token_file"))
+           py::arg("catalogue_ms"), py::arg("token"), py::arg("token_file"), py::arg("tls_ca"),
+           py::arg("tls_certificate"), py::arg("tls_key"), py::arg("tls_server_name"))
       .def("pull", &Session::pull, py::arg("pulls"), py::arg("dtype"), py::arg("deadline_ms"),
            py::arg("min_version"), py::arg("wait_ms"), py::arg("dedup"))
       .def("push", &Session::push, py::arg("table"), py::arg("keys"), py::arg("rows"),

@@ -15,6 +15,21 @@ transport::GatherMode parse_gather(const std::string& name) {
   invalid("gather '" + name + "' is unknown; write 'auto', 'copy', 'sendmsg' or 'zerocopy'");
 }
 
+std::shared_ptr<tls::ServerContext> open_tls(std::string certificate, std::string key,
+                                             std::string client_ca, const std::string& clients) {
+  tls::ServerFiles files{std::move(certificate), std::move(key), std::move(client_ca), {}};
+  if (clients == "optional") {
+    files.client_certificates = tls::ClientCertificates::kOptional;
+  } else if (clients == "required") {
+    files.client_certificates = tls::ClientCertificates::kRequired;
+  } else if (clients != "off") {
+    invalid("client_certificates '" + clients +
+            "' is unknown; write 'off', 'optional' or 'required'");
+  }
+  const Released released_gil;
+  return unwrap(tls::ServerContext::open(std::move(files)));
+}
+
 // Move the limit called `name` from `limits` to `value`, if it is present.
 template <typename T>
 void take(py::dict& limits, const char* name, T& value) {
@@ -51,7 +66,8 @@ std::unique_ptr<ServerHandle> start(const std::shared_ptr<Session>& session,
                                     const wire::ShardMap* shard_map, std::string address,
                                     uint32_t call_workers, const std::string& rdma,
                                     uint32_t real_time, uint32_t busy_poll_us,
-                                    std::shared_ptr<access::Gate> gate) {
+                                    std::shared_ptr<access::Gate> gate,
+                                    std::shared_ptr<tls::ServerContext> tls) {
   server::ServerOptions options;
   options.host = host;
   options.port = port;
@@ -67,6 +83,7 @@ std::unique_ptr<ServerHandle> start(const std::shared_ptr<Session>& session,
   options.real_time = real_time;
   options.busy_poll_us = busy_poll_us;
   options.gate = std::move(gate);
+  options.tls = std::move(tls);
   if (rdma != "off") options.rdma = unwrap(transport::open_verbs(rdma == "auto" ? "" : rdma));
   const Released released_gil;
   return std::make_unique<ServerHandle>(session, options);
@@ -112,6 +129,13 @@ py::dict stats(ServerHandle& handle) {
 }  // namespace
 
 void bind_server(py::module_& module) {
+  py::class_<tls::ServerContext, std::shared_ptr<tls::ServerContext>>(
+      module, "ServerTls", "The certificate and key of a server.")
+      .def(py::init(&open_tls), py::arg("certificate"), py::arg("key"), py::arg("client_ca") = "",
+           py::arg("client_certificates") = "off")
+      .def(
+          "reload", [](tls::ServerContext& context) { check(context.reload()); },
+          py::call_guard<Released>());
   py::class_<ServerHandle> server(module, "Server",
                                   "The native server over an open pool's tables.");
   server.def_static("start", start, py::arg("tables"), py::kw_only(), py::arg("host") = "127.0.0.1",
@@ -120,7 +144,7 @@ void bind_server(py::module_& module) {
                     py::arg("limits") = py::dict(), py::arg("shard_map") = py::none(),
                     py::arg("address") = "", py::arg("call_workers") = 0, py::arg("rdma") = "off",
                     py::arg("real_time") = 0, py::arg("busy_poll_us") = 0,
-                    py::arg("gate") = py::none());
+                    py::arg("gate") = py::none(), py::arg("tls") = py::none());
   server.def_property_readonly("port", &ServerHandle::port);
   server.def_property_readonly("address", &ServerHandle::address);
   server.def_property_readonly("calls", &ServerHandle::calls,

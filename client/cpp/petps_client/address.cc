@@ -13,11 +13,12 @@ using base::Result;
 using base::Status;
 
 constexpr std::string_view kScheme = "petps://";
+constexpr std::string_view kTlsScheme = "petps+tls://";
 
 Status url_error(std::string_view url, std::string_view reason) {
   std::string text = "'";
   text.append(url).append("': ").append(reason);
-  text.append("; expected petps://host:7070,host:7070/model");
+  text.append("; expected petps://host:7070,host:7070/model, or petps+tls:// with TLS");
   return Status(Code::kInvalidArgument, std::move(text));
 }
 
@@ -57,9 +58,11 @@ Result<Address> parse_address(std::string_view url, std::string_view text) {
 }
 
 Result<Url> parse_url(std::string_view url) {
-  if (!url.starts_with(kScheme)) return url_error(url, "it must start with petps://");
-  std::string_view rest = url.substr(kScheme.size());
   Url parsed;
+  parsed.has_tls = url.starts_with(kTlsScheme);
+  if (!parsed.has_tls && !url.starts_with(kScheme))
+    return url_error(url, "it must start with petps:// or petps+tls://");
+  std::string_view rest = url.substr((parsed.has_tls ? kTlsScheme : kScheme).size());
   const size_t slash = rest.find('/');
   if (slash != std::string_view::npos) {
     parsed.model = rest.substr(slash + 1);

@@ -1,4 +1,4 @@
-// petps:// URLs and their parser.
+// petps:// and petps+tls:// URLs and their parser.
 #pragma once
 
 #include <string>
@@ -21,11 +21,12 @@ struct Address {
 };
 
 struct Url {
+  bool has_tls = false;            // of all addresses
   std::vector<Address> addresses;  // at least one
   std::string model;               // may be empty
 };
 
-// Parse a petps:// URL.
+// Parse a URL.
 // Errors: kInvalidArgument; the message names the wrong part and the expected form.
 base::Result<Url> parse_url(std::string_view url);
 // Parse `text`, one "host:port" of the URL `whole`. Error messages quote `whole`.

@@ -49,6 +49,11 @@ Status check_options(const Options& options) {
   return {};
 }
 
+bool has_tls_options(const TlsOptions& tls) {
+  return !tls.ca.empty() || !tls.certificate.empty() || !tls.key.empty() ||
+         !tls.server_name.empty();
+}
+
 // Read the server's catalogue, and its shard map if it has one.
 Status read_names_and_map(Client::Impl& impl, RemoteServer& server, const Deadline& until) {
   bool has_map = false;
@@ -127,9 +132,16 @@ Result<std::unique_ptr<Client>> Client::connect(std::string_view url, const Opti
   impl->url = std::move(parsed).value();
   impl->options = options;
   impl->process = getpid();
-  for (const Address& address : impl->url.addresses) {
-    impl->seeds.push_back(std::make_shared<RemoteServer>(address, impl->url.model, options));
+  if (impl->url.has_tls) {
+    auto tls = tls::ClientContext::open({options.tls.ca, options.tls.certificate, options.tls.key});
+    if (!tls.ok()) return tls.status();
+    impl->tls = std::move(tls).value();
+  } else if (has_tls_options(options.tls)) {
+    return Status(Code::kInvalidArgument, "Options.tls is given, but '" + std::string(url) +
+                                              "' has no TLS: use petps+tls://, or give none");
   }
+  for (const Address& address : impl->url.addresses)
+    impl->seeds.push_back(impl->make_server(address));
   impl->routing = route_to_all(impl->seeds);
   PETPS_RETURN_IF_ERROR(find_first_server(*impl, impl->deadline(0)));
   try {

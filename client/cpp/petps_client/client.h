@@ -36,6 +36,17 @@ inline constexpr uint16_t kDefaultPort = 7070;
 // Errors: kFailedPrecondition (no such device; the message names the remedy).
 base::Result<std::shared_ptr<transport::Verbs>> open_rdma(const std::string& device);
 
+// How connections of a petps+tls:// URL prove who is at their ends. The fields are paths of PEM
+// files, except server_name. Files that change are read again for the next connection.
+struct TlsOptions {
+  std::string ca;           // the authorities of the servers; empty: those of the system
+  std::string certificate;  // this client's, with the intermediate ones; empty: none
+  std::string key;          // of `certificate`
+  // The DNS name or IP address that the certificate of each server must have; empty: the one in
+  // the server's address.
+  std::string server_name;
+};
+
 struct Options {
   std::string name;                 // shown in the servers' reports; at most 255 bytes
   uint32_t deadline_ms = 2'000;     // for calls that set none
@@ -55,6 +66,7 @@ struct Options {
   // for each new connection. Sent only to this machine or over an encrypted connection.
   std::string token;
   std::string token_file;
+  TlsOptions tls;  // for a petps+tls:// URL
 };
 
 // Whether a pull requests each repeated key once.
@@ -130,9 +142,11 @@ class [[nodiscard]] Client {
   // If the servers have a shard map, it decides which server receives which keys, and the client
   // reads a changed map. Without one, the addresses are replicas, tried one after another. The
   // default port is 7070. A numeric IPv6 host is written in brackets. The model (an alias,
-  // instance or model) may be omitted when the server has only one.
+  // instance or model) may be omitted when the server has only one. With "petps+tls://" all
+  // connections use TLS 1.3.
   // Errors: kInvalidArgument (the URL, an option); kUnavailable (no server is reachable; the
-  // message names each server and its reason); kNotFound (the model; lists the known ones).
+  // message names each server and its reason); kUnauthenticated (a certificate is not accepted);
+  // kNotFound (the model; lists the known ones).
   static base::Result<std::unique_ptr<Client>> connect(std::string_view url,
                                                        const Options& options = {});
   ~Client();

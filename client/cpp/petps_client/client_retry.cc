@@ -43,9 +43,8 @@ Status Client::Impl::read_shard_map(RemoteServer& server, const Deadline& deadli
   const std::lock_guard lock(routing_mutex);
   if (map.value().version <= routing->version) return {};
   const RemoteServers known[] = {seeds, routing->all};
-  auto next = route_by_map(map.value(), server.name(), known, [this](Address address) {
-    return std::make_shared<RemoteServer>(std::move(address), url.model, options);
-  });
+  auto next = route_by_map(map.value(), server.name(), known,
+                           [this](Address address) { return make_server(std::move(address)); });
   if (!next.ok()) return next.status();
   routing = next.value();
   return {};

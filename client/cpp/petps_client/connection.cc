@@ -65,6 +65,10 @@ Result<std::unique_ptr<Connection>> Connection::open(const std::string& peer, Ho
 }
 
 Connection::~Connection() {
+  if (tls_ != nullptr && !is_broken_ && outgoing_.empty()) {
+    tls_->end(outgoing_);  // so that the server can tell the end from an attacker's cut
+    (void)flush();
+  }
   rdma_.reset();
   if (poll_file_ >= 0) close(poll_file_);
   close(socket_);
@@ -110,6 +114,14 @@ Status Connection::distrust(std::string_view what) {
 Status Connection::break_by_error(const Status& error) {
   is_broken_ = true;
   return Status(Code::kUnavailable, std::string(error.message()));  // read_error named the server
+}
+
+void Connection::queue(std::span<const std::byte> frame) {
+  if (tls_ == nullptr) {
+    outgoing_.insert(outgoing_.end(), frame.begin(), frame.end());
+  } else {
+    (void)tls_->write(frame, outgoing_);  // the next read returns its error
+  }
 }
 
 Status Connection::flush() {
@@ -171,6 +183,22 @@ Status Connection::read_pieces(std::span<iovec> pieces, const Deadline& deadline
       advance(n);
       continue;
     }
+    if (tls_ != nullptr) {
+      const bool is_direct = pieces.front().iov_len >= kDecryptInPlaceBytes;
+      const std::span<std::byte> out =
+          is_direct
+              ? std::span(static_cast<std::byte*>(pieces.front().iov_base), pieces.front().iov_len)
+              : std::span(inbox_);
+      size_t n = 0;
+      PETPS_RETURN_IF_ERROR(decrypt(out, deadline, n));
+      if (is_direct) {
+        advance(n);
+      } else {
+        inbox_begin_ = 0;
+        inbox_end_ = n;
+      }
+      continue;
+    }
     // The inbox receives bytes that follow the last piece.
     std::array<iovec, kPiecesPerReceive + 1> parts;
     const size_t count = std::min(pieces.size(), kPiecesPerReceive);
@@ -198,6 +226,7 @@ Status Connection::read_pieces(std::span<iovec> pieces, const Deadline& deadline
     inbox_begin_ = 0;
     inbox_end_ = static_cast<size_t>(received) - taken;
   }
+  if (tls_ != nullptr) decrypt_ahead();
   return {};
 }
 
@@ -253,12 +282,15 @@ Result<std::span<const std::byte>> Connection::send_and_read_reply(wire::FrameHe
 
 bool Connection::is_reusable() {
   if (is_broken_ || outgoing_sent_ < outgoing_.size() || has_read_ahead()) return false;
+  if (tls_ != nullptr && (tls_->has_ended() || tls_->has_failed() || tls_->has_partial_record()))
+    return false;
   if (rdma_ != nullptr && (!rdma_->progress().ok() || rdma_->has_bytes() || rdma_->has_ended()))
     return false;
   return is_quiet();
 }
 
 bool Connection::keeps_secrets() const {
+  if (tls_ != nullptr) return true;
   sockaddr_storage peer{};
   socklen_t size = sizeof(peer);
   if (getpeername(socket_, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return false;

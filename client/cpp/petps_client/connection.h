@@ -13,15 +13,17 @@
 #include "base/status.h"
 #include "petps_client/deadline.h"
 #include "petps_client/dial.h"
+#include "tls/tls.h"
 #include "transport/rdma/peer.h"
 #include "wire/wire.h"
 
 namespace petps::client {
 
-// A connection to one server, over TCP or RDMA.
+// A connection to one server, over TCP, TLS or RDMA.
 // ASSUMPTIONS: one thread at a time. After any error except an error reply the connection is
 // broken, because the next bytes belong to no request.
-// ERRORS: kUnavailable (refused, closed, reset), kDeadlineExceeded; both name the server.
+// ERRORS: kUnavailable (refused, closed, reset), kDeadlineExceeded; with TLS also kUnauthenticated
+// (a certificate is not accepted) and kFailedPrecondition (no TLS 1.3). All name the server.
 class Connection {
  public:
   static base::Result<std::unique_ptr<Connection>> open(const std::string& peer, HostLookup& host,
@@ -30,6 +32,11 @@ class Connection {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
+  // Run the TLS handshake, before anything else is sent. The server's certificate must have
+  // `server_name`.
+  base::Status start_tls(tls::ClientContext& context, const std::string& server_name,
+                         const Deadline& deadline);
+
   // Offer the server a queue pair. All later frames go over it; the socket then only shows when
   // the server closes the connection.
   // Errors: the server refused, or a local failure; the connection then stays on TCP unless
@@ -37,14 +44,13 @@ class Connection {
   base::Status move_to_rdma(transport::Verbs& verbs, const Deadline& deadline);
 
   const std::string& peer() const { return peer_; }
-  // Return whether nobody but the server reads what is sent: it is on this machine.
+  // Return whether nobody but the server reads what is sent: it is on this machine, or the
+  // connection is encrypted and its certificate was verified.
   bool keeps_secrets() const;
   uint64_t next_request_id() { return next_request_id_++; }
 
   // Queue a frame. flush() sends what the socket takes now; read() sends the rest while it waits.
-  void queue(std::span<const std::byte> frame) {
-    outgoing_.insert(outgoing_.end(), frame.begin(), frame.end());
-  }
+  void queue(std::span<const std::byte> frame);
   base::Status flush();
   // Read exactly out.size() bytes, straight into `out` unless they were read ahead.
   base::Status read(std::span<std::byte> out, const Deadline& deadline) {
@@ -114,6 +120,12 @@ class Connection {
       : socket_(socket), peer_(std::move(peer)), inbox_(kInboxBytes) {}
   base::Status wait(const Deadline& deadline);
   base::Status wait_rdma(const Deadline& deadline);
+  // TLS: decrypt at least one byte into `out`; set `n` to their number.
+  base::Status decrypt(std::span<std::byte> out, const Deadline& deadline, size_t& n);
+  // TLS: receive ciphertext, waiting for it.
+  base::Status receive_ciphertext(const Deadline& deadline);
+  // TLS: move what has arrived into the inbox, so that has_read_ahead() is right.
+  void decrypt_ahead();
   base::Result<std::span<const std::byte>> send_and_read_reply(wire::FrameHeader& reply,
                                                                const Deadline& deadline);
   // Return whether the socket has no bytes to read and the server has not closed it.
@@ -130,10 +142,18 @@ class Connection {
   // Limit of pieces in one recvmsg. The kernel copies the list of pieces at every call, so a
   // longer list would be copied again and again.
   static constexpr size_t kPiecesPerReceive = 256;
+  // A TLS server's bytes arrive in parts of up to four records. The inbox holds a record.
+  static constexpr size_t kCiphertextBytes = 4 * (tls::kRecordBytes + tls::kRecordExtraBytes);
+  // TLS: a shorter piece is copied out of the inbox. A call of the cipher costs about as much as
+  // copying this much.
+  static constexpr size_t kDecryptInPlaceBytes = 4096;
   // Memory of the send buffer beyond this is freed after a large push.
   static constexpr size_t kOutgoingBytesKept = 1 << 20;
 
   int socket_;
+  std::unique_ptr<tls::Stream> tls_;           // null: plain text
+  std::vector<std::byte> ciphertext_;          // TLS: of the last receive
+  std::span<const std::byte> undecrypted_;     // the part of it that is not decrypted yet
   std::unique_ptr<transport::RdmaPeer> rdma_;  // null: frames go over the socket
   int poll_file_ = -1;                         // epoll of the socket and of rdma_'s completions
   std::string peer_;
@@ -148,7 +168,7 @@ class Connection {
   std::vector<std::byte> inbox_;
   size_t inbox_begin_ = 0;
   size_t inbox_end_ = 0;
-  std::vector<std::byte> outgoing_;
+  std::vector<std::byte> outgoing_;  // TLS: encrypted
   size_t outgoing_sent_ = 0;
   std::vector<std::byte> scratch_;
   std::vector<uint64_t> body_;

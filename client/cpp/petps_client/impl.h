@@ -79,7 +79,8 @@ struct Client::Impl {
 
   Url url;
   Options options;
-  RemoteServers seeds;  // of the URL; fixed after connect
+  std::shared_ptr<tls::ClientContext> tls;  // null: plain text
+  RemoteServers seeds;                      // of the URL; fixed after connect
   std::atomic<size_t> rotation{0};
   std::atomic<uint64_t> calls{0};  // pull calls, for sampling
   pid_t process = 0;               // that created this client
@@ -97,6 +98,10 @@ struct Client::Impl {
   base::Status check_process() const;
   Deadline deadline(uint32_t ms) const {
     return Deadline::in_ms(ms != 0 ? ms : options.deadline_ms);
+  }
+  std::shared_ptr<RemoteServer> make_server(Address address) const {
+    return std::make_shared<RemoteServer>(std::move(address), url.model, options, BackoffOptions(),
+                                          nullptr, tls);
   }
   TableStatistics& statistics_of(std::string_view table);
 

@@ -49,6 +49,8 @@ Result<std::unique_ptr<Connection>> RemoteServer::open(const Deadline& deadline)
   auto opened = Connection::open(name_, host_, deadline);
   if (!opened.ok()) return opened;
   Connection& connection = **opened;
+  if (tls_ != nullptr)
+    PETPS_RETURN_IF_ERROR(connection.start_tls(*tls_, certificate_name_, deadline));
   const auto token = read_token(options_);
   if (!token.ok()) return token.status();
   if (!token.value().empty() && !connection.keeps_secrets()) {

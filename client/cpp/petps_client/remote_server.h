@@ -52,8 +52,11 @@ enum class Use : uint8_t { kRead, kWrite };
 class RemoteServer {
  public:
   RemoteServer(Address address, std::string model, const Options& options,
-               const BackoffOptions& backoff_options = {}, HostLookup::Resolve resolve = nullptr)
+               const BackoffOptions& backoff_options = {}, HostLookup::Resolve resolve = nullptr,
+               std::shared_ptr<tls::ClientContext> tls = nullptr)
       : name_(address.text()),
+        tls_(std::move(tls)),
+        certificate_name_(options.tls.server_name.empty() ? address.host : options.tls.server_name),
         model_(std::move(model)),
         options_(options),
         backoff_options_(backoff_options),
@@ -123,6 +126,8 @@ class RemoteServer {
   base::Status restored_pool_error(const Catalogue& seen, const Catalogue& now) const;
 
   const std::string name_;
+  const std::shared_ptr<tls::ClientContext> tls_;  // null: plain text
+  const std::string certificate_name_;             // that the server's certificate must have
   const std::string model_;
   const Options options_;
   const BackoffOptions backoff_options_;

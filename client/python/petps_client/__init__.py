@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from petps_client.client import connect as connect
     from petps_client.puller import Pulled as Pulled
     from petps_client.puller import Puller as Puller
+    from petps_client.tls import Tls as Tls
 
 __all__ = [
     "AlreadyExists",
@@ -62,6 +63,7 @@ __all__ = [
     "ResourceExhausted",
     "Stale",
     "Table",
+    "Tls",
     "Unauthenticated",
     "Unavailable",
     "Unimplemented",
@@ -80,6 +82,7 @@ _MODULES = {
     "Puller": "puller",
     "PushReport": "client",
     "Table": "client",
+    "Tls": "tls",
     "connect": "client",
 }
 

@@ -22,6 +22,10 @@ class Client:
         catalogue_ms: int,
         token: str,
         token_file: str,
+        tls_ca: str,
+        tls_certificate: str,
+        tls_key: str,
+        tls_server_name: str,
     ) -> None: ...
     def pull(
         self,

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from petps_client import _native
 from petps_client.arrays import as_keys, as_rows
 from petps_client.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from petps_client.tls import Tls, tls_options
 
 if TYPE_CHECKING:
     from typing import Self, Unpack  # Python 3.11
@@ -118,8 +119,11 @@ def connect(
     catalogue_ms: int = 5000,
     token: str | None = None,
     token_file: str | os.PathLike[str] | None = None,
+    tls: Tls | None = None,
 ) -> Client:
     """Connect to the servers of ``petps://h1:7070,h2:7070/model``.
+
+    With ``petps+tls://`` all connections use TLS 1.3.
 
     The addresses are any servers of the model. If the servers have a shard map, it assigns keys
     and replicas to servers, and the client follows its changes. Without one the addresses are
@@ -142,12 +146,16 @@ def connect(
         token_file: The file that has the token, instead of ``token``. It is read for each new
             connection, so that a new token needs no restart. By default the environment variable
             PETPS_TOKEN_FILE names it.
+        tls: Certificates of a ``petps+tls://`` URL. None: the files and the name that the
+            environment variables PETPS_TLS_CA, PETPS_TLS_CERTIFICATE, PETPS_TLS_KEY and
+            PETPS_TLS_SERVER_NAME give.
 
     Raises:
         InvalidArgument: The URL or an option is wrong.
         Unavailable: No server is reachable; names each server and its reason.
+        Unauthenticated: A certificate is not accepted, or the server needs a credential, or does
+            not know this one.
         NotFound: The model is unknown; lists the known ones.
-        Unauthenticated: The server needs a credential, or does not know this one.
     """
     if token is not None and token_file is not None:
         raise InvalidArgument("give either token or token_file, not both")
@@ -165,10 +173,13 @@ def connect(
     }
     for option, value in options.items():
         _check_u32(option, value)
-    native = _native.Client(
-        url, name=name, token=token or "", token_file=os.fspath(token_file or ""), **options
-    )
-    return Client(native, threads=connections)
+    arguments: dict[str, Any] = {
+        **options,
+        **tls_options(url, tls),
+        "token": token or "",
+        "token_file": os.fspath(token_file or ""),
+    }
+    return Client(_native.Client(url, name=name, **arguments), threads=connections)
 
 
 class Client:
