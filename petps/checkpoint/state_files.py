@@ -222,10 +222,7 @@ def _read_version(entry: Mapping[str, Any]) -> Version:
 
 def _read_chunks(values: Mapping[str, Any]) -> tuple[Chunk, ...]:
     records = (dict(zip(_CHUNK_FIELDS, fields, strict=True)) for fields in values["chunks"])
-    chunks = tuple(
-        Chunk(**{**record, "layout": tuple(record["layout"])})  # type: ignore[arg-type]
-        for record in records
-    )
+    chunks = tuple(Chunk(**{**record, "layout": tuple(record["layout"])}) for record in records)
     check_records(chunks)
     return chunks
 
