@@ -12,11 +12,14 @@ PYTHON_FOLDERS = petps client docs examples bench tests
 SOAK_ROUNDS := 10
 SOAK_JOBS := 5
 SOAK_SECONDS := 600
+# Seconds of `make fuzz` for each of its seven targets: an hour in all. FUZZ_ONLY: some of them.
+FUZZ_SECONDS := 510
+FUZZ_ONLY :=
 # The C++ suites of `make aarch64`: of rooms with code for a processor, without clocks and sockets.
 # Death tests are left out, because an emulated program cannot start itself again.
 AARCH64_SUITES := base epoch media index table codec
 
-.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 soak soak-pull bench docs wheels cpp-package format tidy clean
+.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 fuzz soak soak-pull bench docs wheels cpp-package format tidy clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +29,7 @@ help:
 	@echo "make test-train  installs PyTorch and Ray (6 GB) into .venv-train, then runs their tests"
 	@echo "make lab     persistent memory, RDMA, power cuts: suites in a small guest (tests/lab)"
 	@echo "make aarch64  cross-compile for aarch64 and run the C++ suites in an emulated processor"
+	@echo "make fuzz    libFuzzer on frames, rows, pools, records, stores, texts, requests; FUZZ_SECONDS=510 each"
 	@echo "make soak    the C++ suites with more test processes than processors, SOAK_ROUNDS=10 times"
 	@echo "make soak-pull  pulls under updates and reclaim in each gather mode; SOAK_SECONDS=600 each"
 	@echo "make bench   build, then measure; ONLY=pull,apply: parts; RESUME=1: continue; AGAIN=pull; BEFORE=FOLDER: compare"
@@ -75,6 +79,13 @@ aarch64: bootstrap
 	cmake --build build/aarch64 -j $(JOBS) --target $(AARCH64_SUITES:%=test_%)
 	ctest --test-dir build/aarch64 -j $(JOBS) --output-on-failure -E DeathTest \
 	  -L "^($$(echo $(AARCH64_SUITES) | tr ' ' '|'))\$$"
+
+# Feeds the targets of tests/fuzz with bytes that an attacker could send or leave in a file.
+fuzz: build
+	@deploy/bootstrap.sh fuzz
+	cmake --preset fuzz --log-level=WARNING
+	cmake --build build/fuzz -j $(JOBS) --target petps_fuzz
+	$(PYTHON) -m tests.fuzz.run --seconds $(FUZZ_SECONDS) $(if $(FUZZ_ONLY),--only $(FUZZ_ONLY))
 
 # Some races appear with five test processes on two processors, but not with two. The suites that
 # count states are short here (see tests/run.py).

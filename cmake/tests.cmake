@@ -110,7 +110,7 @@ foreach(room ${PETPS_ROOMS})
     petps_tests(${room} FOLDER tests/native/${room} TIMEOUT 60 LIBS ${doubles} petps_${room})
   endif()
 endforeach()
-foreach(suite contract crash fuzz stress)
+foreach(suite contract crash stress)
   petps_tests(${suite} FOLDER tests/${suite} TIMEOUT 300
               LIBS petps_simulated_medium petps_loopback petps_certificates ${PETPS_ROOM_LIBRARIES})
 endforeach()

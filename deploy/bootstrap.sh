@@ -2,7 +2,7 @@
 # Installs what is missing to build and test petps on Debian 12: Debian packages, then .venv.
 #
 # It uses the network only if something is missing, so a second run works offline.
-# Usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|train|docs]   (without an argument: the first two)
+# Usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|fuzz|train|docs]   (without an argument: the first two)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -53,12 +53,19 @@ AARCH64_PACKAGES=(
   g++-aarch64-linux-gnu
   qemu-user-static
 )
+# Packages for `make fuzz`: libFuzzer and the sanitizers of clang.
+FUZZ_PACKAGES=(
+  clang-16
+  libclang-rt-16-dev
+)
 CONSTRAINTS=deploy/requirements/constraints.txt
 # Packages that `make test-train` and `make demo-train` need in addition to .venv. They go into
 # .venv-train. Other targets do not install them.
 TRAIN=deploy/requirements/train.txt
 # What `make docs` needs in addition to .venv.
 DOCS=deploy/requirements/docs.txt
+# What `make fuzz` needs in addition to .venv: a fuzzer of Python code.
+FUZZ=deploy/requirements/fuzz.txt
 # The last release of TorchRec with the first generation of its tracker. It has a folder of its own.
 OLD_TORCHREC=1.4.0
 
@@ -249,6 +256,22 @@ install_docs() {
   echo "$expected" >"$stamp"
 }
 
+# Adds clang, and atheris to the packages of .venv.
+install_fuzz() {
+  local expected stamp=.venv-fuzz/petps-requirements
+  install_missing "${FUZZ_PACKAGES[@]}"
+  expected=$({
+    cat "$CONSTRAINTS" "$FUZZ"
+    echo "$PWD"
+  } | sha256sum | cut -d' ' -f1)
+  [ "$(cat "$stamp" 2>/dev/null)" = "$expected" ] && return
+  echo "bootstrap: installing atheris into .venv-fuzz"
+  make_environment .venv-fuzz
+  .venv-fuzz/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+    --requirement "$FUZZ" || fail "pip could not install the packages pinned in $FUZZ"
+  echo "$expected" >"$stamp"
+}
+
 case "${1:-all}" in
   packages)
     install_packages
@@ -257,6 +280,7 @@ case "${1:-all}" in
   venv) install_venv ;;
   lab) install_missing "${LAB_PACKAGES[@]}" ;;
   aarch64) install_missing "${AARCH64_PACKAGES[@]}" ;;
+  fuzz) install_fuzz ;;
   train) install_train ;;
   docs) install_docs ;;
   all)
@@ -265,5 +289,5 @@ case "${1:-all}" in
     install_venv
     build_s3_server
     ;;
-  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|train|docs]" ;;
+  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|fuzz|train|docs]" ;;
 esac

@@ -18,8 +18,11 @@ import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.fuzz import run as targets
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "tests"
@@ -330,6 +333,35 @@ def train(jobs: int) -> Outcome:
     )
 
 
+def fuzz(jobs: int) -> Outcome:
+    """Run each fuzz target on its seeds and on a fixed number of inputs."""
+    outcome = Outcome("fuzz")
+    if reason := targets.missing():
+        outcome.skips = [(reason, target) for target in targets.TARGETS]
+        outcome.closing = "not run: what it needs is not installed"
+        return outcome
+    for command in (
+        ["cmake", "--preset", "fuzz", "--log-level=WARNING"],
+        ["cmake", "--build", "build/fuzz", "-j", str(min(jobs, 2)), "--target", "petps_fuzz"],
+    ):
+        if run(command).status != 0:
+            outcome.failed, outcome.closing = 1, "did not build"
+            outcome.failures.append("build of preset fuzz")
+            return outcome
+    with ThreadPoolExecutor(min(jobs, 2)) as pool:
+        results = list(pool.map(lambda target: targets.fuzz(target, short=True), targets.TARGETS))
+    for result in results:
+        print(f"{result.target}: {result.inputs} inputs in {result.seconds:.0f} s", flush=True)
+        if result.finding:
+            print(result.finding, flush=True)
+            outcome.failed += 1
+            outcome.failures.append(result.target)
+        else:
+            outcome.passed += 1
+    outcome.closing = f"{outcome.passed} of {len(results)} targets without a finding"
+    return outcome
+
+
 def close(outcome: Outcome, finished: Finished, mark: str) -> None:
     """Set the suite's own closing line. Count an exit status that no failed test explains."""
     closing = [line for line in finished.lines if re.search(mark, line)]
@@ -384,6 +416,7 @@ def main() -> int:
         "asan": lambda: ctest("asan", jobs, scale=ASAN_SCALE, without=ASAN_WITHOUT),
         "tsan": lambda: ctest("tsan", jobs, TSAN_SUITES, ASAN_SCALE),
         "pytest": lambda: pytest(jobs),
+        "fuzz": lambda: fuzz(jobs),
         "lab": lambda: lab(jobs),
         "train": lambda: train(jobs),
     }

@@ -40,7 +40,9 @@ from petps.train import (
     ShardedTables,
     TableSpec,
 )
+from petps.train.agree import gather_bytes
 from petps.train.clustering import dedup_ratio
+from petps.train.link import GroupLink
 from petps.train.ranks import Written
 from petps.train.timeline import Timeline
 from petps.train.tracker import jagged_unique
@@ -261,8 +263,8 @@ def main(rank: int, settings: dict[str, Any]) -> None:
         # keep what they freed, and each run has new threads.
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
-        everyone: list[Any] = [None] * settings["world"]
-        distributed.all_gather_object(everyone, result)
+        bodies = gather_bytes(GroupLink(None), json.dumps(result).encode())
+        everyone = [json.loads(body) for body in bodies]
         if run.get("calibrates"):
             link = link_of(slowest(everyone))
     distributed.destroy_process_group()

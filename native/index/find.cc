@@ -258,10 +258,18 @@ namespace {
 constexpr auto kNothing = [](size_t) {};
 }
 
+// The pool may have grown since the caller looked: its new size was stored before the ref. Only a
+// reader beside the writer must ask the file for it.
+const std::byte* Index::row_of_later(SlotRef ref) const {
+  if (ref > last_row() && media_->is_read_beside()) media_->refresh_size();
+  return ref > last_row() ? nullptr : base_ + ref;
+}
+
 void Index::find(std::span<const uint64_t> keys, const std::byte** rows, uint32_t row_lines) const {
+  const uint64_t last = last_row();
   const auto emit = [&](size_t i, const Place& place) {
-    rows[i] = place.ref == 0 ? nullptr : base_ + place.ref;
-    if (place.ref == 0) return;
+    rows[i] = row_below(place.ref, last);
+    if (rows[i] == nullptr) return;
     for (uint32_t line = 0; line < row_lines; ++line) prefetch(rows[i] + line * media::kLineBytes);
   };
   search_batch<false>(keys, emit, kNothing);
@@ -269,9 +277,8 @@ void Index::find(std::span<const uint64_t> keys, const std::byte** rows, uint32_
 
 void Index::find(std::span<const uint64_t> keys, const std::byte** rows, Visit visit,
                  void* context) const {
-  const auto emit = [&](size_t i, const Place& place) {
-    rows[i] = place.ref == 0 ? nullptr : base_ + place.ref;
-  };
+  const uint64_t last = last_row();
+  const auto emit = [&](size_t i, const Place& place) { rows[i] = row_below(place.ref, last); };
   const auto finished = [&](size_t i) {
     visit(context, i, i < kRowAhead ? kNoKey : i - kRowAhead);
   };

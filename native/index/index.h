@@ -92,7 +92,8 @@ inline constexpr uint64_t kRecountShare = 64;
 class Index {
  public:
   // bucket_offset: pool offset of the table's first bucket. The generation is the pool's.
-  Index(pool::Pool& pool, uint64_t bucket_offset, uint64_t bucket_count);
+  // row_bytes: of the rows that find() returns.
+  Index(pool::Pool& pool, uint64_t bucket_offset, uint64_t bucket_count, uint32_t row_bytes = 1);
 
   // Set rows[i] to the row of keys[i], or to null if the key is absent. Prefetch buckets,
   // entries and the first `row_lines` cache lines of each row.
@@ -105,6 +106,8 @@ class Index {
   using Visit = void (*)(void* context, size_t searched, size_t ready);
   void find(std::span<const uint64_t> keys, const std::byte** rows, Visit visit,
             void* context) const;
+  // Return the row of an entry's ref, or null if it does not lie in the pool: the entry is damaged.
+  const std::byte* row_of(SlotRef ref) const { return row_below(ref, last_row()); }
   // Set refs[i] to the ref of keys[i], or to 0 if the key is absent.
   void find_refs(std::span<const uint64_t> keys, SlotRef* refs) const;
   Place find_one(uint64_t key) const;
@@ -260,6 +263,15 @@ class Index {
   base::Result<bool> evict(uint64_t bucket, const std::unordered_set<uint64_t>& hot);
   void count_rows(const Bucket& bucket, bool displaced, int64_t by);
   void change_claims(const Bucket& in, const Path& path, uint64_t distance, bool added);
+  // The highest ref of a row that lies in the pool as it is now.
+  uint64_t last_row() const { return media_->size() - row_bytes_; }
+  // Do as row_of(); last: a last_row(), maybe of before the pool grew.
+  const std::byte* row_below(SlotRef ref, uint64_t last) const {
+    if (ref > last) [[unlikely]]
+      return row_of_later(ref);
+    return ref == 0 ? nullptr : base_ + ref;
+  }
+  const std::byte* row_of_later(SlotRef ref) const;
   uint64_t number_of(const Bucket& bucket) const {
     return static_cast<uint64_t>(&bucket - buckets_);
   }
@@ -270,6 +282,7 @@ class Index {
   Bucket* buckets_;
   uint64_t bucket_count_;
   uint32_t generation_;
+  uint32_t row_bytes_;
   base::Atomic<uint64_t> walked_until_{0};
   base::Atomic<uint64_t> rows_{0};
   uint64_t found_ = 0;  // live entries that the walk found

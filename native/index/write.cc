@@ -16,13 +16,14 @@ using base::Status;
 using media::Flusher;
 using media::Site;
 
-Index::Index(pool::Pool& pool, uint64_t bucket_offset, uint64_t bucket_count)
+Index::Index(pool::Pool& pool, uint64_t bucket_offset, uint64_t bucket_count, uint32_t row_bytes)
     : pool_(&pool),
       media_(&pool.medium()),
       base_(pool.at(0)),
       buckets_(reinterpret_cast<Bucket*>(pool.at(bucket_offset))),
       bucket_count_(bucket_count),
-      generation_(pool.generation()) {}
+      generation_(pool.generation()),
+      row_bytes_(row_bytes) {}
 
 // ---- locks ----
 

@@ -38,24 +38,6 @@ Record* find_record(std::vector<Record>* records, Predicate matches) {
   return at == records->end() ? nullptr : &*at;
 }
 
-Status check_name(const std::string& kind, const std::string& name, bool at_sign) {
-  if (name.empty() || name.size() > kMaxNameBytes) {
-    return Status(Code::kInvalidArgument, kind + " name '" + name.substr(0, 80) +
-                                              "' must have 1 to " + std::to_string(kMaxNameBytes) +
-                                              " characters");
-  }
-  for (const char c : name) {
-    const bool is_allowed = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-                            (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '.' ||
-                            (at_sign && c == '@');
-    if (!is_allowed) {
-      return Status(Code::kInvalidArgument,
-                    kind + " name '" + name + "' may hold only letters, digits, '_', '-' and '.'");
-    }
-  }
-  return Status();
-}
-
 bool is_prime(uint64_t n) {
   if (n < 4) return n >= 2;
   if (n % 2 == 0) return false;
@@ -212,24 +194,15 @@ Status Pool::Catalogue::parse(const std::byte* copy, const layout::Superblock& h
     std::memcpy(&entry, at, sizeof entry);
     aliases.push_back({name_of(entry.name), entry.instance, entry.previous});
   }
-  return Status();
+  const Status status = check(layout::map_of(header.format_version));
+  if (status.ok()) return status;
+  return Status(Code::kDataLoss, "the superblock of pool '" + path + "' contradicts itself: " +
+                                     std::string(status.message()) + "; restore it from a base");
 }
 
 Status Pool::validate(const TableSpec& spec) const {
   const std::string prefix = "table '" + spec.name + "': ";
-  PETPS_RETURN_IF_ERROR(check_name("table", spec.name, /*at_sign=*/false));
-  if (spec.dim == 0 || spec.dim > kMaxDim) {
-    return Status(Code::kInvalidArgument, prefix + "dim " + std::to_string(spec.dim) +
-                                              " is outside 1.." + std::to_string(kMaxDim));
-  }
-  if (spec.row_bytes == 0 || spec.row_bytes > kMaxDim * 8 + 64) {
-    return Status(Code::kInvalidArgument,
-                  prefix + "a row of " + std::to_string(spec.row_bytes) + " bytes is impossible");
-  }
-  if (spec.capacity == 0 || spec.capacity > kMaxCapacity) {
-    return Status(Code::kInvalidArgument, prefix + "capacity must be 1 to 2^40 rows, it is " +
-                                              std::to_string(spec.capacity));
-  }
+  PETPS_RETURN_IF_ERROR(check_shape(spec));
   if (!spec.default_row.empty() && spec.default_row.size() != spec.row_bytes) {
     return Status(Code::kInvalidArgument,
                   prefix + "the default row has " + std::to_string(spec.default_row.size()) +

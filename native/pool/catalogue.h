@@ -68,6 +68,14 @@ struct Pool::Catalogue {
   std::vector<std::byte> serialise(const Pool& pool) const;
   base::Status parse(const std::byte* copy, const layout::Superblock& header, int number,
                      const std::string& path);
+  // Check what create_table() and create_instance() promise of every record, because a checksum
+  // does not tell who wrote it.
+  base::Status check(const layout::Map& map) const;
 };
+
+// Check a name. at_sign: it may hold '@'.
+base::Status check_name(const std::string& kind, const std::string& name, bool at_sign);
+// Check what the spec of a table has by itself, except its default row.
+base::Status check_shape(const TableSpec& spec);
 
 }  // namespace petps::pool

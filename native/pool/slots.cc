@@ -164,8 +164,16 @@ uint64_t Slots::slot_of(const Extent& extent, SlotRef ref) const {
 }
 
 SlotHeader* Slots::header(SlotRef ref) const {
-  const Extent& extent = *extent_of(ref);
-  return reinterpret_cast<SlotHeader*>(pool_->at(extent.headers)) + slot_of(extent, ref);
+  const Extent* const extent = extent_of(ref);
+  if (extent != nullptr && ref >= extent->rows) [[likely]] {
+    const uint64_t slot = slot_of(*extent, ref);
+    if (slot < extent->count) [[likely]]
+      return reinterpret_cast<SlotHeader*>(pool_->at(extent->headers)) + slot;
+  }
+  // The ref of a damaged entry. Nothing writes to the header of a slot that was not allocated.
+  static constinit thread_local SlotHeader none{};
+  none = {};
+  return &none;
 }
 
 // Add an extent, unless another thread adds one while this thread waits. Releases `lock` during

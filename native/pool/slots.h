@@ -45,6 +45,7 @@ class Slots {
   uint64_t kept_unused() const { return kept_unused_.load(std::memory_order_relaxed); }
 
   std::byte* row(SlotRef ref) const { return pool_->at(ref); }
+  // Of a ref that is no slot of the table, an empty one of this thread.
   SlotHeader* header(SlotRef ref) const;
   // Return true if ref is the start of a slot of this table.
   bool is_slot(SlotRef ref) const;

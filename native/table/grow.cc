@@ -39,7 +39,8 @@ bool goes_on(const GrowOptions& options, uint64_t copied, uint64_t all) {
 Status Table::grow(const GrowOptions& options) { return impl_->grow(options); }
 
 index::Index& Table::Impl::add_array(const pool::BucketArray& array) {
-  arrays.push_back(std::make_unique<index::Index>(pool, array.offset, array.count));
+  arrays.push_back(
+      std::make_unique<index::Index>(pool, array.offset, array.count, record.spec.row_bytes));
   if (current.load() == nullptr) current.store(arrays.back().get(), std::memory_order_release);
   return *arrays.back();
 }

@@ -114,7 +114,7 @@ def _parse(text: bytes, path: Path) -> _Manifest:
         checksum = values.pop("checksum", None)
         name, _, number = str(values["format"]).rpartition("-")
         plain = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataLoss(f"{path} is not the manifest of a petps base") from error
     if name != FORMAT_NAME or not number.isdecimal() or int(number) < FORMAT:
         raise DataLoss(f"{path} is not the manifest of a petps base")

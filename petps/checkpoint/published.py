@@ -73,6 +73,15 @@ class PositionEntry(JsonModel):
     seq: Unsigned
 
 
+class _PositionPart(JsonModel):
+    """A publisher's position, as Position.as_json() writes it."""
+
+    run: Unsigned
+    seqs: tuple[Unsigned, ...]
+    version: Unsigned
+    instance: str | None = None
+
+
 def list_positions(positions: Mapping[int, tuple[int, int]]) -> list[PositionEntry]:
     """Return the positions (run, seq), given by partition, in the form of BaseInfo."""
     return [
@@ -181,7 +190,8 @@ class Published:
         positions: list[Position] = []
         owed: dict[str, list[Keys]] = {}
         for name in Published.positions(store.state.version(version)):
-            positions.append(Position.from_json(json.loads(store.part(version, name))))
+            read = _PositionPart.parse(store.part(version, name), f"{where}: its part {name}")
+            positions.append(Position(read.run, read.seqs, read.version, read.instance))
             keys = _read_keys(store.part(version, UNPUBLISHED + name.removeprefix(POSITION)), where)
             for table, table_keys in keys.items():
                 owed.setdefault(table, []).append(table_keys)
@@ -220,8 +230,13 @@ def _write_keys(keys: Mapping[str, Keys]) -> bytes:
 
 def _read_keys(body: bytes, where: str) -> dict[str, Keys]:
     head, _, rest = body.partition(b"\n")
-    counts = json.loads(head)
-    if 8 * sum(counts.values()) != len(rest):
+    try:
+        counts = json.loads(head)
+        is_whole = all(type(count) is int and count >= 0 for count in counts.values())
+        is_whole = is_whole and 8 * sum(counts.values()) == len(rest)
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise DataLoss(f"{where}: its part {UNPUBLISHED} cannot be read: {error}") from error
+    if not is_whole:
         raise DataLoss(f"{where}: its part {UNPUBLISHED} is cut off")
     keys = np.frombuffer(rest, "<u8").astype(np.uint64)
     ends = np.cumsum(list(counts.values()), dtype=np.intp)

@@ -56,7 +56,7 @@ class Reader:
         lengths = (chunks[run[-1]].stop_offset - chunks[run[0]].offset for run in runs)
         bounds = [0, *accumulate(lengths)]
         # Allocate once for all runs: a large allocation gets large pages, and so fewer page faults.
-        memory = np.empty(bounds[-1], np.uint8).data
+        memory = _allocate(bounds[-1])
         reads = zip(runs, pairwise(bounds), strict=True)
         # Read a file by one call, because a filesystem may read its pieces in parallel. Read a
         # large file by several calls.
@@ -139,7 +139,7 @@ class Reader:
 
     def bytes(self, path: str, offset: int, length: int) -> memoryview:
         """Return a part of a file. Raise DataLoss."""
-        body = memoryview(bytearray(length))
+        body = _allocate(length)
         self._fill(path, [(offset, body)])
         return body
 
@@ -151,7 +151,10 @@ class Reader:
             )
         if not chunk.layout:
             return decode(table, body, where)
-        return view(table, body, chunk.rows, chunk.layout, chunk.min_key)
+        try:
+            return view(table, body, chunk.rows, chunk.layout, chunk.min_key)
+        except (ValueError, OverflowError) as error:
+            raise DataLoss(f"{where} does not fit its layout: {error}") from error
 
     def read_keys(self, chunk: Chunk) -> Keys:
         """Return only a chunk's keys, uint64[rows]. Do not verify the checksum."""
@@ -180,6 +183,13 @@ class Reader:
         """Drop the cached filters of all other files."""
         paths = set(files)
         self._blooms = {place: bloom for place, bloom in self._blooms.items() if place[0] in paths}
+
+
+def _allocate(length: int) -> memoryview:
+    try:
+        return np.empty(length, np.uint8).data
+    except (MemoryError, ValueError) as error:
+        raise DataLoss(f"chunks of {length} bytes: the lineage's file is damaged") from error
 
 
 def _runs(chunks: Sequence[Chunk], numbers: Iterable[int]) -> Iterator[list[int]]:

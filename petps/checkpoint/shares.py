@@ -21,6 +21,7 @@ import numpy as np
 
 from petps.checkpoint.bundle import Encoded, RowsByTable
 from petps.checkpoint.chunk import Rows
+from petps.checkpoint.fields import check_paths, check_records
 from petps.checkpoint.state import Chunk, Lineage, Part, Version
 from petps.checkpoint.state_files import encode_document, read_document, read_lineage, write_lineage
 from petps.checkpoint.store import Store, WriteOptions
@@ -290,6 +291,11 @@ def _read_header(store: Store, version: int, rank: int) -> _Header:
     path = _path(version, rank)
     values = read_document(store.files, path)
     header = _Header(*(values.get(name) for name in _Header.__slots__))  # type: ignore[arg-type]
+    try:
+        check_records([header])
+        check_paths([header.line])
+    except ValueError as error:
+        raise DataLoss(f"{store.name}/{path}: {error}") from error
     if header.rank != rank:
         raise DataLoss(f"{store.name}/{path} is the share of rank {header.rank}: write it again")
     return header

@@ -20,11 +20,12 @@ from typing import Any, Final
 import xxhash
 
 from petps.checkpoint.chunk import Column, Table
+from petps.checkpoint.fields import check_paths, check_records, check_values
 from petps.checkpoint.files import Files
 from petps.checkpoint.quantise import Quantising
 from petps.checkpoint.state import Chunk, Lineage, Part, Sealed, State, Version
 from petps.codec import Quantisation
-from petps.errors import DataLoss, NotFound, Unimplemented
+from petps.errors import DataLoss, InvalidArgument, NotFound, Unimplemented
 
 __all__ = [
     "FORMAT",
@@ -43,6 +44,10 @@ __all__ = [
 
 FORMAT_NAME: Final = "petps-store"
 FORMAT: Final = 2  # in format 1 every chunk has keys and a filter
+# What a document of another shape raises while it is read.
+_UNREADABLE: Final = (
+    AttributeError, InvalidArgument, KeyError, OverflowError, TypeError, ValueError,
+)  # fmt: skip
 SEALED_CHUNKS: Final = 64  # the least number of chunks in a sealed file
 _STATE: Final = re.compile(r"(\d{20})\.json")
 
@@ -78,9 +83,9 @@ def read_document(files: Files, path: str, checksum: str | None = None) -> dict[
     try:
         values: dict[str, Any] = json.loads(text)
         name, _, number = str(values["format"]).rpartition("-")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataLoss(f"{where} is no file of a petps checkpoint store") from error
-    is_ours = name == FORMAT_NAME and number.isdigit()
+    is_ours = name == FORMAT_NAME and re.fullmatch(r"[0-9]{1,9}", number) is not None
     if is_ours and int(number) > FORMAT:
         raise Unimplemented(f"{where} has format {number}, this release reads {FORMAT}: upgrade")
     is_whole = checksum is None or xxhash.xxh3_64_hexdigest(text) == checksum
@@ -187,39 +192,39 @@ def read_lineage(files: Files, path: str) -> Lineage:
     """Read a lineage that write_lineage() wrote. Raise DataLoss, NotFound."""
     values = read_document(files, path)
     try:
-        versions = tuple(
-            Version(
-                **{
-                    **entry,
-                    "parts": {name: Part(*fields) for name, fields in entry["parts"].items()},
-                }
-            )
-            for entry in values["versions"]
-        )
+        versions = tuple(_read_version(entry) for entry in values["versions"])
+        check_records(versions)
+        check_paths(name for name, _ in values["sealed"])
+        check_values("int", "began", [values["began"]])
         sealed = tuple(
             Sealed(name, checksum, _read_chunks(read_document(files, name, checksum)))
             for name, checksum in values["sealed"]
         )
         ended = (chunk for sealed_file in sealed for chunk in sealed_file.chunks)
-        return Lineage(
-            path,
-            values["began"],
-            versions,
-            (*ended, *_read_chunks(values)),
-            read_tables(values["tables"]),
-            tuple(
-                (version, kind, count, seconds)
-                for version, kind, count, seconds in values["written"]
-            ),
-            sealed,
+        history = tuple(
+            (version, kind, count, seconds) for version, kind, count, seconds in values["written"]
         )
-    except (KeyError, TypeError, ValueError) as error:
+        for position, kind in enumerate(("int", "str", "int", "float")):
+            check_values(kind, "written", [record[position] for record in history])
+        tables, chunks = read_tables(values["tables"]), (*ended, *_read_chunks(values))
+        if missing := {chunk.table for chunk in chunks} - tables.keys():
+            raise ValueError(f"chunks of table {min(missing)!r}, which it does not have")
+        return Lineage(path, values["began"], versions, chunks, tables, history, sealed)
+    except _UNREADABLE as error:
         raise DataLoss(f"{files.name}/{path}: {error}") from error
+
+
+def _read_version(entry: Mapping[str, Any]) -> Version:
+    parts = {name: Part(*fields) for name, fields in entry["parts"].items()}
+    check_records(list(parts.values()))
+    return Version(**{**entry, "parts": parts})
 
 
 def _read_chunks(values: Mapping[str, Any]) -> tuple[Chunk, ...]:
     records = (dict(zip(_CHUNK_FIELDS, fields, strict=True)) for fields in values["chunks"])
-    return tuple(Chunk(**{**record, "layout": tuple(record["layout"])}) for record in records)
+    chunks = tuple(Chunk(**{**record, "layout": tuple(record["layout"])}) for record in records)
+    check_records(chunks)
+    return chunks
 
 
 def load(files: Files) -> State:
@@ -250,19 +255,28 @@ def load(files: Files) -> State:
 def _read_state(files: Files, number: int) -> State:
     values = read_document(files, state_path(number))
     try:
+        check_paths([*values["lines"], *values["trash"]])
+        for name in ("restores", "rollbacks"):
+            check_values("int", name, [values[name]])
+        check_values("str", "model", [values["model"]])
         lineages = tuple(read_lineage(files, path) for path in values["lines"])
+        if not all(lineage.versions for lineage in lineages):
+            raise ValueError("a lineage without a version")
+        tables = read_tables(values["tables"])
+        if any(lineage.tables.keys() != tables.keys() for lineage in lineages):
+            raise ValueError("a lineage with other tables than the store")
         quantising = values["quantising"]
         return State(
             number,
             values["model"],
-            read_tables(values["tables"]),
+            tables,
             lineages,
             tuple(values["trash"]),
             None if quantising is None else Quantising(**quantising),
             values["restores"],
             values["rollbacks"],
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except _UNREADABLE as error:
         raise DataLoss(f"{files.name}: state {number}: {error}") from error
 
 

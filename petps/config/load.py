@@ -56,7 +56,7 @@ def parse(text: str, source: str = "configuration") -> Config:
 
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidArgument(f"{source} is not valid TOML: {error}") from None
     return _validate(document, source)
 

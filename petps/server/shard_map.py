@@ -145,7 +145,7 @@ def parse(content: bytes, source: str) -> ShardMap:
         fault = _describe(error.errors()[0])
     except InvalidArgument as error:
         fault = str(error).removeprefix("shard map: ")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         fault = f"not valid JSON: {error}"
     raise InvalidArgument(f"shard map {source}: {fault}")
 

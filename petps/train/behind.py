@@ -24,7 +24,7 @@ from petps.checkpoint.checkpointer import Decision
 from petps.checkpoint.flight import start_thread
 from petps.checkpoint.stages import copy_in_slices
 from petps.checkpoint.state import Version
-from petps.checkpoint.state_files import describe_tables, read_tables
+from petps.checkpoint.state_files import describe_tables
 from petps.errors import ResourceExhausted, Unavailable
 from petps.publish import Position, Publisher
 from petps.train.agree import Failure, describe, meet
@@ -164,7 +164,7 @@ def choose_tables(link: Link, decision: Decision, chosen: Future[Mapping[str, Ta
     error: BaseException | None = None
     try:
         if decision.choose is not None:
-            tables = describe_tables(decision.choose())
+            tables["tables"] = describe_tables(decision.choose())
     except BaseException as raised:
         error = raised
     try:
@@ -172,7 +172,7 @@ def choose_tables(link: Link, decision: Decision, chosen: Future[Mapping[str, Ta
         if failure is not None:
             chosen.set_exception(error or Unavailable(failure.text))
         else:
-            chosen.set_result(read_tables(facts[0]))
+            chosen.set_result(facts[0].get("tables", {}))
     except BaseException as raised:
         chosen.set_exception(raised)
         raise

@@ -8,13 +8,37 @@ Threads:     values only.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
+from typing import Final
 
 from petps.checkpoint.checkpointer import Decision
-from petps.checkpoint.state_files import describe_tables, read_tables
+from petps.checkpoint.state_files import describe_tables
+from petps.train.message import (
+    Fields,
+    decode,
+    encode,
+    list_of,
+    object_of,
+    or_none,
+    read_bool,
+    read_int,
+    read_table_map,
+    read_text,
+)
 
 __all__ = ["Plan"]
+
+_DECISION: Final = object_of(
+    {"kind": read_text, "since": or_none(read_int), "tables": read_table_map}
+)
+_FIELDS: Final[Fields] = {
+    "ended": list_of(read_text),
+    "failure": read_text,
+    "publish": read_bool,
+    "version": read_int,
+    "next": or_none(_DECISION),
+    "is_due": read_bool,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +71,12 @@ class Plan:
             "since": self.next.since,
             "tables": describe_tables(self.next.tables),
         }
-        return json.dumps(values | {"next": decision}).encode()
+        return encode(values | {"next": decision})
 
     @staticmethod
     def decode(text: bytes) -> Plan:
-        """Return the plan that encode() returned as JSON."""
-        values = json.loads(text)
-        decision = values.pop("next")
-        ended = tuple(values.pop("ended"))
-        if decision is not None:
-            decision = Decision(**decision | {"tables": read_tables(decision["tables"])})
-        return Plan(ended=ended, next=decision, **values)
+        """Return the plan that encode() returned on rank 0. Raise FailedPrecondition."""
+        values = decode(text, 0, _FIELDS)
+        decision, ended = values.pop("next"), tuple(values.pop("ended"))
+        next_version = None if decision is None else Decision(**decision)
+        return Plan(ended=ended, next=next_version, **values)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from petps import _native
 from petps.errors import InvalidArgument
 from petps.train.batch import Batch
 from petps.train.link import Link
+from petps.train.message import refuse
 from petps.train.pytorch import torch_module
 from petps.train.sharded import ShardedTables
 
@@ -30,6 +31,8 @@ __all__ = ["KeyRequests", "Layout", "OwnedKeys", "exchange", "route_keys"]
 
 Keys = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
+# Of one rank and one batch: a position in them is an int32.
+KEYS_MAX: Final = (1 << 31) - 1
 
 
 class Layout:
@@ -174,6 +177,7 @@ def exchange(
     headers = link.all_to_all(torch.from_numpy(header.ravel()), even, even).numpy()
     headers = headers.reshape(world, -1)
     counts = headers[:, :-2]
+    _check_headers(headers, counts)
     sends: list[int] = requests.counts.reshape(world, -1).sum(axis=1).tolist()
     receives: list[int] = counts.sum(axis=1).tolist()
     keys = link.all_to_all(torch.from_numpy(requests.keys.view(np.int64)), sends, receives)
@@ -183,6 +187,18 @@ def exchange(
         seen_here = torch.from_numpy(requests.seen.view(np.int64))
         seen = link.all_to_all(seen_here, sends, receives).numpy().view(np.uint64)
     return _merge(keys, seen, counts.reshape(world, micros, count), headers[:, -2:], layout)
+
+
+def _check_headers(headers: Ints, counts: Ints) -> None:
+    """Raise FailedPrecondition for numbers of keys for which this rank must not allocate."""
+    bad = ((headers < 0) | (headers > KEYS_MAX)).any(axis=1) | (counts.sum(axis=1) > KEYS_MAX)
+    if bad.any():
+        rank = int(bad.argmax())
+        raise refuse(
+            rank,
+            f"the numbers of keys, of samples and past_end must be from 0 to {KEYS_MAX}, got "
+            f"{int(headers[rank].min())} to {int(headers[rank].max())}",
+        )
 
 
 def _merge(keys: Keys, seen: Keys, counts: Ints, loaders: Ints, layout: Layout) -> OwnedKeys:

@@ -22,10 +22,11 @@ from petps.checkpoint import BaseInfo, Column, split_by_partition, write_base
 from petps.checkpoint.chunk import Bytes, Mask
 from petps.delta import DeltaLog, TableSchema
 from petps.publish import Publisher
-from petps.train.agree import fail_together, gather_bytes
+from petps.train.agree import fail_together, follow_first
 from petps.train.behind import GIVE_UP_AFTER_SECONDS, PatientLog
 from petps.train.link import Link
 from petps.train.lone import Tables
+from petps.train.message import read_bool, read_int
 from petps.train.restored import Restored
 from petps.train.table import ROW, Keys, TrainedTable, widths_of
 
@@ -58,7 +59,7 @@ def publisher_of(
 
     with fail_together(link, "the log's run was not begun"):
         own_run = make(None, None).run if link.rank == 0 else 0
-    run = int(gather_bytes(link, str(own_run).encode())[0])
+    run = follow_first(link, {"run": own_run}, {"run": read_int})["run"]
     # No rank begins before all have read the state of the log.
     with fail_together(link, "the log's run was not begun"):
         return make(run, tables.owned_partitions())
@@ -80,7 +81,9 @@ def begin_run(
             is_empty = not any(log.end_offsets(range(log.partitions)).values())
     can_continue = is_empty if restored.step == 0 else restored.is_exact and bool(restored.position)
     # Rank 0 decides, because another rank may read the log later.
-    can_continue = gather_bytes(link, b"1" if can_continue else b"")[0] == b"1"
+    can_continue = follow_first(link, {"continue": can_continue}, {"continue": read_bool})[
+        "continue"
+    ]
     if can_continue or bases is None:
         publisher.begin_continue(restored.position)
         return False

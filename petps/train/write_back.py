@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from petps.errors import FailedPrecondition
-from petps.train.agree import gather_bytes
+from petps.train.agree import gather_array
 from petps.train.buffer import Buffer
 from petps.train.options import Resources
 from petps.train.stages import give_way
@@ -116,8 +116,7 @@ class WriteBack:
 
     def _sum_over_ranks(self, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         # Nothing else uses this link now: the training waits for the removal (Pipeline).
-        bodies = gather_bytes(self._resources.links.dense, counts.tobytes())
-        sums: Any = np.sum([np.frombuffer(body, np.int64) for body in bodies], axis=0)
+        sums: Any = np.sum(gather_array(self._resources.links.dense, counts), axis=0)
         return sums  # type: ignore[no-any-return]
 
     def _compact(self, batch: int) -> None:

@@ -21,6 +21,7 @@ TEXT_SUFFIXES = (*CODE_SUFFIXES, ".md", ".toml", ".txt", ".json", ".cmake", ".sh
 LEFT_OUT = {
     "generated",
     ".venv-docs",
+    ".venv-fuzz",
     "build",
     ".venv",
     ".venv-train",
@@ -338,6 +339,62 @@ def typing_complaints(path: PurePosixPath, text: str) -> list[str]:
         for alias in node.names
         if alias.name in NEW_TYPING
     ]
+
+
+# Bytes that these modules read can name any function, which they then call.
+CALLING_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "multiprocessing", "pickle",
+                   "_pickle", "shelve", "yaml"}  # fmt: skip
+# Functions that unpickle: of torch.distributed between ranks, of Python between processes.
+UNPICKLING = re.compile(
+    r"(all_gather|gather)_object|(broadcast|scatter|send|recv)_object_list|read_pickle|"
+    r"ProcessPoolExecutor"
+)
+
+
+def unpickling_complaints(path: PurePosixPath, text: str) -> list[str]:
+    """Return what lets bytes of another process, a file or a network choose code to run.
+
+    Ray has its own transport: a Ray cluster is one trust domain.
+    """
+    if path.parts[0] not in ("petps", "client", "examples", "bench"):
+        return []
+    complaints = []
+    for node in ast.walk(ast.parse(text)):
+        reason = ""
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else [alias.name for alias in node.names]
+            )
+            names = {part for module in modules for part in module.split(".")}
+            names |= {alias.name for alias in node.names}
+            refused = sorted(names & CALLING_MODULES) + sorted(filter(UNPICKLING.fullmatch, names))
+            reason = f"may not import {refused[0]}" if refused else ""
+            if "torch" in names and "load" in names:
+                reason = "write torch.load, not load"
+        elif isinstance(node, ast.Attribute) and UNPICKLING.fullmatch(node.attr):
+            reason = f"{node.attr} unpickles"
+        elif isinstance(node, ast.Call):
+            reason = _unpickling_call(node)
+        if reason:
+            line = getattr(node, "lineno", 0)
+            complaints.append(f"{path}:{line}: {reason}: encode values (JSON, arrays)")
+    return complaints
+
+
+def _unpickling_call(call: ast.Call) -> str:
+    """Return why a call may run code that its input chooses, or ""."""
+    options = {option.arg: ast.unparse(option.value) for option in call.keywords}
+    if isinstance(call.func, ast.Name) and call.func.id in ("eval", "exec", "__import__"):
+        return f"{call.func.id} runs text"
+    if options.get("allow_pickle", "False") != "False":
+        return "allow_pickle must be False"
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "load":
+        module = ast.unparse(call.func.value)
+        if "torch" in module and options.get("weights_only") != "True":
+            return f"{module}.load needs weights_only=True"
+    return ""
 
 
 def machine_path_complaints(path: PurePosixPath, text: str) -> list[str]:

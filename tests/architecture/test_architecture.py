@@ -36,6 +36,7 @@ def complaints_of(check: Check, suffixes: tuple[str, ...]) -> list[str]:
         (checks.sign_complaints, (".h",)),
         (checks.typing_complaints, (".py",)),
         (checks.machine_path_complaints, checks.TEXT_SUFFIXES),
+        (checks.unpickling_complaints, (".py",)),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
@@ -120,6 +121,27 @@ BAD_CODE: list[tuple[Check, str, str, str]] = [
     (checks.typing_complaints, "petps/a.py", "from typing import Any, Self", "import Self below"),
     (checks.machine_path_complaints, "Makefile", "ROOT := /ho" + "me/someone", "machine path"),
     (checks.machine_path_complaints, "README.md", "see /wo" + "rk/shared", "machine path"),
+    (checks.unpickling_complaints, "petps/a.py", "import pickle", "may not import pickle"),
+    (checks.unpickling_complaints, "petps/a.py", "from ray import cloudpickle", "cloudpickle"),
+    (checks.unpickling_complaints, "client/a.py", "def f():\n import marshal as m", "a.py:2: may"),
+    (checks.unpickling_complaints, "bench/a.py", "from multiprocessing import Queue", "may not"),
+    (checks.unpickling_complaints, "bench/a.py", "d.all_gather_object(a, b)", "unpickles"),
+    (
+        checks.unpickling_complaints,
+        "petps/a.py",
+        "from torch.distributed import broadcast_object_list",
+        "may not import broadcast_object_list",
+    ),
+    (checks.unpickling_complaints, "petps/a.py", "torch.load(file)", "needs weights_only=True"),
+    (
+        checks.unpickling_complaints,
+        "petps/a.py",
+        "torch_module().load(file, weights_only=False)",
+        "needs weights_only=True",
+    ),
+    (checks.unpickling_complaints, "petps/a.py", "from torch import load", "write torch.load"),
+    (checks.unpickling_complaints, "petps/a.py", "np.load(f, allow_pickle=True)", "must be False"),
+    (checks.unpickling_complaints, "examples/a.py", "eval(text)", "eval runs text"),
 ]
 
 
@@ -156,6 +178,12 @@ GOOD_CODE: list[tuple[Check, str, str]] = [
         "README.md",
         "https://example.org/ho" + "me/page and a/wo" + "rk/b",
     ),
+    (
+        checks.unpickling_complaints,
+        "petps/a.py",
+        "torch.load(f, weights_only=True)\nm.eval()\nnp.load(f, allow_pickle=False)\njson.load(f)",
+    ),
+    (checks.unpickling_complaints, "tests/a.py", "import pickle"),
 ]
 
 

@@ -70,7 +70,7 @@ def read_log_file(root: Path) -> LogFile:
     """Read log.json. Raises NotFound, DataLoss or Unimplemented, each naming the folder."""
     path = root / LOG_FILE
     try:
-        text = path.read_text()
+        text = path.read_bytes()
     except FileNotFoundError:
         raise NotFound(f"{root} is no directory log: it has no {LOG_FILE}") from None
     try:
@@ -81,7 +81,7 @@ def read_log_file(root: Path) -> LogFile:
         if name != FORMAT_NAME:
             raise ValueError("format")
         log_file = LogFile(int(values["partitions"]), str(values["uuid"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise DataLoss(f"{path} is not the description of a petps directory log") from None
     if not 1 <= log_file.partitions <= MAX_PARTITIONS:
         raise DataLoss(f"{path}: {log_file.partitions} partitions are outside 1..{MAX_PARTITIONS}")

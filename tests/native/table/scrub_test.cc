@@ -376,5 +376,27 @@ TEST_F(Scrub, EndsWithADroppedTable) {
   EXPECT_EQ(scrub().size(), 1u);  // a table can be read as long as somebody holds it
 }
 
+// An altered entry may name any place, also one where no memory is.
+TEST_F(Scrub, ARefOutsideThePoolIsNoRow) {
+  write(1, 50, 1);
+  const std::vector<uint64_t> wanted = {7};
+  for (const uint64_t ref : {rig_.tables->pool().medium().size() - kRowBytes + 1, uint64_t{1} << 46,
+                             uint64_t{1} << 60}) {
+    entry_of(7).ref = ref;
+    const std::byte* row = rig_.memory.base();
+    rig_.table->lookup(wanted, &row);
+    EXPECT_EQ(row, nullptr) << ref;
+    rig_.table->lookup(wanted, &row, [](size_t, size_t) {});
+    EXPECT_EQ(row, nullptr) << ref;
+    EXPECT_EQ(rig_.table->lookup_one(7), nullptr) << ref;
+    EXPECT_EQ(rig_.table->scan(0, rig_.table->bucket_count()).rows.size(), 48u) << ref;
+    const std::vector<DamagedRow> damaged = scrub();
+    ASSERT_EQ(damaged.size(), 1u) << ref;
+    EXPECT_EQ(damaged[0].fault, Fault::kNoSlot) << ref;
+  }
+  EXPECT_EQ(remove(scrub()), 1u);
+  EXPECT_TRUE(scrub().empty());
+}
+
 }  // namespace
 }  // namespace petps::table::testing

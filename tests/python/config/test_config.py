@@ -62,6 +62,7 @@ def test_values_replace_the_defaults() -> None:
         (POOL + "[pool2]\n", "pool2"),
         ("pool = 3", r"\[pool\] is a section"),
         ("a = [", "not valid TOML"),
+        ("a = " + "[" * 4000, "not valid TOML"),
         (POOL + "[tables.x]\ndim = 2", r"\[tables.x\] capacity is missing"),
         (POOL + "[tables.x]\ndim = 0\ncapacity = 1", r"\[tables.x\] dim: .* not 0"),
         (POOL + "[tables.x]\ndim = 2\ncapacity = 1\nsize = 3", r"\[tables.x\] size is not a known"),

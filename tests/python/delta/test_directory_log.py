@@ -357,8 +357,9 @@ def test_bad_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "log" / "log.json").write_text('{"format": "petps-directory-log-2"}')
     with pytest.raises(Unimplemented, match="has format 2, this release reads 1: upgrade"):
         DirectoryLog(tmp_path / "log")
-    for text in ("", "{}", "[]", '{"format": 3}', '{"format": "petps-directory-log-1"}'):
-        (tmp_path / "log" / "log.json").write_text(text)
+    texts = ["", "{}", "[]", '{"format": 3}', '{"format": "petps-directory-log-1"}', "[" * 100_000]
+    for text in (*(text.encode() for text in texts), b"\xff"):
+        (tmp_path / "log" / "log.json").write_bytes(text)
         with pytest.raises(DataLoss, match="is not the description of a petps directory log"):
             DirectoryLog(tmp_path / "log")
 

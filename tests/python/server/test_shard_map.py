@@ -126,9 +126,10 @@ def test_a_file_that_is_no_map_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "map.json"
     with pytest.raises(NotFound, match=r"shard map .*map\.json: No such file"):
         MapFile(path).read()
-    path.write_text("{")
-    with pytest.raises(InvalidArgument, match="not valid JSON"):
-        MapFile(path).read()
+    for text in ("{", "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(InvalidArgument, match="not valid JSON"):
+            MapFile(path).read()
     path.write_bytes(b" " * (1 << 20) + b"{}")
     with pytest.raises(InvalidArgument, match="at most 1,048,576"):
         MapFile(path).read()
