@@ -270,7 +270,9 @@ void Driver::push_full(const std::string& name, size_t inserts, size_t updates,
                        table::WhenFull rule, bool is_group) {
   if (!problem.empty()) return;
   const std::vector<Change> changes = choose_changes(name, inserts, updates, 0);
-  const Shape& shape = *world.find(name)->shape;
+  const TableWorld& known = *world.find(name);
+  const Shape& shape = *known.shape;
+  inserts = std::min(inserts, static_cast<size_t>(std::ranges::count(known.values, 0u)));
   std::vector<const std::byte*> rows(shape.keys.size());
   const auto count_rows = [&] {
     table(name).lookup(shape.keys, rows.data());
