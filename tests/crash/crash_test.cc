@@ -12,7 +12,7 @@
 namespace petps::crash {
 namespace {
 
-// The suite promises 200,000 states; 30 scenarios with 15,000 states each are more.
+// The suite promises 200,000 states; 38 scenarios with 15,000 states each are more.
 constexpr uint64_t kStatesPerScenario = 15'000;
 constexpr uint64_t kLeastStates = 150;
 

@@ -1,6 +1,7 @@
 #include "driver.h"
 
 #include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <iterator>
 #include <mutex>
@@ -69,10 +70,10 @@ void Driver::step(const std::string& name, const std::function<Status()>& act,
                   const std::function<void(World*)>& expect) {
   if (!problem.empty()) return;
   step_name = name;
-  World after = world;
-  expect(&after);
   if (listener != nullptr) listener->before_step(*this);
   const Status status = act();
+  World after = world;
+  expect(&after);
   if (!status.ok() && !expects_failure && problem.empty())
     problem = name + " failed: " + status.to_string();
   if (listener != nullptr) listener->after_step(*this, status, after);
@@ -215,34 +216,86 @@ void Driver::record_progress(const std::vector<pool::Progress>& all) {
       });
 }
 
-void Driver::apply(const std::string& name, const std::vector<Change>& changes) {
-  const auto act = [&]() -> Status {
-    table::Table& target = table(name);
-    const size_t bytes = target.record().spec.row_bytes;
-    std::vector<uint64_t> keys;
-    std::vector<uint8_t> deleted;
-    std::vector<uint32_t> stamps;
-    std::vector<std::byte> rows(changes.size() * bytes);
-    for (const Change& change : changes) history.add(name, change.key, change.value);
-    for (size_t i = 0; i < changes.size(); ++i) {
-      keys.push_back(changes[i].key);
-      stamps.push_back(static_cast<uint32_t>(changes[i].value));
-      deleted.push_back(changes[i].value == 0 ? 1 : 0);
-      if (changes[i].value != 0)
-        write_row(changes[i].key, changes[i].value, rows.data() + i * bytes, bytes);
-    }
-    table::Batch batch;
-    batch.keys = keys;
-    batch.rows = rows.data();
-    batch.deleted = deleted;
+Status Driver::write(const std::string& name, const std::vector<Change>& changes, bool is_group) {
+  table::Table& target = table(name);
+  const size_t bytes = target.record().spec.row_bytes;
+  std::vector<uint64_t> keys;
+  std::vector<uint8_t> deleted;
+  std::vector<uint32_t> stamps;
+  std::vector<std::byte> rows(changes.size() * bytes);
+  for (const Change& change : changes) history.add(name, change.key, change.value);
+  for (size_t i = 0; i < changes.size(); ++i) {
+    keys.push_back(changes[i].key);
+    stamps.push_back(static_cast<uint32_t>(changes[i].value));
+    deleted.push_back(changes[i].value == 0 ? 1 : 0);
+    if (changes[i].value != 0)
+      write_row(changes[i].key, changes[i].value, rows.data() + i * bytes, bytes);
+  }
+  table::Batch batch;
+  batch.keys = keys;
+  batch.rows = rows.data();
+  batch.deleted = deleted;
+  uint64_t refused = 0;
+  if (is_group) {
+    table::Batch rest = batch;
+    const size_t half = keys.size() / 2;
+    batch.keys = batch.keys.first(half);
+    batch.deleted = batch.deleted.first(half);
+    rest.keys = rest.keys.subspan(half);
+    rest.deleted = rest.deleted.subspan(half);
+    rest.rows += half * bytes;
+    const std::array<table::Batch, 2> both = {batch, rest};
+    std::array<table::ApplyReport, 2> reports;
+    PETPS_RETURN_IF_ERROR(target.apply_together(both, reports));
+    refused = reports[0].refused + reports[1].refused;
+  } else {
     batch.stamps = stamps;
-    auto report = target.apply(batch);
+    const auto report = target.apply(batch);
     if (!report.ok()) return report.status();
-    PETPS_CHECK(report.value().refused == 0, "a scenario wrote more keys than its table holds");
-    return Status();
+    refused = report.value().refused;
+  }
+  PETPS_CHECK(refused == 0, "a scenario wrote more keys than its table holds");
+  return Status();
+}
+
+void Driver::apply(const std::string& name, const std::vector<Change>& changes) {
+  step(
+      "apply", [&] { return write(name, changes, /*is_group=*/false); },
+      [&](World* w) {
+        for (const Change& change : changes) w->find(name)->write(change.key, change.value);
+      });
+}
+
+void Driver::push_full(const std::string& name, size_t inserts, size_t updates,
+                       table::WhenFull rule, bool is_group) {
+  if (!problem.empty()) return;
+  const std::vector<Change> changes = choose_changes(name, inserts, updates, 0);
+  const TableWorld& known = *world.find(name);
+  const Shape& shape = *known.shape;
+  inserts = std::min(inserts, static_cast<size_t>(std::ranges::count(known.values, 0u)));
+  std::vector<const std::byte*> rows(shape.keys.size());
+  const auto count_rows = [&] {
+    table(name).lookup(shape.keys, rows.data());
+    return rows.size() - static_cast<size_t>(std::ranges::count(rows, nullptr));
   };
-  step("apply", act, [&](World* w) {
-    for (const Change& change : changes) w->find(name)->write(change.key, change.value);
+  const auto act = [&]() -> Status {
+    PETPS_RETURN_IF_ERROR(tables->set_when_full(table(name).id(), rule));
+    table(name).note_pulled(shape.keys);
+    const size_t before = count_rows();
+    PETPS_RETURN_IF_ERROR(write(name, changes, is_group));
+    const size_t expected = std::min<size_t>(before + inserts, shape.spec.capacity);
+    if (count_rows() == expected) return Status();
+    return Status(base::Code::kInternal, "an eviction left " + std::to_string(count_rows()) +
+                                             " rows, not " + std::to_string(expected));
+  };
+  step("push_full", act, [&](World* w) {
+    TableWorld& target = *w->find(name);
+    count_rows();
+    // The table chose which rows go. Those of the batch stay, whatever it chose.
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (rows[i] == nullptr && target.values[i] != 0) target.write(shape.keys[i], 0);
+    }
+    for (const Change& change : changes) target.write(change.key, change.value);
   });
 }
 
@@ -440,15 +493,23 @@ std::vector<Change> Driver::random_changes(const std::string& name, size_t inser
                                            size_t deletions) {
   if (!problem.empty()) return {};  // no further step is performed
   const TableWorld& target = *world.find(name);
+  // Keep within capacity without counting on the room that this batch's deletions make.
+  const auto absent = static_cast<size_t>(std::ranges::count(target.values, 0u));
+  const size_t present = target.values.size() - absent;
+  const size_t room = static_cast<size_t>(target.shape->spec.capacity) - present;
+  return choose_changes(name, std::min(inserts, room), updates, deletions);
+}
+
+std::vector<Change> Driver::choose_changes(const std::string& name, size_t inserts, size_t updates,
+                                           size_t deletions) {
+  const TableWorld& target = *world.find(name);
   std::vector<size_t> present;
   std::vector<size_t> absent;
   for (size_t i = 0; i < target.values.size(); ++i)
     (target.values[i] != 0 ? present : absent).push_back(i);
   std::shuffle(present.begin(), present.end(), random);
   std::shuffle(absent.begin(), absent.end(), random);
-  // Keep within capacity without counting on the room that this batch's deletions make.
-  inserts = std::min(
-      {inserts, absent.size(), static_cast<size_t>(target.shape->spec.capacity) - present.size()});
+  inserts = std::min(inserts, absent.size());
   updates = std::min(updates, present.size());
   deletions = std::min(deletions, present.size() - updates);
   std::vector<Change> changes;

@@ -110,6 +110,10 @@ class Driver {
   void record_progress(const pool::Progress& progress) { record_progress(std::vector{progress}); }
   // The value of a row is also its stamp.
   void apply(const std::string& table, const std::vector<Change>& changes);
+  // Push keys and rows to a table that evicts rows by `rule` if they do not fit. `is_group`: as two
+  // pushes that are applied together.
+  void push_full(const std::string& table, size_t inserts, size_t updates, table::WhenFull rule,
+                 bool is_group = false);
   // Commit what was written so far in partitions of instance 1, `second` seconds after the first
   // commit, together with the progress there.
   void commit(const std::vector<uint32_t>& partitions, uint64_t second);
@@ -126,7 +130,7 @@ class Driver {
   void grow(const std::string& table, uint64_t capacity, const std::function<void()>& between,
             const std::function<void()>& behind = nullptr);
   void shrink();
-  // Perform any other step: `act` does it, `expect` changes the world accordingly.
+  // Perform any other step: `act` does it, then `expect` changes the world accordingly.
   void step(const std::string& name, const std::function<base::Status()>& act,
             const std::function<void(World*)>& expect);
 
@@ -166,6 +170,10 @@ class Driver {
   bool expects_failure = false;  // a drain will fail: later steps are not performed
 
  private:
+  base::Status write(const std::string& table, const std::vector<Change>& changes, bool is_group);
+  // As random_changes(), but perhaps with more inserts than the table has room for.
+  std::vector<Change> choose_changes(const std::string& table, size_t inserts, size_t updates,
+                                     size_t deletions);
   class Growth;
   std::shared_ptr<Growth> growth_;  // in progress
   epoch::Pin pin_;                  // of a growth, which keeps the array of before

@@ -66,6 +66,8 @@ void perform_random_steps(Driver* driver) {
       d.migrate(name, hot);
     } else if (kind == 8) {
       d.grow(name, table.shape->spec.capacity + 1 + d.random() % 64, [] {});
+    } else if (kind == 9 && table.feed == pool::Feed::kPush && table.expire_after == 0) {
+      d.push_full(name, d.random() % 8, d.random() % 4, table::WhenFull::kEvictOldest);
     } else {
       d.apply(name, d.random_changes(name, d.random() % 4, d.random() % 4, d.random() % 4));
     }

@@ -1,4 +1,4 @@
-// Tables that grow, pools that shrink, and rows that expire or are damaged.
+// Tables that grow, pools that shrink, and rows that expire, are evicted or are damaged.
 #include "scenarios.h"
 
 namespace petps::crash {
@@ -124,6 +124,27 @@ void scrubbing(Driver& d, const Begin& begin) {
   d.open();
 }
 
+// A full table gives up rows for new keys: at once, while it grows, and when no walk has counted
+// its rows since a kill.
+void evicting(Driver& d, const Begin& begin) {
+  constexpr auto kOldest = table::WhenFull::kEvictOldest;
+  constexpr auto kColdest = table::WhenFull::kEvictColdest;
+  start(d, crowded_shape(table_spec("t", 56, kOddRow), 40, 60, 73), 56);
+  begin();
+  d.push_full("t", 1, 0, kOldest);
+  d.push_full("t", 8, 4, kColdest);
+  d.apply("t", d.random_changes("t", 0, 4, 3));
+  d.push_full("t", 20, 6, kOldest);
+  d.push_full("t", 10, 4, kColdest, /*is_group=*/true);
+  d.grow("t", 70, [&] { d.push_full("t", 6, 4, kOldest); });
+  d.push_full("t", 24, 4, kColdest);
+  d.open();
+  d.push_full("t", 6, 6, kOldest);
+  d.close();
+  d.open();
+  d.push_full("t", 12, 2, kColdest);
+}
+
 // The clocks of a table take the space of a dropped one, and begin at zero when its rows expire
 // again.
 void expiry_changes(Driver& d, const Begin& begin) {
@@ -150,7 +171,7 @@ const std::vector<Scenario>& growth_scenarios() {
   static const std::vector<Scenario> all = {
       {"growing", growing},     {"growing_full", growing_full}, {"growing_pinned", growing_pinned},
       {"shrinking", shrinking}, {"expiring", expiring},         {"expiry_changes", expiry_changes},
-      {"scrubbing", scrubbing},
+      {"scrubbing", scrubbing}, {"evicting", evicting},
   };
   return all;
 }

@@ -329,6 +329,10 @@ std::string check_rows(const Tables& tables, const Choices& choices, World* obse
     if (problem.empty()) problem = check_scan(*opened[i], seen);
     if (problem.empty()) problem = check_default(*opened[i], seen.shape->spec);
     if (!problem.empty()) return problem;
+    // Rows that had gone for others may revert after a kill; otherwise no crash brings them back.
+    const auto absent = static_cast<uint64_t>(std::ranges::count(seen.values, 0u));
+    if (choices.reverted.empty() && seen.values.size() - absent > seen.shape->spec.capacity)
+      return "table '" + name + "' has more rows than its capacity";
     observed->tables[i] = std::move(seen);
   }
   return "";
