@@ -159,8 +159,8 @@ def connect(
     }
     for option, value in options.items():
         _check_u32(option, value)
-    native = _native.Client(url, name=name, **options, **tls_options(url, tls))
-    return Client(native, threads=connections)
+    arguments: dict[str, Any] = {**options, **tls_options(url, tls)}
+    return Client(_native.Client(url, name=name, **arguments), threads=connections)
 
 
 class Client:
