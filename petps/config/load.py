@@ -97,7 +97,7 @@ def _describe(fault: Any) -> str:
         return f"{where} is a section: write [{'.'.join(location)}] and its keys below"
     message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     given = "" if isinstance(fault["input"], dict) else f", not {fault['input']!r}"
-    if location[0] == "kafka" and is_secret(".".join(location[1:])):
+    if location[:1] == ["kafka"] and is_secret(".".join(location[1:])):
         given = ""
     given = hide_password(given)
     return f"{where}: {message}{given}"

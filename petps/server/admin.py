@@ -282,7 +282,8 @@ class _Service:
         with contextlib.suppress(PetpsError):  # a name that is not known stays as it is
             model = self._tables.resolve(model).model if model else ""
         self._gate.require(caller, "admin", model)
-        return _Call(context, f"'{caller.name}' at {peer}, who says {user}")
+        name = "" if caller.is_anyone else f"'{caller.name}' at "
+        return _Call(context, f"{name}{context.peer()}, who says {user}")
 
     def join(self) -> None:
         """Wait for the threads of long work, which look at ``stopping``."""

@@ -6,6 +6,7 @@ import io
 from http import HTTPStatus
 from typing import Any, Final
 
+from petps import _native
 from petps.errors import NotFound, Unavailable
 from petps.server import http
 
@@ -44,7 +45,7 @@ ROUTES: Final[dict[str, Any]] = {
     "/shard-map": lambda: fail(NotFound("no map")),
     "/metrics": lambda: fail(Unavailable("closing")),
 }
-HANDLER: Final[Any] = http._handler(ROUTES)
+HANDLER: Final[Any] = http._handler(ROUTES, _native.Gate("open"))
 
 
 def seeds() -> list[bytes]:

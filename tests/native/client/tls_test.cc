@@ -125,6 +125,23 @@ TEST_F(TlsClients, AWrongNameIsNamed) {
   EXPECT_TRUE(Client::connect(url(), wrong).ok());
 }
 
+TEST_F(TlsClients, APullDoesNotRetryARefusedCertificate) {
+  serve(authority_.issue_local(), false, 30);
+  Options idle = options();
+  idle.catalogue_ms = 0;
+  idle.hot_sample_every = 0;
+  const auto client = connect_to(url(), idle);
+  tests::CertificateSpec spec;
+  spec.names = {"DNS:a.example"};
+  authority_.issue("server", spec);
+  ASSERT_TRUE(context_->reload().ok());
+  while (stats().connections > 0) std::this_thread::yield();
+  const std::vector<uint64_t> keys = first_keys(10);
+  std::vector<float> rows(keys.size() * kDim);
+  expect_error(client->pull("users", keys, rows).status(), Code::kUnauthenticated,
+               {"is for a.example, not for '127.0.0.1'"});
+}
+
 TEST_F(TlsClients, AMissingClientCertificateIsNamed) {
   serve(authority_.issue_local(), true);
   expect_refusal(options(), {"requires a client certificate", "set certificate and key"});

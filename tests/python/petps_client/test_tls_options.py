@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 import petps_client
+import pytest
 from petps_client.tls import tls_options
 
 TLS_URL = "petps+tls://127.0.0.1:1/m"
@@ -24,5 +23,5 @@ def test_the_environment_gives_defaults_for_tls_urls_only(monkeypatch: pytest.Mo
 
 
 def test_another_type_is_refused() -> None:
-    with pytest.raises(petps_client.InvalidArgument, match="tls must be a petps_client.Tls"):
+    with pytest.raises(petps_client.InvalidArgument, match=r"tls must be a petps_client\.Tls"):
         tls_options(TLS_URL, "ca.pem")  # type: ignore[arg-type]

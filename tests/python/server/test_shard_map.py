@@ -204,7 +204,7 @@ def test_without_a_map_a_server_owns_everything(start: Start) -> None:
     serving.follow_shard_map()
     assert serving.status()["shard"]["owned"] == "all"
     assert request(serving, "/shard-map")[::2] == (
-        404, "there is no shard map: this server owns every partition",
+        404, "there is no shard map: this server owns every partition\n",
     )  # fmt: skip
 
 
