@@ -76,20 +76,21 @@ TEST_F(AccessTest, EachOperationNeedsItsRole) {
     const char* token;
     bool pulls, pushes, hot_keys, sees_status;
   };
-  for (const Case& each : {Case{"r", true, false, true, true}, Case{"w", false, true, false, false},
-                           Case{"a", false, false, false, true}, Case{"h", true, true, true, false},
-                           Case{"e", false, false, false, false}}) {
-    SCOPED_TRACE(each.token);
-    const auto client = connect_as(each.token);
+  for (const Case& rights :
+       {Case{"r", true, false, true, true}, Case{"w", false, true, false, false},
+        Case{"a", false, false, false, true}, Case{"h", true, true, true, false},
+        Case{"e", false, false, false, false}}) {
+    SCOPED_TRACE(rights.token);
+    const auto client = connect_as(rights.token);
     const auto expect = [&](const wire::Frame& frame, bool is_allowed) {
       const Status status = client->call(frame).error();
       EXPECT_EQ(status.code(), is_allowed ? Code::kOk : Code::kPermissionDenied)
           << status.to_string();
     };
-    expect(pull_of_users(), each.pulls);
-    expect(push_to_users(), each.pushes);
-    expect(hot_keys_frame(), each.hot_keys);
-    expect(status_frame(), each.sees_status);
+    expect(pull_of_users(), rights.pulls);
+    expect(push_to_users(), rights.pushes);
+    expect(hot_keys_frame(), rights.hot_keys);
+    expect(status_frame(), rights.sees_status);
     expect(tables_frame(), true);
   }
   EXPECT_EQ(gate_->counts().requests_denied, 12u);

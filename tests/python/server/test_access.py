@@ -118,7 +118,7 @@ def test_commands_at_the_same_time_lose_no_grant(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {found.name for found in access.entries()} == {f"n{n}" for n in range(16)}
+    assert {listed.name for listed in access.entries()} == {f"n{n}" for n in range(16)}
 
 
 HASH = "0" * 64
@@ -420,12 +420,12 @@ def test_no_token_appears_in_what_the_server_says(
     with contextlib.suppress(Unauthenticated):
         connect(serving, token="planted-token")
     ask(serving, "/status.json", "Bearer planted-token")
-    said = [
+    texts = [
         json.dumps(serving.status()),
         ask(serving, "/metrics", f"Bearer {TOKEN}")[1],
         ask(serving, "/status.json", f"Bearer {TOKEN}")[1],
         *lines,
         repr(file.entries()),
     ]
-    for text in said:
+    for text in texts:
         assert not any(secret in text for secret in secrets)

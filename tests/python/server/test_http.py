@@ -52,7 +52,9 @@ def test_prometheus_can_read_the_metrics(start: Start) -> None:
     families = {family.name: family for family in text_string_to_metric_families(body)}
     for name, family in families.items():
         assert re.fullmatch(
-            r"petps_((server|transport|pool|table|scrub|ingest|backup|access|tls)_[a-z_]+|insecure)", name
+            r"petps_((server|transport|pool|table|scrub|ingest|backup|access|tls)_[a-z_]+"
+            r"|insecure)",
+            name,
         ), name
         assert family.documentation.endswith("."), name
     assert families["petps_server_pulls"].type == "counter"
