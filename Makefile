@@ -16,7 +16,7 @@ SOAK_SECONDS := 600
 # Death tests are left out, because an emulated program cannot start itself again.
 AARCH64_SUITES := base epoch media index table codec
 
-.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 soak soak-pull bench docs wheels cpp-package format tidy clean
+.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 crash soak soak-pull bench docs wheels cpp-package format tidy clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make test-train  installs PyTorch and Ray (6 GB) into .venv-train, then runs their tests"
 	@echo "make lab     persistent memory, RDMA, power cuts: suites in a small guest (tests/lab)"
 	@echo "make aarch64  cross-compile for aarch64 and run the C++ suites in an emulated processor"
+	@echo "make crash   every state of the crash suite, of which make test builds two fifths"
 	@echo "make soak    the C++ suites with more test processes than processors, SOAK_ROUNDS=10 times"
 	@echo "make soak-pull  pulls under updates and reclaim in each gather mode; SOAK_SECONDS=600 each"
 	@echo "make bench   build, then measure; ONLY=pull,apply: parts; RESUME=1: continue; AGAIN=pull; BEFORE=FOLDER: compare"
@@ -75,6 +76,10 @@ aarch64: bootstrap
 	cmake --build build/aarch64 -j $(JOBS) --target $(AARCH64_SUITES:%=test_%)
 	ctest --test-dir build/aarch64 -j $(JOBS) --output-on-failure -E DeathTest \
 	  -L "^($$(echo $(AARCH64_SUITES) | tr ' ' '|'))\$$"
+
+crash: build
+	cmake --build build/release -j $(JOBS) --target test_crash
+	ctest --test-dir build/release -j $(TEST_JOBS) --output-on-failure -L '^crash$$'
 
 # Some races appear with five test processes on two processors, but not with two. The suites that
 # count states are short here (see tests/run.py).
