@@ -19,7 +19,7 @@ FUZZ_ONLY :=
 # Death tests are left out, because an emulated program cannot start itself again.
 AARCH64_SUITES := base epoch media index table codec
 
-.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 fuzz soak soak-pull bench docs wheels cpp-package format tidy clean
+.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 crash fuzz soak soak-pull bench docs wheels cpp-package format tidy clean
 .DEFAULT_GOAL := help
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo "make lab     persistent memory, RDMA, power cuts: suites in a small guest (tests/lab)"
 	@echo "make aarch64  cross-compile for aarch64 and run the C++ suites in an emulated processor"
 	@echo "make fuzz    libFuzzer on frames, rows, pools, records, stores, texts, requests; FUZZ_SECONDS=510 each"
+	@echo "make crash   every state of the crash suite, of which make test builds two fifths"
 	@echo "make soak    the C++ suites with more test processes than processors, SOAK_ROUNDS=10 times"
 	@echo "make soak-pull  pulls under updates and reclaim in each gather mode; SOAK_SECONDS=600 each"
 	@echo "make bench   build, then measure; ONLY=pull,apply: parts; RESUME=1: continue; AGAIN=pull; BEFORE=FOLDER: compare"
@@ -86,6 +87,10 @@ fuzz: build
 	cmake --preset fuzz --log-level=WARNING
 	cmake --build build/fuzz -j $(JOBS) --target petps_fuzz
 	$(PYTHON) -m tests.fuzz.run --seconds $(FUZZ_SECONDS) $(if $(FUZZ_ONLY),--only $(FUZZ_ONLY))
+
+crash: build
+	cmake --build build/release -j $(JOBS) --target test_crash
+	ctest --test-dir build/release -j $(TEST_JOBS) --output-on-failure -L '^crash$$'
 
 # Some races appear with five test processes on two processors, but not with two. The suites that
 # count states are short here (see tests/run.py).
