@@ -6,6 +6,7 @@ with the one that the order of sums makes: of the reference from itself.
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,15 +27,19 @@ ROOT = Path(__file__).resolve().parents[2]
 WAIT_SECONDS = 600.0
 # FBGEMM multiplies by lr / (sqrt(sum) + eps); petps divides first, so a last bit may differ.
 SAME_ORDER = ("sgd", "adam", "sparse_adam")
-# Processes of 200 steps each; on a busy machine a test takes minutes.
-pytestmark = [pytest.mark.usefixtures("one_torch_thread"), pytest.mark.timeout(600)]
+# Processes of 200 steps for each kind and optimizer; on a busy machine that takes minutes.
+pytestmark = [pytest.mark.usefixtures("one_torch_thread"), pytest.mark.timeout(1800)]
+
+# The result of each kind, by optimizer and kind.
+Trained = dict[tuple[str, str], Arrays]
 
 
 def run_processes(
-    kinds: Sequence[str], optimizer: str, micro_batches: int, world: int, out: Path
-) -> list[Arrays]:
+    kinds: Sequence[str], optimizers: Sequence[str], micro_batches: int, world: int, out: Path
+) -> Trained:
     """Run a process for each rank, which trains each kind in turn; return the rows of all ranks."""
-    command = [sys.executable, "-m", "tests.train.equal_process", ",".join(kinds), optimizer]
+    names = (",".join(kinds), ",".join(optimizers))
+    command = [sys.executable, "-m", "tests.train.equal_process", *names]
     ranks = [
         subprocess.Popen([*command, *map(str, (micro_batches, rank, world)), str(out)], cwd=ROOT)
         for rank in range(world)
@@ -46,10 +51,13 @@ def run_processes(
             if process.poll() is None:
                 process.kill()
                 process.wait()
-    return [
-        merge([dict(np.load(out / f"{kind}-{rank}.npz")) for rank in range(world)], kind)
+    return {
+        (optimizer, kind): merge(
+            [dict(np.load(out / f"{optimizer}-{kind}-{rank}.npz")) for rank in range(world)], kind
+        )
+        for optimizer in optimizers
         for kind in kinds
-    ]
+    }
 
 
 def merge(ranks: list[Arrays], kind: str = "synchronous") -> Arrays:
@@ -92,12 +100,20 @@ def distance(left: Arrays, right: Arrays) -> float:
     return worst
 
 
+@functools.cache
+def reference_of(optimizer: str, micro_batches: int, world: int) -> tuple[Arrays, Arrays]:
+    """Return what the reference trains, and what it trains with sums in another order."""
+    return (
+        run_reference(optimizer, micro_batches, world),
+        run_reference(optimizer, micro_batches, world, reordered=True),
+    )
+
+
 def check(
     optimizer: str, micro_batches: int, world: int, trained: Arrays, *, is_fixed: bool = True
 ) -> None:
     """is_fixed: whether petps adds in the order of the reference, if the optimizer does."""
-    exact = run_reference(optimizer, micro_batches, world)
-    reordered = run_reference(optimizer, micro_batches, world, reordered=True)
+    exact, reordered = reference_of(optimizer, micro_batches, world)
     by_order = distance(exact, reordered)
     print(f"{by_order=:.3g} {distance(exact, trained)=:.3g}")
     assert by_order > 0, "the reference has only one order of sums"
@@ -107,31 +123,45 @@ def check(
         assert distance(exact, trained) <= 2 * by_order
 
 
+WORLDS = [
+    pytest.param((world, micro_batches), marks=pytest.mark.xdist_group(f"equal-{world}"))
+    for world, micro_batches in ((1, 3), (2, 3), (4, 2))
+]
+
+
+@pytest.fixture(scope="module", params=WORLDS, ids=lambda world: "-".join(map(str, world)))
+def in_processes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[int, int, Trained]:
+    """Return (world, micro_batches, what its processes have trained): they start once for all."""
+    world, micro_batches = request.param
+    kinds = ["synchronous", "nested", *["defaults"] * (world > 1)]
+    out = tmp_path_factory.mktemp("equal")
+    return world, micro_batches, run_processes(kinds, list(OPTIMIZERS), micro_batches, world, out)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(("world", "micro_batches"), [(1, 3), (2, 3), (4, 2)])
 def test_rows_and_weights_are_those_of_pytorch(
-    optimizer: str, world: int, micro_batches: int, tmp_path: Path
+    optimizer: str, in_processes: tuple[int, int, Trained]
 ) -> None:
     """`synchronous` and `nested` train alike, bit by bit.
 
     The default options do not fix the order of sums, and may cluster batches.
     """
-    kinds = ["synchronous", "nested", *["defaults"] * (world > 1)]
-    trained, nested, *by_default = run_processes(kinds, optimizer, micro_batches, world, tmp_path)
-    check(optimizer, micro_batches, world, trained)
-    assert is_same(trained, nested)
-    for other in by_default:
-        check(optimizer, micro_batches, world, other, is_fixed=False)
+    world, micro_batches, trained = in_processes
+    check(optimizer, micro_batches, world, trained[optimizer, "synchronous"])
+    assert is_same(trained[optimizer, "synchronous"], trained[optimizer, "nested"])
+    if world > 1:
+        check(optimizer, micro_batches, world, trained[optimizer, "defaults"], is_fixed=False)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_they_are_those_of_distributed_data_parallel(world: int, tmp_path: Path) -> None:
-    trained, ddp = run_processes(["synchronous", "ddp"], "adam", 2, world, tmp_path)
-    by_order = distance(
-        run_reference("adam", 2, world), run_reference("adam", 2, world, reordered=True)
-    )
-    print(f"{by_order=:.3g} {distance(ddp, trained)=:.3g}")
-    assert distance(ddp, trained) <= 2 * by_order
+    trained = run_processes(["synchronous", "ddp"], ["adam"], 2, world, tmp_path)
+    by_order = distance(*reference_of("adam", 2, world))
+    between = distance(trained["adam", "ddp"], trained["adam", "synchronous"])
+    print(f"{by_order=:.3g} {between=:.3g}")
+    assert between <= 2 * by_order
 
 
 def in_two_threads(kind: str, **changed: Any) -> Arrays:
