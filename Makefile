@@ -29,7 +29,7 @@ help:
 	@echo "make test-train  installs PyTorch and Ray (6 GB) into .venv-train, then runs their tests"
 	@echo "make lab     persistent memory, RDMA, power cuts: suites in a small guest (tests/lab)"
 	@echo "make aarch64  cross-compile for aarch64 and run the C++ suites in an emulated processor"
-	@echo "make fuzz    libFuzzer on frames, rows, pools, records, stores, texts, requests; FUZZ_SECONDS=510 each"
+	@echo "make fuzz    libFuzzer on frames, rows, pools, TLS, records, stores, texts, requests; FUZZ_SECONDS=510 each"
 	@echo "make crash   every state of the crash suite, of which make test builds two fifths"
 	@echo "make soak    the C++ suites with more test processes than processors, SOAK_ROUNDS=10 times"
 	@echo "make soak-pull  pulls under updates and reclaim in each gather mode; SOAK_SECONDS=600 each"

@@ -27,11 +27,11 @@ PYTHON: Final = ROOT / ".venv-fuzz/bin/python"
 # A slower input is a hang; the slowest takes less than a second.
 INPUT_SECONDS_MAX: Final = 60
 MEMORY_MIB_MAX: Final = 3072
-LENGTH_MAX: Final = {"wire": 70_000, "pool": 2 + 16 * 24, "stores": 4096}
+LENGTH_MAX: Final = {"wire": 70_000, "pool": 2 + 16 * 24, "tls": 4096, "stores": 4096}
 # Inputs beside the seeds in a short run: a second or two for each target.
 SHORT_RUNS: Final = {
-    "wire": 20_000, "codec": 2_000, "pool": 100, "records": 2_000, "stores": 200, "texts": 1_000,
-    "requests": 2_000,
+    "wire": 20_000, "codec": 2_000, "pool": 100, "tls": 500, "records": 2_000, "stores": 200,
+    "texts": 1_000, "requests": 2_000,
 }  # fmt: skip
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import importlib
 import random
+import ssl
 import struct
 import sys
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-CXX_TARGETS: Final = ("wire", "codec", "pool")
+CXX_TARGETS: Final = ("wire", "codec", "pool", "tls")
 PYTHON_TARGETS: Final = ("records", "stores", "texts", "requests")
 
 
@@ -46,12 +47,32 @@ def pool_seeds() -> list[bytes]:
     return inputs
 
 
+def tls_seeds() -> list[bytes]:
+    """Return the first bytes of clients and servers, and edits of records. See tls.cc."""
+    server, client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.create_default_context()
+    try:
+        context.wrap_bio(server, client, server_hostname="localhost").do_handshake()
+    except ssl.SSLWantReadError:
+        hello = client.read()
+    alert, key_update = bytes.fromhex("15030300020228"), bytes.fromhex("1603030005180000010100")
+    inputs = [bytes([0, part]) + hello for part in (0, 1, 255)]
+    inputs += [bytes([side, 9]) + record for side in (0, 1) for record in (alert, key_update)]
+    edits = [struct.pack(">HBB", at, kind, 1) for at in (0, 3, 5, 16_410) for kind in range(3)]
+    return [*inputs, bytes([2, 200]), *(bytes([2, 200]) + edit for edit in edits)]
+
+
 def seeds_of(target: str) -> list[bytes]:
     """Return the seeds of a target."""
     if target in PYTHON_TARGETS:
         inputs: list[bytes] = importlib.import_module(f"tests.fuzz.{target}").seeds()
         return inputs
-    return {"wire": wire_seeds, "codec": codec_seeds, "pool": pool_seeds}[target]()
+    return _SEEDS[target]()
+
+
+_SEEDS: Final = {
+    "wire": wire_seeds, "codec": codec_seeds, "pool": pool_seeds, "tls": tls_seeds,
+}  # fmt: skip
 
 
 def write(folder: Path, target: str) -> Path:
