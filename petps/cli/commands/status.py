@@ -153,7 +153,24 @@ def _security(report: dict[str, Any]) -> list[tuple[str, object]]:
         pairs.append(("tls", f"{', '.join(tls['names'])}, {verb} {at}"))
         if tls["error"]:
             pairs.append(("tls files not used", tls["error"]))
+    access = report.get("access")  # servers before 0.2 do not report it
+    if access is not None and access["mode"] != "open":
+        pairs.append(("access", _access_text(access)))
+        if access["error"]:
+            pairs.append(("access file not used", access["error"]))
     return pairs
+
+
+def _access_text(access: dict[str, Any]) -> str:
+    if access["mode"] == "certificates":
+        text = "every client certificate of client_ca"
+    else:
+        text = f"{access['grants']} grants"
+    for key, verb in (("expired", "EXPIRED"), ("expire_soon", "expire within a week")):
+        if access[key]:
+            text += f"; {verb}: {', '.join(access[key])}"
+    refused = ("logins_failed", "requests_denied", "requests_limited")
+    return f"{text}; " + ", ".join(f"{access[key]} {key.replace('_', ' ')}" for key in refused)
 
 
 def _rdma_text(report: dict[str, Any]) -> str:

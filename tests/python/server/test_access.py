@@ -30,6 +30,7 @@ from petps.errors import (
 )
 from petps.server import Serving
 from petps.server.access_file import AccessFile, Entry, hash_of, new_token, read_access_file
+from tests.python.cli.conftest import Command
 from tests.python.server.conftest import settings
 from tests.python.waiting import wait_until
 
@@ -293,6 +294,19 @@ def two_models(serving: Serving, file: AccessFile) -> Serving:
     file.add(entry("narrow", "n", models=["default"]))
     serving.follow_credentials()
     return serving
+
+
+def test_petps_status_shows_grants_and_refusals(
+    serving: Serving, file: AccessFile, tmp_path: Path
+) -> None:
+    file.add(entry("old", expires="1999-01-01T00:00:00Z"))
+    serving.follow_credentials()
+    ask(serving, "/status.json")
+    shown = Command()("status", tmp_path / "pool")
+    assert "2 grants; EXPIRED: old; 1 logins failed, 0 requests denied" in shown
+    (tmp_path / "access.json").write_text("{")
+    serving.follow_credentials()
+    assert "access file not used" in Command()("status", tmp_path / "pool")
 
 
 def test_a_caller_of_one_model_sees_no_other(two_models: Serving) -> None:
