@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any, Final
 
 from petps import _native
 from petps.config import Config
 from petps.config.schema import LimitsConfig
-from petps.errors import NotFound
+from petps.errors import InUse, NotFound
 
 __all__ = ["native_tls", "open_tables", "start_server"]
 
 MAX_AUTOMATIC_WORKERS: Final = 8
+DYING_SECONDS: Final = 5.0  # for which a killed process may hold a pool, on a busy machine
+RETRY_SECONDS: Final = 0.02
 
 
 def open_tables(config: Config) -> _native.Tables:
-    """Open the pool. Raises its errors; NotFound says how to create one."""
-    try:
-        return _native.Tables.open(str(config.pool.path))
-    except NotFound:
-        raise NotFound(
-            f"there is no pool at {config.pool.path}: create it with `petps create`, "
-            "for instance `petps create --config FILE`"
-        ) from None
+    """Open the pool. Raises its errors; NotFound says how to create one.
+
+    A server that was killed a moment ago may still hold the pool, so this waits for it.
+    """
+    until = time.monotonic() + DYING_SECONDS
+    while True:
+        try:
+            return _native.Tables.open(str(config.pool.path))
+        except NotFound:
+            raise NotFound(
+                f"there is no pool at {config.pool.path}: create it with `petps create`, "
+                "for instance `petps create --config FILE`"
+            ) from None
+        except InUse:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(RETRY_SECONDS)
 
 
 def _limits(limits: LimitsConfig) -> dict[str, int]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,11 +25,33 @@ from petps.errors import (
     Unavailable,
 )
 from petps.publish import Publisher
-from petps.server import Serving
+from petps.server import Serving, native_server
 from petps.server.status import normalise_status
 from tests.python.native.superblock import is_clean
 from tests.python.server.conftest import Start, settings
 from tests.python.waiting import wait_until
+
+
+def test_a_server_waits_for_one_that_was_killed_a_moment_ago(
+    pool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = 0
+
+    def count(path: str) -> Any:
+        nonlocal tries
+        tries += 1
+        return opens(path)
+
+    opens = native_server._native.Tables.open
+    monkeypatch.setattr(
+        native_server, "_native", SimpleNamespace(Tables=SimpleNamespace(open=count))
+    )
+    dying = petps.open(pool)
+    with ThreadPoolExecutor(1) as threads:
+        opened = threads.submit(native_server.open_tables, settings(pool))
+        wait_until(lambda: tries > 2)
+        dying.close()
+        opened.result(60).close()
 
 
 def test_a_server_serves_and_closes_cleanly(start: Start, pool: Path) -> None:
