@@ -15,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import petps
+from petps import _native
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.errors import (
@@ -42,7 +43,7 @@ def test_a_server_waits_for_one_that_was_killed_a_moment_ago(
         tries += 1
         return opens(path)
 
-    opens = native_server._native.Tables.open
+    opens = _native.Tables.open
     monkeypatch.setattr(
         native_server, "_native", SimpleNamespace(Tables=SimpleNamespace(open=count))
     )
