@@ -13,15 +13,11 @@ from typing import Any
 
 import pytest
 
-from petps import _native
 from tests.certificates import Authority, Pair, replace
 from tests.system.servers import PETPS, Server, petps, wait_until
 
 PLANTED = "the-planted-password"
 pytestmark = pytest.mark.system
-needs_native_tls = pytest.mark.skipif(
-    not hasattr(_native, "ServerTls"), reason="the native port has no TLS yet"
-)
 
 
 @pytest.fixture
@@ -105,7 +101,6 @@ class Door:
         return json.loads(self.read("status.json"))["tls"]
 
 
-@needs_native_tls
 def test_a_server_with_tls(
     serve: Callable[..., Server],
     pool: Path,
@@ -199,7 +194,6 @@ def _key_lines(key: Path) -> list[str]:
 def test_a_process_with_a_key_leaves_no_core(pool: Path, pair: Pair) -> None:
     program = """
 import ctypes, os, sys
-from petps import _native
 from petps.cli.app import main
 
 def start(tables, **options):  # in place of the native server
@@ -207,7 +201,6 @@ def start(tables, **options):  # in place of the native server
     os._exit(0)
 
 _native.Server.start = start
-_native.ServerTls = lambda *files: None
 sys.argv = ["petps", "serve", *sys.argv[1:]]
 main()
 """
