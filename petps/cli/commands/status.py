@@ -153,7 +153,24 @@ def _security(report: dict[str, Any]) -> list[tuple[str, object]]:
         pairs.append(("tls", f"{', '.join(tls['names'])}, {verb} {at}"))
         if tls["error"]:
             pairs.append(("tls files not used", tls["error"]))
+    access = report.get("access") or {}  # servers before 0.2 have none
+    if access.get("mode") == "grants":
+        pairs.append(("access", _access_text(access)))
+        if access["error"]:
+            pairs.append(("access file not used", access["error"]))
     return pairs
+
+
+def _access_text(access: dict[str, Any]) -> str:
+    """Return '3 grants; trainer EXPIRED; inference expires within 7 days; 2 logins failed'."""
+    parts = [f"{access['grants']:,} grant{'' if access['grants'] == 1 else 's'}"]
+    if access["expired"]:
+        parts.append(f"{', '.join(access['expired'])} EXPIRED")
+    if access["expire_soon"]:
+        parts.append(f"within 7 days {', '.join(access['expire_soon'])} will expire")
+    if access["logins_failed"]:
+        parts.append(f"{access['logins_failed_total']:,} logins failed")
+    return "; ".join(parts)
 
 
 def _rdma_text(report: dict[str, Any]) -> str:
