@@ -56,7 +56,7 @@ ROWS: Final = [Row(*cells) for cells in rows_of("Connections")]
 
 @dataclass(frozen=True)
 class Seen:
-    """What a client trusts and shows."""
+    """A client: what it trusts and shows."""
 
     speaks_tls: bool = True
     ca: Authority | None = None
