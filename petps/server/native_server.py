@@ -45,21 +45,20 @@ def _limits(limits: LimitsConfig) -> dict[str, int]:
     return values
 
 
-def native_tls(config: Config) -> Any:
-    """Return the TLS of the native port, which has reload(); None without [tls]."""
+def native_tls(config: Config) -> _native.ServerTls | None:
+    """Return the TLS of the native port; None without [tls]."""
     tls = config.tls
     if tls.certificate is None:
         return None
     client_ca = "" if tls.client_ca is None else str(tls.client_ca)
-    native: Any = _native
-    return native.ServerTls(str(tls.certificate), str(tls.key), client_ca, tls.client_certificates)
+    return _native.ServerTls(str(tls.certificate), str(tls.key), client_ca, tls.client_certificates)
 
 
 def start_server(
     config: Config,
     tables: _native.Tables,
     shard_map: _native.ShardMap | None,
-    tls: Any,
+    tls: _native.ServerTls | None,
     gate: _native.Gate,
 ) -> _native.Server:
     """Start to answer the callers that ``gate`` admits, with this native_tls().
@@ -83,5 +82,5 @@ def start_server(
         address=server.address or "",
         call_workers=server.grpc_workers if server.grpc else 0,
         gate=gate,
-        **({} if tls is None else {"tls": tls}),
+        tls=tls,
     )

@@ -28,8 +28,8 @@ from petps.errors import PetpsError
 from petps.server import Serving
 from petps.server.access_file import AccessFile, Entry, hash_of
 from petps.v1.service import CODE_KEY
+from tests.system.access_document import table_of
 
-DOCUMENT: Final = Path(__file__).parents[2] / "docs/reference/access.md"
 SECONDS: Final = 60.0
 GRANTS: Final = {
     "read": (["read"], "*"),
@@ -59,8 +59,7 @@ class Cell:
 
 
 def read_table() -> list[Cell]:
-    lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| ")]
-    header, *rows = [[part.strip() for part in line.strip("|").split("|")] for line in lines]
+    header, *rows = table_of("Credentials and operations")
     assert header[:2] == ["door", "operation"]
     return [
         Cell(row[0], row[1], credential, outcome)

@@ -13,15 +13,11 @@ from typing import Any
 
 import pytest
 
-from petps import _native
 from tests.certificates import Authority, Pair, replace
 from tests.system.servers import PETPS, Server, petps, wait_until
 
 PLANTED = "the-planted-password"
 pytestmark = pytest.mark.system
-needs_native_tls = pytest.mark.skipif(
-    not hasattr(_native, "ServerTls"), reason="the native port has no TLS yet"
-)
 
 
 @pytest.fixture
@@ -91,13 +87,15 @@ def test_an_insecure_server_says_so(serve: Callable[..., Server], pool: Path) ->
 class Door:
     """HTTPS of a server, as a client with a certificate."""
 
-    def __init__(self, server: Server, context: ssl.SSLContext) -> None:
+    def __init__(self, server: Server, context: ssl.SSLContext, token: str) -> None:
         self._port = server.wait_ready()["http_port"]
         self._context = context
+        self._headers = {"authorization": f"Bearer {token}"}
 
     def read(self, path: str) -> str:
         url = f"https://127.0.0.1:{self._port}/{path}"
-        with urllib.request.urlopen(url, timeout=60, context=self._context) as answer:
+        request = urllib.request.Request(url, headers=self._headers)
+        with urllib.request.urlopen(request, timeout=60, context=self._context) as answer:
             text: str = answer.read().decode()
         return text
 
@@ -105,7 +103,6 @@ class Door:
         return json.loads(self.read("status.json"))["tls"]
 
 
-@needs_native_tls
 def test_a_server_with_tls(
     serve: Callable[..., Server],
     pool: Path,
@@ -114,6 +111,9 @@ def test_a_server_with_tls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = authority.issue("client")
+    access, token_file = pool.with_name("access.json"), pool.with_name("token")
+    petps("token", "new", "all", "--role", "admin", "--file", access, "--out", token_file)
+    token = token_file.read_text().strip()
     config = pool.with_name("petps.toml")
     config.write_text(f"""
 [pool]
@@ -125,12 +125,14 @@ certificate = "{pair.certificate}"
 key = "{pair.key}"
 client_ca = "{authority.certificate}"
 client_certificates = "required"
+[access]
+file = "{access}"
 [kafka]
 sasl.password = "{PLANTED}"
 """)
     server = serve(pool, "--config", config)
     facts = server.wait_ready()
-    door = Door(server, authority.client_context(client))
+    door = Door(server, authority.client_context(client), token)
     assert f"https://127.0.0.1:{facts['http_port']}/" in server.output
     assert f"petps+tls://127.0.0.1:{facts['port']}" in server.output
     assert "INSECURE" not in server.output
@@ -141,16 +143,24 @@ sasl.password = "{PLANTED}"
     name = "petps_tls_certificate_expiry_timestamp_seconds"
     assert metric(texts[2], name) == pytest.approx(expires_at)
     with pytest.raises(urllib.error.URLError, match=r"(?i)certificate required|reset|eof|closed"):
-        Door(server, authority.client_context()).read("readyz")
+        Door(server, authority.client_context(), token).read("readyz")
 
     target = f"petps+admin+tls://127.0.0.1:{facts['admin_port']}"
     monkeypatch.setenv("PETPS_TLS_CA", str(authority.certificate))
     monkeypatch.setenv("PETPS_TLS_CERTIFICATE", str(client.certificate))
     monkeypatch.setenv("PETPS_TLS_KEY", str(client.key))
+    monkeypatch.setenv("PETPS_TOKEN_FILE", str(token_file))
     texts += [petps("status", target), petps("status", target, "--json"), petps("status", pool)]
     assert "expires at" in texts[-1]
+    assert "1 grant" in texts[-1]
+    grants = access.read_bytes()
+    access.write_text("{")
+    wait_until(
+        "the access file is refused", lambda: "access file not used" in petps("status", pool)
+    )
+    access.write_bytes(grants)
 
-    secrets = [PLANTED, *_key_lines(pair.key)]
+    secrets = [PLANTED, token, *_key_lines(pair.key)]
     pair.key.write_text("-----BEGIN PRIVATE KEY-----\nbroken\n-----END PRIVATE KEY-----\n")
     wait_until("the error is in the status", lambda: door.tls()["error"])
     texts += [door.read("status.json"), door.read("metrics"), petps("status", pool)]
@@ -207,7 +217,6 @@ def start(tables, **options):  # in place of the native server
     os._exit(0)
 
 _native.Server.start = start
-_native.ServerTls = lambda *files: None
 sys.argv = ["petps", "serve", *sys.argv[1:]]
 main()
 """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from petps.admin.socket import ADMIN_SCHEME
+from petps.admin.socket import is_admin_port
 from petps.cli.options import JsonReport, parse_rows
 from petps.cli.output import json_out, note
 from petps.cli.target import check_administered, open_pool
@@ -141,7 +141,7 @@ def create(
     if partitions is not None and not 1 <= partitions <= MAX_PARTITIONS:
         raise InvalidArgument(f"--partitions must be 1 to {MAX_PARTITIONS}, got {partitions}")
     check_administered(pool)
-    if pool.startswith(ADMIN_SCHEME) and not add:
+    if is_admin_port(pool) and not add:
         raise InvalidArgument(f"{pool} is a server: add tables to its pool with --add")
     if replace and (add or not Path(pool).is_char_device()):
         raise InvalidArgument(
@@ -186,7 +186,7 @@ def _warnings(tables: list[dict[str, Any]], pool: str) -> list[str]:
     from petps.cli.commands.plan import make_plan, warn
 
     new = [info for info in tables if info["added"]]
-    if pool.startswith(ADMIN_SCHEME) or Path(pool).is_char_device() or not new:
+    if is_admin_port(pool) or Path(pool).is_char_device() or not new:
         return []
     promised = sum(
         make_plan(info["capacity"], info["dim"], info["dtype"], None).pool for info in new
@@ -239,7 +239,7 @@ def _create_tables(
 
     _native.stop_on_lost_pool()
     path = Path(target)
-    is_new = not (add and (target.startswith(ADMIN_SCHEME) or path.exists()))
+    is_new = not (add and (is_admin_port(target) or path.exists()))
     create = partial(Pool.create, durability=durability, replace=replace)
     try:
         pool = create(path) if is_new else open_pool(target)

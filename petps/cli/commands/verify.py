@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from petps.admin.socket import ADMIN_SCHEME
+from petps.admin.socket import is_admin_port
 from petps.cli.options import AdministeredPool, JsonReport
 from petps.cli.output import facts, json_out, note, waiting
 from petps.cli.target import check_administered, open_pool
@@ -118,7 +118,7 @@ def _check(pool: str, accept: bool) -> tuple[dict[str, Any], bool]:
 
     check_administered(pool)
     try:
-        if pool.startswith(ADMIN_SCHEME):
+        if is_admin_port(pool):
             raise InUse
         tables = _native.Tables.open(pool, read_only=True, allow_lost_power=True)
     except InUse:

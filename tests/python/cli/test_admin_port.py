@@ -13,6 +13,7 @@ from petps import config
 from petps.errors import InvalidArgument, Unavailable
 from petps.pool.audited import audit_log_of
 from petps.server import Serving
+from tests.certificates import Authority
 from tests.python.cli.conftest import COUNT, Command
 from tests.python.cli.test_served import ignore
 
@@ -31,10 +32,26 @@ def serving(filled: Path) -> Iterator[Serving]:
         yield server
 
 
+@pytest.fixture(params=["plain", "tls"])
+def target(
+    request: pytest.FixtureRequest, filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    if request.param == "plain":
+        serving = request.getfixturevalue("serving")
+        yield f"petps+admin://127.0.0.1:{serving.admin_port}"
+        return
+    authority = Authority(tmp_path)
+    pair = authority.issue("server")
+    tls = config.TlsConfig(certificate=pair.certificate, key=pair.key)
+    given = settings(filled, admin_port=0, insecure=True).model_copy(update={"tls": tls})
+    monkeypatch.setenv("PETPS_TLS_CA", str(authority.certificate))
+    with Serving(given, log=ignore) as serving:
+        yield f"petps+admin+tls://127.0.0.1:{serving.admin_port}"
+
+
 def test_commands_take_the_admin_port(
-    run: Command, filled: Path, serving: Serving, tmp_path: Path
+    run: Command, filled: Path, target: str, tmp_path: Path
 ) -> None:
-    target = f"petps+admin://127.0.0.1:{serving.admin_port}"
     assert run.json("status", target)["tables"][0]["rows"] == COUNT
     for rows in (("pull", target, "items", 7), ("push", target, "items", "7=1,2,3,4")):
         assert "rows do not cross an admin port" in run.fails(2, *rows)

@@ -1,0 +1,212 @@
+"""Certificate, CA and token are replaced under load. No pull fails, at any door of `petps serve`.
+
+Each pull has a new connection, which uses the files as they are at that moment.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import threading
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import petps_client
+import pytest
+
+import petps.v1.petps_pb2 as messages
+import petps.v1.petps_pb2_grpc as stubs
+from petps.server.access_file import AccessFile, Entry, hash_of, new_token
+from tests.certificates import Authority, Pair, replace
+from tests.system.servers import WAIT_MS, WAIT_SECONDS, Server, petps, wait_until
+
+pytestmark = pytest.mark.system
+
+
+def put(path: Path, content: bytes) -> None:
+    """Replace a file atomically."""
+    temporary = path.with_suffix(".new")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+
+
+def entry(name: str, token: str) -> Entry:
+    return Entry(name=name, token_sha256=hash_of(token), roles=["read"], models="*")
+
+
+class Files:
+    """The files of the clients. Each changes atomically, so a client reads no half of a pair."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.ca = folder / "ca.pem"  # of server and clients
+        self.pair = folder / "client.pem"  # certificate and key
+        self.token = folder / "token"
+
+    def show(self, pair: Pair) -> None:
+        put(self.pair, pair.certificate.read_bytes() + pair.key.read_bytes())
+
+
+class Doors:
+    """A pull at each door, over a new connection."""
+
+    def __init__(self, facts: dict[str, Any], files: Files) -> None:
+        self._facts, self._files = facts, files
+        self.tls = petps_client.Tls(files.ca, files.pair, files.pair)
+        self.url = f"petps+tls://127.0.0.1:{facts['port']}/default"
+
+    def native(self) -> None:
+        with petps_client.connect(
+            self.url, tls=self.tls, token_file=self._files.token, deadline_ms=WAIT_MS
+        ) as client:
+            assert client.pull("items", [1])[0, 0] == 1.0
+
+    def grpc(self) -> None:
+        ca, pair = self._files.ca.read_bytes(), self._files.pair.read_bytes()
+        token = self._files.token.read_text()
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        credentials = grpc.ssl_channel_credentials(ca, pair, pair)
+        address = f"127.0.0.1:{self._facts['grpc_port']}"
+        with grpc.secure_channel(address, credentials, options) as channel:
+            reply = stubs.PetpsStub(channel).Pull(
+                messages.PullRequest(table="items", keys=np.array([1], "<u8").tobytes()),
+                metadata=(("authorization", f"Bearer {token}"),),
+                timeout=WAIT_SECONDS,
+            )
+        assert reply.rows.rows_found == 1
+
+    def http(self) -> None:
+        context = ssl.create_default_context(cafile=str(self._files.ca))
+        context.load_cert_chain(self._files.pair)
+        request = urllib.request.Request(
+            f"https://127.0.0.1:{self._facts['http_port']}/metrics",
+            headers={"authorization": f"Bearer {self._files.token.read_text()}"},
+        )
+        with urllib.request.urlopen(request, context=context, timeout=WAIT_SECONDS) as answer:
+            assert answer.status == 200
+
+
+class Load:
+    """Threads that repeat a call until the end of the block. No call may fail."""
+
+    def __init__(self, calls: dict[str, Callable[[], object]]) -> None:
+        self._counts = dict.fromkeys(calls, 0)
+        self._faults: list[tuple[str, BaseException]] = []
+        self._done = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._repeat, args=call, daemon=True) for call in calls.items()
+        ]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        self.wait_for_calls()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join(WAIT_SECONDS)
+        assert self._faults == []
+
+    def wait_for_calls(self) -> None:
+        """Wait until every thread has made two calls: the second began after this moment."""
+        before = dict(self._counts)
+
+        def is_done() -> bool:
+            assert self._faults == []
+            return all(self._counts[name] >= before[name] + 2 for name in before)
+
+        wait_until("every door has answered twice", is_done)
+
+    def _repeat(self, name: str, call: Callable[[], object]) -> None:
+        try:
+            while not self._done.is_set():
+                call()
+                self._counts[name] += 1
+        except BaseException as fault:
+            self._faults.append((name, fault))
+
+
+def test_everything_is_replaced_under_load_without_a_failed_pull(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    folder, files = tmp_path / "certificates", Files(tmp_path / "client")
+    folder.mkdir()
+    old, new = Authority(folder, "old"), Authority(folder, "new")
+    pair = old.issue("server")
+    token = new_token()
+    access = AccessFile(tmp_path / "access.json")
+    access.add(entry("first", token))
+    put(files.ca, old.certificate.read_bytes())
+    put(files.token, token.encode())
+    files.show(old.issue("client"))
+    pool = tmp_path / "my.pool"
+    petps("create", pool, "--table", "items:4:f32:1k", "--durability", "process")
+    petps("push", pool, "items", "1=1,2,3,4")
+    settings = tmp_path / "petps.toml"
+    settings.write_text(f"""
+[pool]
+path = "{pool}"
+[tls]
+certificate = "{pair.certificate}"
+key = "{pair.key}"
+client_ca = "{files.ca}"
+client_certificates = "required"
+[access]
+file = "{tmp_path / "access.json"}"
+""")
+    server = serve(pool, "--config", settings)
+    doors = Doors(server.wait_ready(), files)
+
+    def log_has(text: str, count: int = 1) -> None:
+        wait_until(text, lambda: server.output.count(text) >= count)
+
+    with (
+        petps_client.connect(
+            doors.url, tls=doors.tls, token_file=files.token, deadline_ms=WAIT_MS
+        ) as lasting,
+        Load(
+            {
+                "a lasting client": lambda: lasting.pull("items", [1]),
+                "native": doors.native,
+                "gRPC": doors.grpc,
+                "HTTP": doors.http,
+            }
+        ) as load,
+    ):
+        # The server's certificate and key, which change one after the other.
+        names = "DNS:localhost,IP:127.0.0.1,DNS:"
+        replace(pair, old.issue("next", f"{names}next.example"))
+        log_has("next.example")
+        load.wait_for_calls()
+
+        # The CA: both are trusted first, then all certificates change, then the old one goes.
+        put(files.ca, old.certificate.read_bytes() + new.certificate.read_bytes())
+        log_has("next.example", 2)  # the server uses the bundle
+        files.show(new.issue("client-2"))
+        load.wait_for_calls()
+        replace(pair, new.issue("last", f"{names}last.example"))
+        log_has("last.example")
+        put(files.ca, new.certificate.read_bytes())
+        log_has("last.example", 2)
+        load.wait_for_calls()
+
+        # The token: the second is known before clients have it; then the first is revoked.
+        token = new_token()
+        access.add(entry("second", token))
+        log_has("2 grants are in use")
+        put(files.token, token.encode())
+        load.wait_for_calls()
+        access.remove("first")
+        log_has("1 grants are in use")
+        load.wait_for_calls()
+
+    files.show(old.issue("late"))
+    with pytest.raises(petps_client.Unauthenticated, match="certificate"):
+        doors.native()
+    server.end()
