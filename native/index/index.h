@@ -265,11 +265,12 @@ class Index {
   void change_claims(const Bucket& in, const Path& path, uint64_t distance, bool added);
   // The highest ref of a row that lies in the pool as it is now.
   uint64_t last_row() const { return media_->size() - row_bytes_; }
-  // Do as row_of(); last: a last_row(), maybe of before the pool grew.
+  // Do as row_of(); last: a last_row(), maybe of before the pool grew. One compare finds both a ref
+  // of 0 and one beyond the pool.
   const std::byte* row_below(SlotRef ref, uint64_t last) const {
-    if (ref > last) [[unlikely]]
-      return row_of_later(ref);
-    return ref == 0 ? nullptr : base_ + ref;
+    if (ref - 1 >= last) [[unlikely]]
+      return ref == 0 ? nullptr : row_of_later(ref);
+    return base_ + ref;
   }
   const std::byte* row_of_later(SlotRef ref) const;
   uint64_t number_of(const Bucket& bucket) const {

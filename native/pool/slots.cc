@@ -379,16 +379,19 @@ Status Slots::allocate(std::span<SlotRef> out, bool* wait_for_walk, SlotHeader**
   return Status();
 }
 
-void Slots::free_locked(Extent* extent, SlotRef ref) {
-  PETPS_CHECK(extent != nullptr && ref >= extent->rows,
-              "a slot that is not of this table was released");
+// Free the slot. Return false and leave it alone if `ref` is no slot of the table, or a free one:
+// only a damaged entry has named it, because no other entry's slot is released twice.
+bool Slots::free_locked(Extent* extent, SlotRef ref) {
+  if (extent == nullptr || ref < extent->rows) return false;
   const uint64_t slot = slot_of(*extent, ref);
+  if (slot >= extent->count || ref != extent->rows + slot * row_bytes_) return false;
   uint64_t& word = extent->free_bits[slot / 64];
   const uint64_t bit = uint64_t{1} << (slot % 64);
-  PETPS_CHECK((word & bit) == 0, "a free slot was released again");
+  if ((word & bit) != 0) return false;
   word |= bit;
   extent->free += 1;
   PETPS_POISON(row(ref), row_bytes_);
+  return true;
 }
 
 void Slots::release(std::span<const SlotRef> refs) {
@@ -399,14 +402,14 @@ void Slots::release(std::span<const SlotRef> refs) {
   const bool recent = kernel_writes_back();
   uint64_t freed = 0;
   for (const SlotRef ref : refs) {
-    if (walking && !is_slot(ref)) continue;  // the ref of a damaged entry; verify reports it
     Extent* const extent = extents.at(ref);
-    if (walking && extent->old) {
+    if (walking && extent != nullptr && extent->old) {
       deferred_.push_back(ref);
-    } else {
-      free_locked(extent, ref);
+    } else if (free_locked(extent, ref)) [[likely]] {
       freed += 1;
       if (recent && recent_.size() < kMaxRecent && is_recent(*extent, ref)) recent_.push_back(ref);
+    } else {
+      keep_unused(1);  // the slot that the key had, wherever it is
     }
   }
   replaced_ += refs.size();
@@ -455,8 +458,10 @@ void Slots::adopt_free_bits(Extent* extent, std::vector<uint64_t> bits) {
 
 void Slots::end_walk_locked() {
   walked_.store(true, std::memory_order_release);
-  for (const SlotRef ref : deferred_) free_locked(extent_of(ref), ref);
-  free_.fetch_add(deferred_.size(), std::memory_order_relaxed);
+  uint64_t freed = 0;
+  for (const SlotRef ref : deferred_) freed += free_locked(extent_of(ref), ref) ? 1 : 0;
+  keep_unused(deferred_.size() - freed);
+  free_.fetch_add(freed, std::memory_order_relaxed);
   allocator_bytes_.fetch_sub(deferred_.capacity() * sizeof(SlotRef), std::memory_order_relaxed);
   deferred_ = std::vector<SlotRef>();  // `= {}` would keep the memory
 }

@@ -37,7 +37,8 @@ class Slots {
   base::Status allocate(std::span<SlotRef> out, bool* wait_for_walk,
                         SlotHeader** headers = nullptr);
   // Free slots that no thread can read any more. Before finish_walk(), slots of old extents are
-  // kept aside.
+  // kept aside. For a ref of a damaged entry, which is no slot of the table or a free one, keep one
+  // slot unused.
   void release(std::span<const SlotRef> refs);
 
   // Let `slots` more slots exist, in place of some that nobody releases (table/SCRUB.md).
@@ -105,7 +106,7 @@ class Slots {
   base::Status grow(std::unique_lock<std::mutex>& lock);
   void grow_spare(std::unique_lock<std::mutex>& lock);
   base::Status zero_headers(const Pool::Extent& extent);
-  void free_locked(Extent* extent, SlotRef ref);
+  bool free_locked(Extent* extent, SlotRef ref);
   std::atomic<uint64_t>* marks_of(Extent* extent);
   void adopt_free_bits(Extent* extent, std::vector<uint64_t> bits);
   void end_walk_locked();

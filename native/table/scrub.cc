@@ -55,7 +55,8 @@ Result<ScrubStep> Table::scrub(ScrubCursor* cursor, uint64_t bytes) {
       table.read_ahead(cursor->bucket);
       const index::Index::LiveEntries live = array.read_bucket(cursor->bucket);
       for (size_t i = 0; i < live.count; ++i) {
-        base::prefetch(table.pool.at(live.entries[i].ref), table.record.spec.row_bytes);
+        const std::byte* const row = array.row_of(live.entries[i].ref);
+        if (row != nullptr) base::prefetch(row, table.record.spec.row_bytes);
       }
       for (size_t i = 0; i < live.count; ++i) {
         const index::Entry& entry = live.entries[i];

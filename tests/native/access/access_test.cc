@@ -55,6 +55,32 @@ TEST(Access, ATokenIsFoundByItsHash) {
   EXPECT_FALSE(caller.value()->may_everywhere(Role::kAdmin));
 }
 
+TEST(Access, EveryByteOfTheHashCounts) {
+  Gate gate(Mode::kGrants);
+  const Grant right = token_grant("reader", kToken, kRead);
+  gate.replace({right});
+  const auto caller = gate.authenticate(with_token(kToken));
+  ASSERT_TRUE(caller.ok());
+  for (size_t i = 0; i < sizeof(TokenHash); ++i) {
+    Grant other = right;
+    other.token[i] ^= 1;
+    gate.replace({other});
+    EXPECT_FALSE(gate.authenticate(with_token(kToken)).ok()) << "byte " << i;
+    EXPECT_EQ(gate.renew(caller.value()), nullptr) << "byte " << i;
+  }
+}
+
+TEST(Access, AnExpiredGrantOfACertificateIsRefused) {
+  Gate gate(Mode::kGrants);
+  Grant grant = certificate_grant("inference", "host.a", kRead);
+  gate.replace({grant});
+  const std::vector<std::string> names{"host.a"};
+  ASSERT_TRUE(gate.authenticate({"", names, ""}).ok());
+  grant.expires_s = 1;
+  gate.replace({grant});
+  EXPECT_EQ(gate.authenticate({"", names, ""}).status().code(), Code::kUnauthenticated);
+}
+
 TEST(Access, TheHashIsSha256) {
   const TokenHash hash = hash_token("abc");  // FIPS 180-2, appendix B.1
   EXPECT_EQ(hash[0], 0xba);

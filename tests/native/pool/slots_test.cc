@@ -158,6 +158,40 @@ TEST(Slots, ATornFreeMapIsIgnored) {
   EXPECT_EQ(pool->slots(1).free_count(), pool->slots(1).total() - 10);
 }
 
+// A damaged entry may name anything. What is released is then kept out of use, and counted.
+TEST(Slots, ARefOfADamagedEntryIsKeptUnused) {
+  for (const bool is_walking : {false, true}) {
+    Memory memory;
+    auto pool = memory.format();
+    ASSERT_TRUE(pool->create_table(spec("t", 100)).ok());
+    bool wait = false;
+    std::vector<SlotRef> refs(10);
+    ASSERT_TRUE(pool->slots(1).allocate(refs, &wait).ok());
+    if (is_walking) {
+      memory.keep(*pool);
+      pool.reset();
+      pool = memory.attach().value();
+      ASSERT_TRUE(pool->begin_writing().ok());
+      for (const SlotRef ref : refs) pool->slots(1).mark(ref);
+    }
+    Slots& slots = pool->slots(1);
+    ASSERT_EQ(slots.needs_walk(), is_walking);
+    SlotRef end = refs[0];
+    while (slots.is_slot(end)) end += slots.row_bytes();
+    const uint64_t most = slots.max_slots();
+    const std::vector<SlotRef> damaged = {0,   8,           refs[1] + 1, end - slots.row_bytes(),
+                                          end, memory.used, ~uint64_t{0}};
+    slots.release(damaged);
+    slots.release(std::span(refs).first(1));
+    slots.finish_walk();
+    EXPECT_EQ(slots.kept_unused(), damaged.size());
+    EXPECT_EQ(slots.max_slots(), most + damaged.size());
+    EXPECT_EQ(slots.free_count(), slots.total() - refs.size() + 1);
+    EXPECT_TRUE(slots.is_free(refs[0]));
+    EXPECT_FALSE(slots.is_free(refs[1]));
+  }
+}
+
 TEST(Slots, AllocationFromAFullPoolTakesNothing) {
   Memory memory;
   auto pool = memory.format();

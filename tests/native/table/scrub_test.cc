@@ -33,6 +33,9 @@ class Scrub : public ::testing::Test {
     const index::Place place = rig_.index().find_one(key);
     return const_cast<index::Bucket&>(rig_.index().bucket(place.bucket)).entries[place.entry];
   }
+  uint64_t offset_of(const pool::SlotHeader* header) {
+    return static_cast<uint64_t>(reinterpret_cast<const std::byte*>(header) - rig_.memory.base());
+  }
   void flip(uint64_t offset) { rig_.memory.base()[offset] ^= std::byte{0x10}; }
   void damage_row(uint64_t key) { flip(slot_of(key) + key % kRowBytes); }
 
@@ -86,10 +89,7 @@ TEST_F(Scrub, FindsEachFaultAndRemovesOnlyWhatIsDamaged) {
     damage_row(key);
     faults[key] = Fault::kChecksum;
   }
-  const auto header = [&](uint64_t key) {
-    return static_cast<uint64_t>(reinterpret_cast<std::byte*>(impl().slots.header(slot_of(key))) -
-                                 rig_.memory.base());
-  };
+  const auto header = [&](uint64_t key) { return offset_of(impl().slots.header(slot_of(key))); };
   flip(header(1000) + offsetof(pool::SlotHeader, crc));
   faults[1000] = Fault::kChecksum;
   flip(header(1001) + offsetof(pool::SlotHeader, key));
@@ -98,6 +98,8 @@ TEST_F(Scrub, FindsEachFaultAndRemovesOnlyWhatIsDamaged) {
   faults[1002] = Fault::kNoSlot;
   entry_of(1003).ref = uint64_t{1} << 60;  // beyond the pool
   faults[1003] = Fault::kNoSlot;
+  entry_of(1004).ref = ~uint64_t{0} - 7;  // an address there would overflow
+  faults[1004] = Fault::kNoSlot;
   std::set<pool::SlotRef> slots;
   for (const auto& [key, fault] : faults) slots.insert(slot_of(key));
 
@@ -131,6 +133,45 @@ TEST_F(Scrub, FindsEachFaultAndRemovesOnlyWhatIsDamaged) {
       ASSERT_FALSE(slots.contains(slot_of(key))) << "key " << key << " in round " << round;
   }
   EXPECT_EQ(compare(*rig_.table, model_, keys(0, 5000)), "");
+  expect_clean(*rig_.tables);
+}
+
+// Writers do not look at the header of a slot that they replace. A ref that is no slot, or a free
+// one, must neither end the process nor free another row.
+TEST_F(Scrub, AWriteOverADamagedEntryLeaksOneSlot) {
+  write(0, 100, 1);
+  rig_.tables->reclaim();
+  const pool::SlotRef slot = slot_of(5);
+  pool::SlotRef end = slot;
+  while (impl().slots.is_slot(end)) end += kRowBytes;
+  ASSERT_TRUE(impl().slots.is_free(end - kRowBytes));
+  const std::vector<uint64_t> refs = {
+      slot + 8,         // within a row
+      end - kRowBytes,  // a free slot, which is not the next to be taken
+      end,              // where the next slot would be
+      offset_of(impl().slots.header(slot)),
+      64,                 // the superblock
+      uint64_t{1} << 60,  // beyond the pool
+      ~uint64_t{0} - 7,   // beyond any
+  };
+  std::vector<Change> changes;
+  for (uint64_t i = 0; i < refs.size(); ++i) entry_of(10 + i).ref = refs[i];
+  for (uint64_t i = 0; i < refs.size(); ++i) entry_of(30 + i).ref = refs[i];
+  for (uint64_t i = 0; i < refs.size(); ++i) changes.push_back({10 + i, 2, false});
+  apply_changes(changes);  // the short way: every key exists
+  petps::table::testing::apply(&model_, changes);
+  changes.clear();
+  for (uint64_t i = 0; i < refs.size(); ++i) changes.push_back({30 + i, 0, true});
+  apply_changes(changes);
+  petps::table::testing::apply(&model_, changes);
+  rig_.tables->reclaim();
+  EXPECT_EQ(rig_.table->status().damaged_slots, 2 * refs.size());
+  for (uint64_t round = 2; round < 100; ++round) {  // every slot is used again
+    write(0, 100, round);
+    rig_.tables->reclaim();
+  }
+  EXPECT_EQ(compare(*rig_.table, model_, keys(0, 100)), "");
+  EXPECT_EQ(rig_.table->status().damaged_slots, 2 * refs.size());
   expect_clean(*rig_.tables);
 }
 
