@@ -329,6 +329,8 @@ std::string check_rows(const Tables& tables, const Choices& choices, World* obse
     if (problem.empty()) problem = check_scan(*opened[i], seen);
     if (problem.empty()) problem = check_default(*opened[i], seen.shape->spec);
     if (!problem.empty()) return problem;
+    if (opened[i]->status().damaged_slots > seen.damaged)
+      return "table '" + name + "' released a slot that was no row's, or released it twice";
     // Rows that had gone for others may revert after a kill; otherwise no crash brings them back.
     const auto absent = static_cast<uint64_t>(std::ranges::count(seen.values, 0u));
     if (choices.reverted.empty() && seen.values.size() - absent > seen.shape->spec.capacity)

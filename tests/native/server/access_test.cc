@@ -117,6 +117,17 @@ TEST_F(AccessTest, AWrongTokenGetsOneErrorAndIsClosed) {
   connect_as("r");
 }
 
+TEST_F(AccessTest, AnotherHelloChangesTheCaller) {
+  start();
+  const auto client = connect_as("r");
+  EXPECT_EQ(client->call(push_to_users()).error().code(), Code::kPermissionDenied);
+  EXPECT_TRUE(client->call(hello_frame("w")).error().ok());
+  EXPECT_TRUE(client->call(push_to_users()).error().ok());
+  EXPECT_EQ(client->call(pull_of_users()).error().code(), Code::kPermissionDenied);
+  expect_error(client->call(hello_frame("wrong")).error(), Code::kUnauthenticated, "not known");
+  EXPECT_TRUE(client->receive().closed) << "it must not stay the writer";
+}
+
 TEST_F(AccessTest, FurtherFailuresOfOnePeerAreNotReportedOneByOne) {
   start();
   for (uint32_t i = 0; i <= access::kFailuresMax; ++i) {
