@@ -21,8 +21,8 @@ import petps.v1.petps_pb2 as messages
 import petps.v1.petps_pb2_grpc as stubs
 from petps.errors import Unavailable
 from petps.server import Serving
-from petps.server.grpc import door
 from petps.server.grpc.door import SERVICE
+from petps.server.grpc.limits import CONNECTION_LIMITS
 from petps.server.ingest.status import PartitionHealth
 from tests.python.native.superblock import is_clean
 from tests.python.server.conftest import Start, settings
@@ -242,9 +242,9 @@ def test_silent_connections_are_closed_and_bounded(
     start: Start, channels: Callable[[Serving], grpc.Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = {"max_allowed_incoming_connections": 2, "server_handshake_timeout_ms": 1000}
-    limits = dict(door.CONNECTION_LIMITS) | {f"grpc.{key}": value for key, value in small.items()}
-    assert len(limits) == len(door.CONNECTION_LIMITS), "the names must be those in use"
-    monkeypatch.setattr(door, "CONNECTION_LIMITS", tuple(limits.items()))
+    limits = dict(CONNECTION_LIMITS) | {f"grpc.{key}": value for key, value in small.items()}
+    assert len(limits) == len(CONNECTION_LIMITS), "the names must be those in use"
+    monkeypatch.setattr("petps.server.grpc.door.CONNECTION_LIMITS", tuple(limits.items()))
     serving = start()
     address = ("127.0.0.1", serving.grpc_port)
     peers = [socket.create_connection(address, timeout=TIMEOUT) for _ in range(4)]
