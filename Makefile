@@ -8,7 +8,8 @@ FORMAT := clang-format-14
 CXX_SOURCES = $(shell find native client bench tests -name '*.cc' -o -name '*.h')
 PYTHON_FOLDERS = petps client docs examples bench tests
 
-# Rounds and test processes of `make soak`; seconds of `make soak-pull` per gather mode.
+# Rounds and test processes of `make soak`; seconds of `make soak ONLY=hostile`, and of
+# `make soak-pull` per gather mode.
 SOAK_ROUNDS := 10
 SOAK_JOBS := 5
 SOAK_SECONDS := 600
@@ -32,6 +33,7 @@ help:
 	@echo "make fuzz    libFuzzer on frames, rows, pools, TLS, records, stores, texts, requests; FUZZ_SECONDS=510 each"
 	@echo "make crash   every state of the crash suite, of which make test builds two fifths"
 	@echo "make soak    the C++ suites with more test processes than processors, SOAK_ROUNDS=10 times"
+	@echo "make soak ONLY=hostile  eleven attacks at once on a server, beside a client that must not notice; SOAK_SECONDS=600"
 	@echo "make soak-pull  pulls under updates and reclaim in each gather mode; SOAK_SECONDS=600 each"
 	@echo "make bench   build, then measure; ONLY=pull,apply: parts; RESUME=1: continue; AGAIN=pull; BEFORE=FOLDER: compare"
 	@echo "make build   everything that is needed to run, into .venv and build/release"
@@ -92,10 +94,15 @@ crash: build
 	cmake --build build/release -j $(JOBS) --target test_crash
 	ctest --test-dir build/release -j $(TEST_JOBS) --output-on-failure -L '^crash$$'
 
+# ONLY=hostile: attackers instead (tests/soak/hostile.py).
 # Some races appear with five test processes on two processors, but not with two. The suites that
 # count states are short here (see tests/run.py).
 soak: build
+ifeq ($(ONLY),hostile)
+	$(PYTHON) -m tests.soak.hostile --seconds $(SOAK_SECONDS)
+else
 	$(PYTHON) -m tests.run --jobs $(SOAK_JOBS) --rounds $(SOAK_ROUNDS) --only release,asan,tsan
+endif
 
 # Pulls rows over tcp under full-speed updates and reclaim, and checks each row. ASan poisons freed
 # slots. setarch -R fixes addresses where it is permitted: see tests/run.py.

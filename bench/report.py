@@ -76,6 +76,11 @@ def _tcp(work: Workload) -> Iterator[Result]:
         yield from _on(medium, "pull_tcp", rounds=work["rounds"], **work["tcp"])
 
 
+def _tls(work: Workload) -> Iterator[Result]:
+    for medium in MEDIA:
+        yield from _on(medium, "pull_tcp", tls=1, rounds=work["rounds"], **work["tcp"])
+
+
 def _gather(work: Workload) -> Iterator[Result]:
     size = work["gather"]
     cells = {}
@@ -359,6 +364,7 @@ Part = Callable[[Workload], Iterator[Result]]
 PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("pull.inprocess", _inprocess),
     ("pull.tcp", _tcp),
+    ("tls", _tls),
     ("pull.grpc", _here("bench.pull.grpc", "grpc")),
     ("pull.tcp.connections", _connections),
     ("gather", _gather),

@@ -15,6 +15,8 @@ TARGETS: Final[dict[str, Target]] = {
     "pull.inprocess.dram": ("ratio", 0.85, True),
     "pull.tcp": ("ratio", 0.8, True),
     "pull.tcp.dram": ("ratio", 0.8, True),
+    "pull.tls": ("ratio", 0.8, True),
+    "pull.tls.dram": ("ratio", 0.8, True),
     "pull.tcp.connections.1000": ("ratio", 0.7, True),  # throughput must not collapse
     "pull.tcp.connections.1000.dram": ("ratio", 0.7, True),
     "apply": ("ratio", 0.5, True),

@@ -2,9 +2,13 @@
 // pulls from a server that gathers the same rows by row number and sends them behind a 4-byte
 // length.
 //
+// pull.tls (with --tls=1): the same over TLS. The limit encrypts with the same library and cipher.
+// tls.handshakes: new connections with their handshakes, compared with those of OpenSSL alone.
+//
 // pull.p99_during_apply: compares the latency of pulls that are sent on a schedule while the server
 // applies batches to the same table with that of the same pulls while it applies nothing.
 #include <sys/prctl.h>
+#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -18,6 +22,7 @@
 #include "bench/common/loaded_table.h"
 #include "bench/common/measure.h"
 #include "bench/common/random.h"
+#include "bench/pull/loopback.h"
 #include "bench/pull/tcp_limit.h"
 #include "bench/pull/tcp_processes.h"
 #include "petps_client/client.h"
@@ -40,6 +45,9 @@ struct Setting {
   uint32_t apply_windows = 0;  // idle windows, and as many while applying
   uint32_t load_percent = 0;   // of the peak rate, sent on a schedule
   uint32_t senders = 0;
+  TlsPaths tls;  // empty: plain text
+
+  std::string name() const { return tls.empty() ? "pull.tcp" : "pull.tls"; }
 };
 
 // Keys and row numbers of the same rows, drawn before the clock starts. The two sides begin at
@@ -68,7 +76,9 @@ std::unique_ptr<client::Client> connect(const Setting& setting, uint32_t port,
   options.name = "bench";
   options.keys_per_request = setting.request_keys;
   options.requests_in_flight = requests_in_flight;
-  return value_of(client::Client::connect("petps://127.0.0.1:" + std::to_string(port), options));
+  options.tls.ca = setting.tls.certificate;
+  const std::string scheme = setting.tls.empty() ? "petps://" : "petps+tls://";
+  return value_of(client::Client::connect(scheme + "127.0.0.1:" + std::to_string(port), options));
 }
 
 // The work of one thread of one side. Both sides cycle through an output array of the same size.
@@ -172,8 +182,8 @@ class Sides {
     limits_.clear();
     for (uint32_t i = 0; i < connections_; ++i) {
       limits_.push_back(std::make_unique<LimitClient>(static_cast<uint16_t>(limit_port_), limit,
-                                                      setting_.request_keys,
-                                                      setting_.shape.dim * 4));
+                                                      setting_.request_keys, setting_.shape.dim * 4,
+                                                      setting_.tls));
     }
   }
 
@@ -203,7 +213,7 @@ class Sides {
 LimitSetting tune_limit(const Setting& setting, Sides& sides) {
   LimitSetting best;
   double best_rate_so_far = 0;
-  for (const uint32_t send_rows : {64u, 128u, 256u, setting.request_keys}) {
+  for (const uint32_t send_rows : {32u, 64u, 128u, 256u, setting.request_keys}) {
     for (const bool wait_all : {true, false}) {
       const LimitSetting candidate{send_rows, best.ahead, wait_all};
       sides.set_limit(candidate);
@@ -268,10 +278,12 @@ double measure_rate(const Setting& setting, Control& control, Access access, con
   sides.check();
   const Compared compared = compare_medians(
       setting.plan, [&] { return sides.pull(); }, [&] { return sides.gather(); });
-  Line line("pull.tcp", setting.shape.medium);
+  Line line(setting.name(), setting.shape.medium);
   line.text("access", access_name(access))
       .text("unit", "rows/s")
-      .text("ratio_to", "loopback server of rows by row number behind a 4-byte length")
+      .text("ratio_to", setting.tls.empty()
+                            ? "loopback server of rows by row number behind a 4-byte length"
+                            : "the same server of rows by row number, with OpenSSL")
       .number("connections", connections)
       .number("in_flight", setting.in_flight)
       .number("limit_send_rows", limit.send_rows)
@@ -362,6 +374,50 @@ void measure_latency(const Setting& setting, Control& control, Access access, co
       .number("ratio_high", *std::max_element(ratios.begin(), ratios.end()));
 }
 
+double cpu_seconds(pid_t process) {
+  clockid_t clock{};
+  timespec used{};
+  if (clock_getcpuclockid(process, &clock) != 0 || clock_gettime(clock, &used) != 0) return 0;
+  return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) / 1e9;
+}
+
+// Connect and shake hands for a window, by OpenSSL on the client's side. Return the number.
+uint64_t shake_hands(const Setting& setting, uint32_t port) {
+  uint64_t count = 0;
+  for (const auto until = Clock::now() + setting.window; Clock::now() < until; ++count) {
+    Channel channel(connect_to_loopback(static_cast<uint16_t>(port)));
+    if (!channel.secure(setting.tls, false)) fail("a handshake failed");
+  }
+  return count;
+}
+
+void measure_handshakes(const Setting& setting, ServerProcesses& servers) {
+  uint64_t ours = 0;
+  uint64_t theirs = 0;
+  double our_cpu = -cpu_seconds(servers.petps());
+  double their_cpu = -cpu_seconds(servers.limit());
+  const Compared compared = compare_medians(
+      setting.plan,
+      [&] {
+        const uint64_t count = shake_hands(setting, servers.control().petps_port);
+        ours += count;
+        return count;
+      },
+      [&] {
+        const uint64_t count = shake_hands(setting, servers.control().limit_port);
+        theirs += count;
+        return count;
+      });
+  our_cpu += cpu_seconds(servers.petps());
+  their_cpu += cpu_seconds(servers.limit());
+  Line line("tls.handshakes", setting.shape.medium);
+  line.text("unit", "handshakes/s")
+      .text("ratio_to", "handshakes of OpenSSL, with a thread for each connection")
+      .number("server_cpu_us", 1e6 * our_cpu / static_cast<double>(ours))
+      .number("limit_cpu_us", 1e6 * their_cpu / static_cast<double>(theirs));
+  describe(line, setting).compared(compared);
+}
+
 Setting read_setting(Arguments& arguments) {
   Setting setting;
   setting.shape.rows = arguments.number("rows", 2'000'000);
@@ -391,9 +447,11 @@ Setting read_setting(Arguments& arguments) {
 int main(int count, char** values) {
   using namespace petps::bench;
   Arguments arguments(count, values);
-  const Setting setting = read_setting(arguments);
+  Setting setting = read_setting(arguments);
+  const bool has_tls = arguments.number("tls", 0) != 0;
   arguments.finish();
-  ServerProcesses servers(setting.shape, setting.pace);
+  if (has_tls) setting.tls = make_certificate(setting.shape.folder);
+  ServerProcesses servers(setting.shape, setting.pace, setting.tls);
   const uint64_t call_keys = uint64_t{setting.call_requests} * setting.request_keys;
   const uint64_t draws =
       std::max(std::min<uint64_t>(4'000'000, 4 * setting.shape.rows), 8 * call_keys);
@@ -408,6 +466,10 @@ int main(int count, char** values) {
         measure_rate(setting, servers.control(), Access::kUniform, uniform, connections);
     peak = std::max(peak, rate);
     measure_rate(setting, servers.control(), Access::kZipf, zipf, connections);
+  }
+  if (has_tls) {
+    measure_handshakes(setting, servers);
+    return 0;
   }
   // There are three kinds of threads now, and none is busy all the time. Let the kernel choose
   // their cores, as it does for users.

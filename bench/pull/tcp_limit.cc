@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <thread>
 
 #include "bench/common/loaded_table.h"
@@ -19,36 +21,52 @@ namespace {
 constexpr uint32_t kRequestRowsMax = 4096;
 constexpr size_t kLine = 64;
 
-// Return false if the peer is gone.
-bool send_whole(int socket, const std::byte* bytes, size_t n) {
-  while (n > 0) {
-    const ssize_t sent = send(socket, bytes, n, MSG_NOSIGNAL);
-    if (sent <= 0) return false;
-    bytes += sent;
-    n -= static_cast<size_t>(sent);
-  }
-  return true;
+// Of OpenSSL, each way: it then sends and receives many records at a time.
+constexpr int kTlsBufferBytes = 512 << 10;
+
+// The context of all connections of one side of a process.
+SSL_CTX* tls_context(const TlsPaths& paths, bool is_server) {
+  static SSL_CTX* contexts[2] = {};
+  static std::mutex mutex;  // guards contexts
+  const std::lock_guard lock(mutex);
+  SSL_CTX*& context = contexts[is_server ? 1 : 0];
+  if (context != nullptr) return context;
+  context = SSL_CTX_new(is_server ? TLS_server_method() : TLS_client_method());
+  SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION);
+  SSL_CTX_set_ciphersuites(context, "TLS_AES_128_GCM_SHA256");
+  SSL_CTX_set_num_tickets(context, 0);
+  SSL_CTX_set_read_ahead(context, 1);
+  SSL_CTX_set_default_read_buffer_len(context, kTlsBufferBytes);
+  const bool is_good =
+      is_server ? SSL_CTX_use_certificate_chain_file(context, paths.certificate.c_str()) == 1 &&
+                      SSL_CTX_use_PrivateKey_file(context, paths.key.c_str(), SSL_FILETYPE_PEM) == 1
+                : SSL_CTX_load_verify_locations(context, paths.certificate.c_str(), nullptr) == 1;
+  if (!is_good) fail("the limit cannot use its certificate");
+  if (!is_server) SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
+  return context;
 }
 
 class Session {
  public:
-  Session(int socket, const std::byte* rows, uint32_t row_bytes)
-      : socket_(socket),
+  Session(int socket, const std::byte* rows, uint32_t row_bytes, const TlsPaths& tls)
+      : channel_(socket),
+        tls_(tls),
         rows_(rows),
         row_bytes_(row_bytes),
         inbox_(2 * (kRequestRowsMax + 1)),
         stage_(kLine + size_t{kRequestRowsMax} * row_bytes) {}
-  ~Session() { close(socket_); }
 
   void run() {
     uint32_t setting[2];
-    if (recv(socket_, setting, sizeof setting, MSG_WAITALL) != sizeof setting) return;
+    auto* const bytes = reinterpret_cast<std::byte*>(setting);
+    if (!tls_.empty() && !channel_.secure(tls_, true)) return;
+    if (channel_.receive(bytes, sizeof setting, true) != sizeof setting) return;
     send_rows_ = setting[0];
     ahead_ = setting[1];
     size_t have = 0;  // bytes in the inbox
     auto* inbox = reinterpret_cast<std::byte*>(inbox_.data());
     for (;;) {
-      const ssize_t received = recv(socket_, inbox + have, inbox_.size() * 4 - have, 0);
+      const ssize_t received = channel_.receive(inbox + have, inbox_.size() * 4 - have);
       if (received <= 0) return;
       have += static_cast<size_t>(received);
       size_t at = 0;
@@ -76,7 +94,7 @@ class Session {
       std::memcpy(out, rows_ + size_t{numbers[i]} * row_bytes_, row_bytes_);
       out += row_bytes_;
       if ((i + 1) % send_rows_ != 0 && i + 1 != n) continue;
-      if (!send_whole(socket_, unsent, static_cast<size_t>(out - unsent))) return false;
+      if (!channel_.send_whole(unsent, static_cast<size_t>(out - unsent))) return false;
       unsent = out;
     }
     return true;
@@ -87,7 +105,8 @@ class Session {
     for (uint32_t at = 0; at < row_bytes_; at += kLine) __builtin_prefetch(row + at);
   }
 
-  int socket_;
+  Channel channel_;
+  const TlsPaths& tls_;
   const std::byte* rows_;
   uint32_t row_bytes_;
   uint32_t send_rows_ = 1;
@@ -97,6 +116,52 @@ class Session {
 };
 
 }  // namespace
+
+TlsPaths make_certificate(const std::string& folder) {
+  const TlsPaths paths{folder + "/bench.pem", folder + "/bench.key"};
+  const std::string command =
+      "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=bench"
+      " -addext subjectAltName=IP:127.0.0.1 -out " +
+      paths.certificate + " -keyout " + paths.key + " 2>/dev/null";
+  if (std::system(command.c_str()) != 0) fail("openssl made no certificate in " + folder);
+  return paths;
+}
+
+Channel::~Channel() {
+  SSL_free(ssl_);
+  close(socket_);
+}
+
+bool Channel::secure(const TlsPaths& paths, bool is_server) {
+  ssl_ = SSL_new(tls_context(paths, is_server));
+  BIO* const buffer = BIO_new(BIO_f_buffer());
+  BIO_set_write_buffer_size(buffer, kTlsBufferBytes);
+  BIO* const reader = BIO_new_socket(socket_, BIO_NOCLOSE);
+  BIO* const writer = BIO_push(buffer, BIO_new_socket(socket_, BIO_NOCLOSE));
+  SSL_set_bio(ssl_, reader, writer);
+  return (is_server ? SSL_accept(ssl_) : SSL_connect(ssl_)) == 1;
+}
+
+bool Channel::send_whole(const std::byte* bytes, size_t n) {
+  if (ssl_ != nullptr) {
+    size_t written = 0;
+    return SSL_write_ex(ssl_, bytes, n, &written) == 1 && written == n &&
+           BIO_flush(SSL_get_wbio(ssl_)) == 1;
+  }
+  while (n > 0) {
+    const ssize_t sent = send(socket_, bytes, n, MSG_NOSIGNAL);
+    if (sent <= 0) return false;
+    bytes += sent;
+    n -= static_cast<size_t>(sent);
+  }
+  return true;
+}
+
+ssize_t Channel::receive(std::byte* out, size_t n, bool wait_all) {
+  if (ssl_ == nullptr) return recv(socket_, out, n, wait_all ? MSG_WAITALL : 0);
+  size_t got = 0;
+  return SSL_read_ex(ssl_, out, n, &got) == 1 ? static_cast<ssize_t>(got) : -1;
+}
 
 int listen_on_loopback(uint16_t* port) {
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -111,36 +176,35 @@ int listen_on_loopback(uint16_t* port) {
   return listener;
 }
 
-void serve_rows(int listener, const std::byte* rows, uint32_t row_bytes) {
+void serve_rows(int listener, const std::byte* rows, uint32_t row_bytes, const TlsPaths& tls) {
   for (;;) {
     const int socket = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
     if (socket < 0) fail("the limit cannot accept");
     set_no_delay(socket);
-    std::thread([=] { Session(socket, rows, row_bytes).run(); }).detach();
+    std::thread([=, &tls] { Session(socket, rows, row_bytes, tls).run(); }).detach();
   }
 }
 
 LimitClient::LimitClient(uint16_t port, const LimitSetting& setting, uint32_t request_rows,
-                         uint32_t row_bytes)
-    : socket_(connect_to_loopback(port)),
+                         uint32_t row_bytes, const TlsPaths& tls)
+    : channel_(connect_to_loopback(port)),
       request_rows_(request_rows),
       reply_bytes_(request_rows * row_bytes),
       wait_all_(setting.wait_all),
       request_(request_rows + 1) {
   if (request_rows > kRequestRowsMax) fail("requests of more than 4096 keys are not compared");
+  if (!tls.empty() && !channel_.secure(tls, false)) fail("the limit's handshake failed");
   const uint32_t head[2] = {setting.send_rows, setting.ahead};
-  if (!send_whole(socket_, reinterpret_cast<const std::byte*>(head), sizeof head)) {
+  if (!channel_.send_whole(reinterpret_cast<const std::byte*>(head), sizeof head)) {
     fail("the limit's server is gone");
   }
   request_[0] = request_rows * 4;
 }
 
-LimitClient::~LimitClient() { close(socket_); }
-
 void LimitClient::ask(const uint32_t* numbers) {
   std::memcpy(request_.data() + 1, numbers, size_t{request_rows_} * 4);
-  if (!send_whole(socket_, reinterpret_cast<const std::byte*>(request_.data()),
-                  request_.size() * 4)) {
+  if (!channel_.send_whole(reinterpret_cast<const std::byte*>(request_.data()),
+                           request_.size() * 4)) {
     fail("the limit's server is gone");
   }
 }
@@ -151,13 +215,22 @@ void LimitClient::take(std::byte* out) {
   const size_t wanted = 4 + size_t{reply_bytes_};
   while (have < wanted) {
     const size_t rows_have = have < 4 ? 0 : have - 4;
+    if (!channel_.is_plain()) {
+      auto* const length = reinterpret_cast<std::byte*>(&bytes);
+      const ssize_t received = have < 4
+                                   ? channel_.receive(length + have, 4 - have)
+                                   : channel_.receive(out + rows_have, reply_bytes_ - rows_have);
+      if (received <= 0) fail("the limit's server is gone");
+      have += static_cast<size_t>(received);
+      continue;
+    }
     iovec parts[2] = {{reinterpret_cast<std::byte*>(&bytes) + std::min<size_t>(have, 4),
                        4 - std::min<size_t>(have, 4)},
                       {out + rows_have, reply_bytes_ - rows_have}};
     msghdr message{};
     message.msg_iov = parts;
     message.msg_iovlen = 2;
-    const ssize_t received = recvmsg(socket_, &message, wait_all_ ? MSG_WAITALL : 0);
+    const ssize_t received = recvmsg(channel_.socket(), &message, wait_all_ ? MSG_WAITALL : 0);
     if (received <= 0) fail("the limit's server is gone");
     have += static_cast<size_t>(received);
   }

@@ -17,7 +17,6 @@
 
 #include "bench/common/limit_memory.h"
 #include "bench/common/random.h"
-#include "bench/pull/tcp_limit.h"
 #include "pool/slots.h"
 #include "server/server.h"
 
@@ -97,7 +96,8 @@ class Applier {
   uint64_t next_ = 0;
 };
 
-[[noreturn]] void run_petps(const TableShape& shape, const ApplyPace& pace, Control& control) {
+[[noreturn]] void run_petps(const TableShape& shape, const ApplyPace& pace, const TlsPaths& paths,
+                            Control& control) {
   run_on(server_core());
   LoadedTable loaded(shape);
   Applier applier(loaded, pace, control);
@@ -105,13 +105,19 @@ class Applier {
   run_before_others();
   server::ServerOptions options;
   options.port = 0;
+  if (!paths.empty()) {
+    tls::ServerFiles files;
+    files.certificate = paths.certificate;
+    files.key = paths.key;
+    options.tls = value_of(tls::ServerContext::open(files));
+  }
   const auto server = value_of(server::Server::start(loaded.tables(), options));
   control.petps_port.store(server->port(), std::memory_order_release);
   applier.run();
   std::_Exit(0);
 }
 
-[[noreturn]] void run_limit(const TableShape& shape, Control& control) {
+[[noreturn]] void run_limit(const TableShape& shape, const TlsPaths& tls, Control& control) {
   run_on(server_core());
   const uint32_t row_bytes = shape.dim * 4;
   const LimitMemory rows(shape, shape.rows * row_bytes);
@@ -122,7 +128,7 @@ class Applier {
   uint16_t port = 0;
   const int listener = listen_on_loopback(&port);
   control.limit_port.store(port, std::memory_order_release);
-  serve_rows(listener, rows.at(), row_bytes);
+  serve_rows(listener, rows.at(), row_bytes, tls);
 }
 
 void set_core(pid_t thread, int core) {
@@ -169,13 +175,14 @@ void run_before_others(int priority) {
 
 const char* scheduling() { return sched_getscheduler(0) == SCHED_FIFO ? "fifo" : "shared"; }
 
-ServerProcesses::ServerProcesses(const TableShape& shape, const ApplyPace& pace) {
+ServerProcesses::ServerProcesses(const TableShape& shape, const ApplyPace& pace,
+                                 const TlsPaths& tls) {
   void* shared =
       mmap(nullptr, sizeof(Control), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) fail("mmap failed");
   control_ = new (shared) Control;
-  petps_ = fork_child("bench-petps", [&] { run_petps(shape, pace, *control_); });
-  limit_ = fork_child("bench-limit", [&] { run_limit(shape, *control_); });
+  petps_ = fork_child("bench-petps", [&] { run_petps(shape, pace, tls, *control_); });
+  limit_ = fork_child("bench-limit", [&] { run_limit(shape, tls, *control_); });
 }
 
 ServerProcesses::~ServerProcesses() {

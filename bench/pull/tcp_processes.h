@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "bench/common/loaded_table.h"
+#include "bench/pull/tcp_limit.h"
 
 namespace petps::bench {
 
@@ -47,7 +48,7 @@ pid_t fork_child(const char* name, const std::function<void()>& run);
 // other threads.
 class ServerProcesses {
  public:
-  ServerProcesses(const TableShape& shape, const ApplyPace& pace);
+  ServerProcesses(const TableShape& shape, const ApplyPace& pace, const TlsPaths& tls = {});
   ~ServerProcesses();
   ServerProcesses(const ServerProcesses&) = delete;
   ServerProcesses& operator=(const ServerProcesses&) = delete;
@@ -55,6 +56,7 @@ class ServerProcesses {
   void wait_until_serving();
   Control& control() { return *control_; }
   pid_t petps() const { return petps_; }
+  pid_t limit() const { return limit_; }
 
  private:
   Control* control_;

@@ -48,6 +48,7 @@ void apply_limits(const py::dict& given, server::ServerOptions& options) {
   take(limits, "in_flight", options.limits.in_flight);
   take(limits, "connections", options.limits.connections);
   options.transport.connections = options.limits.connections;
+  take(limits, "connections_per_peer", options.transport.connections_per_peer);
   take(limits, "memory_bytes", options.memory_bytes);
   take(limits, "idle_ms", options.transport.idle_ms);
   take(limits, "frame_ms", options.transport.frame_ms);

@@ -59,8 +59,8 @@ Status Worker::admit(const Request& request, bool& is_refused) {
       is_refused = true;
       // One line for each failure, until a peer has had too many.
       if (caller.status().code() == Code::kUnauthenticated) {
-        shared_.report_incident("peer " + endpoint_.peer(request.connection) + ": " +
-                                caller.status().to_string());
+        shared_.report_incident("peer " + state.peer + ": " + caller.status().to_string(),
+                                state.peer);
       }
       return caller.status();
     }

@@ -113,14 +113,14 @@ Status Worker::open_rdma(ConnectionId connection, const wire::FrameHeader& heade
 
 void Worker::opened(ConnectionId connection) {
   ConnectionState& state = state_of(connection);
-  state = {.id = connection};
+  state = {.id = connection, .peer = endpoint_.peer(connection)};
   if (source_ == Source::kRdma)
     state.pairing = shared_.rdma->pairing(number_ - shared_.first_rdma_worker(), connection);
 }
 
 void Worker::closed(const transport::Event& event) {
-  if (!event.reason.ok()) shared_.report_incident(event.reason.to_string());
   ConnectionState& state = state_of(event.connection);
+  if (!event.reason.ok()) shared_.report_incident(event.reason.to_string(), state.peer);
   state.caller = nullptr;
   const uint64_t pairing = std::exchange(state.pairing, 0);
   if (pairing == 0) return;

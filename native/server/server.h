@@ -108,8 +108,8 @@ struct StatsSnapshot {
   uint64_t handshakes_finished = 0;          // of TLS
   uint64_t handshakes_failed = 0;
   uint64_t handshakes_refused = 0;  // too many at once
-  uint64_t refused_for_memory = 0;           // requests and replies beyond memory_limit_bytes
-  uint64_t memory_used_bytes = 0;            // held by requests and replies now
+  uint64_t refused_for_memory = 0;  // requests and replies beyond memory_limit_bytes
+  uint64_t memory_used_bytes = 0;   // held by requests and replies now
   uint64_t memory_limit_bytes = 0;
   uint64_t pushes_waiting = 0;  // in the writer's queue
   uint64_t push_groups = 0;     // pushes of a group are written together

@@ -23,6 +23,8 @@ namespace petps::server {
 
 // Incidents that the status lists, such as connections closed for a cause. Older ones are dropped.
 inline constexpr size_t kIncidentsKept = 32;
+// Of these, at most this many are about peers, so that no flood of peers hides the others.
+inline constexpr size_t kIncidentsOfPeersKept = 24;
 
 // The keys that this server owns according to its newest map. Immutable.
 struct Ownership {
@@ -77,7 +79,11 @@ struct Shared {
 
   std::mutex mutex;                            // guards members and incidents
   std::map<std::string, std::string> members;  // of the status, by name
-  std::deque<std::string> incidents;
+  struct Incident {
+    std::string text;
+    std::string host;  // of the peer that caused it; empty: none did
+  };
+  std::deque<Incident> incidents;
 
   base::Status set_shard_map(const wire::ShardMap& map);
   base::Status open_rdma();
@@ -91,7 +97,9 @@ struct Shared {
     const std::lock_guard lock(ownership_mutex);
     return ownership;
   }
-  void report_incident(std::string text);
+  // `peer` is the address of the peer that caused it. When there are too many lines about peers,
+  // the oldest one of the peer with the most is dropped.
+  void report_incident(std::string text, std::string_view peer = {});
   std::string status_json();
   StatsSnapshot stats() const;
 };

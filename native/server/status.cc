@@ -247,17 +247,35 @@ std::string Shared::status_json() {
   write_latency(snapshot, json);
   const std::lock_guard lock(mutex);
   json.begin_array("incidents");
-  for (const std::string& incident : incidents) json.element(incident);
+  for (const Incident& incident : incidents) json.element(incident.text);
+  for (const std::string& line : transport->refusals()) json.element(line);
   json.end_array();
   for (const auto& [name, value] : members) json.raw(name, value);
   json.end_object();
   return json.take();
 }
 
-void Shared::report_incident(std::string text) {
+void Shared::report_incident(std::string text, std::string_view peer) {
   const std::lock_guard lock(mutex);
-  incidents.push_back(std::move(text));
-  if (incidents.size() > kIncidentsKept) incidents.pop_front();
+  incidents.push_back({std::move(text), std::string(peer.substr(0, peer.rfind(':')))});
+  std::map<std::string_view, size_t> of_host;
+  size_t of_peers = 0;
+  for (const Incident& incident : incidents) {
+    if (incident.host.empty()) continue;
+    ++of_peers;
+    ++of_host[incident.host];
+  }
+  auto dropped = incidents.end();
+  if (of_peers > kIncidentsOfPeersKept) {
+    for (auto at = incidents.begin(); at != incidents.end(); ++at) {
+      if (at->host.empty()) continue;
+      if (dropped == incidents.end() || of_host[at->host] > of_host[dropped->host]) dropped = at;
+    }
+  } else if (incidents.size() > kIncidentsKept) {
+    dropped = incidents.begin();
+    while (!dropped->host.empty()) ++dropped;
+  }
+  if (dropped != incidents.end()) incidents.erase(dropped);
 }
 
 StatsSnapshot Shared::stats() const {

@@ -86,7 +86,7 @@ void Worker::handle(const Event& event) {
       break;
     case Event::Kind::kOverdue: {
       if (!event.reason.ok()) {  // already closed
-        shared_.report_incident(event.reason.to_string());
+        shared_.report_incident(event.reason.to_string(), state_of(event.connection).peer);
         break;
       }
       const std::string text = "connection " + endpoint_.peer(event.connection) +

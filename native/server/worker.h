@@ -58,6 +58,7 @@ class Worker {
     uint64_t parked_until_ns = 0;  // of the frame at the front; 0: it has not been parked
     uint64_t pairing = 0;          // the rdma connection that it opened, or its own over rdma
     access::CallerPointer caller = nullptr;  // null: not authenticated yet
+    std::string peer = {};
     bool admitted = false;  // the frame at the front is counted in the caller's limits
   };
   struct Parked {

@@ -15,6 +15,13 @@ Status too_many_connections(const Limits& limits) {
                     " connections already: close one or ask another replica");
 }
 
+Status too_many_of_peer(const std::string& host, const Limits& limits) {
+  return Status(Code::kResourceExhausted,
+                host + " has its " + std::to_string(limits.connections_per_peer) +
+                    " connections already: close one, or raise the server's "
+                    "limits.connections_per_peer");
+}
+
 Status stalled_peer(const std::string& address, const Limits& limits) {
   return Status(Code::kResourceExhausted, "peer " + address + " has read nothing for " +
                                               std::to_string(limits.output_stall_ms) + " ms");

@@ -14,6 +14,7 @@
 namespace petps::transport {
 
 base::Status too_many_connections(const Limits& limits);
+base::Status too_many_of_peer(const std::string& host, const Limits& limits);
 base::Status stalled_peer(const std::string& address, const Limits& limits);
 base::Status truncated_frame(size_t bytes);
 base::Status slow_frame(const Limits& limits);

@@ -256,7 +256,8 @@ void StreamEndpoint::enforce_limits(StreamConnection& c, uint64_t now) {
 
 StreamEndpoint::Limit StreamEndpoint::exceeded_limit(StreamConnection& c, uint64_t now) const {
   if (c.out.bytes() > 0 && now > c.out_since_ns + ns(limits_.output_stall_ms)) return Limit::kStall;
-  if (limits_.idle_ms != 0 && is_idle(c, now, limits_.idle_ms)) return Limit::kIdle;
+  const uint64_t idle_ms = idle_limit_ms(c);
+  if (idle_ms != 0 && is_idle(c, now, idle_ms)) return Limit::kIdle;
   std::span<const std::byte> frame;
   Status reason;
   // Our backpressure is not the peer's slowness: its time restarts when it may send again.
@@ -267,6 +268,12 @@ StreamEndpoint::Limit StreamEndpoint::exceeded_limit(StreamConnection& c, uint64
     return Limit::kNone;
   }
   return c.frame_clock.is_overdue(c.in, limits_, now) ? Limit::kFrame : Limit::kNone;
+}
+
+uint64_t StreamEndpoint::idle_limit_ms(const StreamConnection& c) const {
+  const bool has_sent = c.in.frames_consumed() > 0 || c.in.bytes() > 0 || c.has_partial_record;
+  if (has_sent) return limits_.idle_ms;
+  return limits_.idle_ms == 0 ? limits_.frame_ms : std::min(limits_.idle_ms, limits_.frame_ms);
 }
 
 bool StreamEndpoint::is_idle(StreamConnection& c, uint64_t now, uint64_t ms) const {

@@ -162,6 +162,8 @@ class StreamEndpoint : public Endpoint {
   void sweep(uint64_t now);
   // Send what the network takes and receive what waits in it, up to one frame.
   void catch_up(StreamConnection& c);
+  // Return after how long an idle connection is closed; 0: never.
+  uint64_t idle_limit_ms(const StreamConnection& c) const;
   // Return whether the peer has owed a whole frame for `ms`.
   bool is_idle(StreamConnection& c, uint64_t now, uint64_t ms) const;
   // Close the connection at the next poll, without an error frame.

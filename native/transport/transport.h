@@ -50,6 +50,8 @@ struct FrameRules {
 struct Limits {
   // Each connection costs a file descriptor and a receive buffer.
   uint32_t connections = 4096;
+  // Of one peer, by its address without the port; 0: no limit. Only tcp.
+  uint32_t connections_per_peer = 1024;
   // A connection's requests wait while it leaves more output than this unread: about what a
   // pipelining client takes in one go.
   size_t output_pause_bytes = size_t{1} << 20;
@@ -61,7 +63,8 @@ struct Limits {
   // Mbit/s.
   uint64_t frame_ms = 30'000;
   // A connection that sends no whole frame for this long, while nothing is owed to it, is closed
-  // without an error frame; 0: never. Clients reconnect automatically.
+  // without an error frame; 0: never. Clients reconnect automatically. One that has never sent a
+  // byte is closed after frame_ms already.
   uint64_t idle_ms = 300'000;
   // A posted list that holds its Pin longer than this is reported, so that the server can close
   // its connection.
@@ -183,7 +186,7 @@ class Endpoint {
 struct Handshakes {
   uint64_t finished = 0;
   uint64_t failed = 0;   // including those that took too long, and peers that speak no TLS
-  uint64_t refused = 0;  // too many at once, of all peers or of one
+  uint64_t refused = 0;  // too many at once, of all peers or of one, or no memory
 };
 
 class Transport {
@@ -203,6 +206,9 @@ class Transport {
   virtual uint64_t refused() const = 0;  // peers refused: limit, admission, no file descriptor
   virtual Handshakes handshakes() const { return {}; }
   virtual const char* name() const = 0;  // "tcp"
+  // Return how many peers were refused for each reason, in words; any number of refusals has few
+  // lines.
+  virtual std::vector<std::string> refusals() const { return {}; }
 };
 
 }  // namespace petps::transport

@@ -43,6 +43,14 @@ class LimitsConfig(Section):
         description="Open connections. At the limit, a new connection replaces the one that has "
         "been idle longest, if that was idle for at least a second.",
     )
+    connections_per_peer: int = Field(
+        default=1024,
+        ge=0,
+        le=4096,
+        description="Open connections of the native port from one address, so that no peer takes "
+        "the places of all others; of IPv6, from one network of 64 bits. Raise it if a proxy or a "
+        "translating router hides many clients. 0: no limit.",
+    )
     memory_bytes: int = Field(
         default=0,
         ge=0,
@@ -55,7 +63,8 @@ class LimitsConfig(Section):
         default=300.0,
         ge=0,
         description="The server closes a connection that sends no whole request for this time and "
-        "waits for no reply; 0: never. Clients reconnect automatically.",
+        "waits for no reply; 0: never. Clients reconnect automatically. A connection that has "
+        "never sent a byte is closed after `frame_ms`.",
     )
     frame_ms: int = Field(
         default=30_000,

@@ -31,6 +31,7 @@ from petps.errors import InvalidArgument, IoError, PetpsError, Unavailable
 from petps.pool.audited import AuditedPool, audited
 from petps.server.access import peer_of, token_of
 from petps.server.grpc.codes import GRPC_CODES
+from petps.server.grpc.limits import CONNECTION_LIMITS
 from petps.server.tls import peer_names
 from petps.v1.service import CODE_KEY
 
@@ -133,6 +134,7 @@ class AdminServer:
             options=(
                 ("grpc.so_reuseport", 0),  # a port in use must be an error
                 ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
+                *CONNECTION_LIMITS,
             ),
         )
         self._service = _Service(tables, served, log, self._stopping, gate)

@@ -9,6 +9,7 @@ import socket
 import socketserver
 import ssl
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
@@ -27,8 +28,10 @@ __all__ = ["HttpServer"]
 MAX_CONNECTIONS: Final = 32  # a scraper, a probe and a few browsers; each connection has a thread
 # Of one address, so that no peer takes the places of all others and of the probe.
 MAX_CONNECTIONS_PER_PEER: Final = 16
-# The server disconnects a client whose handshake takes longer, or that is silent for longer.
+# The server disconnects a client that is silent for longer.
 REQUEST_SECONDS: Final = 10.0
+# The same for a whole connection, which has one request: a client may send a byte each second.
+CONNECTION_SECONDS: Final = 20.0
 TLS_HANDSHAKE: Final = b"\x16"  # the first byte of a TLS connection
 REQUEST_BYTES: Final = 64 << 10  # to read of a request before it is refused
 JSON: Final = "application/json; charset=utf-8"
@@ -124,8 +127,10 @@ class _BoundedServer(ThreadingHTTPServer):
     ) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._tls = tls
+        self._lock = threading.Lock()  # guards the next two
         self._peers: Counter[str] = Counter()  # connections by address
-        self._peers_lock = threading.Lock()
+        # The address and the last moment of each connection that may go on, the oldest first.
+        self._open: dict[socket.socket, tuple[str, float]] = {}
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
@@ -135,13 +140,16 @@ class _BoundedServer(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         peer = client_address[0]
-        with self._peers_lock:
+        with self._lock:
             has_place = (
-                self._peers.total() < MAX_CONNECTIONS
+                self._peers.total() < 2 * MAX_CONNECTIONS  # some are about to end
                 and self._peers[peer] < MAX_CONNECTIONS_PER_PEER
             )
             if has_place:
+                if len(self._open) >= MAX_CONNECTIONS:
+                    self._make_room()
                 self._peers[peer] += 1
+                self._open[request] = (peer, time.monotonic() + CONNECTION_SECONDS)
         if not has_place:
             self.shutdown_request(request)
             return
@@ -151,8 +159,33 @@ class _BoundedServer(ThreadingHTTPServer):
             self._free_place(peer)
             raise
 
+    def service_actions(self) -> None:
+        """End the connections whose time is over. Called twice a second, and for each client."""
+        now = time.monotonic()
+        with self._lock:
+            for connection in [key for key, (_, until) in self._open.items() if now > until]:
+                self._end(connection)
+
+    def _make_room(self) -> None:
+        """End the oldest connection of the address with the most, so that no one is kept out."""
+        of_peer = Counter(peer for peer, _ in self._open.values())
+        self._end(max(self._open, key=lambda connection: of_peer[self._open[connection][0]]))
+
+    def _end(self, connection: socket.socket) -> None:
+        """Let the connection's thread find that its client is gone. The lock must be held."""
+        del self._open[connection]
+        with contextlib.suppress(OSError):  # the client was faster
+            # Not the method of an SSL socket, which lets a thread in a write continue unencrypted.
+            socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+    def close_request(self, request: Any) -> None:
+        """Close the connection, which _end() must then not touch any more."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().close_request(request)
+
     def _free_place(self, peer: str) -> None:
-        with self._peers_lock:
+        with self._lock:
             self._peers[peer] -= 1
             self._peers += Counter()  # forget addresses without connections
 
@@ -179,7 +212,17 @@ class _BoundedServer(ThreadingHTTPServer):
             request.recv(REQUEST_BYTES)  # closing with unread bytes would reset the connection
             request.sendall(NO_TLS)
             return None
-        return self._tls.current.context.wrap_socket(request, server_side=True)
+        secured = self._tls.current.context.wrap_socket(
+            request, server_side=True, do_handshake_on_connect=False
+        )
+        try:
+            with self._lock:  # `request` has given its descriptor to `secured`
+                self._open[secured] = self._open.pop(request)
+            secured.do_handshake()
+        except (OSError, ValueError, KeyError):  # KeyError: it had to make room
+            self.close_request(secured)
+            return None
+        return secured
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore the error: a client that disconnects during a request is normal."""

@@ -43,6 +43,9 @@ _COUNTERS: Final = {
     "connections_closed_for_cause": "Connections closed because they broke a rule or limit.",
     "connections_closed_idle": "Connections closed after idle_seconds.",
     "connections_closed_for_room": "Idle connections closed to make room for new ones.",
+    "handshakes_finished": "TLS handshakes of the native port that have finished.",
+    "handshakes_failed": "TLS handshakes of the native port that failed or took too long.",
+    "handshakes_refused": "TLS handshakes of the native port beyond those at once.",
     "refused_for_memory": "Requests and replies refused because of memory_bytes.",
 }
 _SERVER_GAUGES: Final = {

@@ -8,6 +8,7 @@
 
 #include "tls_client.h"
 #include "transport/limits.h"
+#include "transport/tcp/peers.h"
 #include "transport/tcp/tcp.h"
 #include "transport_echo.h"
 
@@ -130,13 +131,59 @@ TEST_P(TcpLimits, AnIdleLimitOfZeroClosesNothing) {
   limits_.idle_ms = 0;
   limits_.frame_ms = 50;
   serve();
-  auto idle = connect();
-  ASSERT_TRUE(is_served(*idle));
+  auto idle = connect_and_be_served();
   auto slow = connect();
   ASSERT_TRUE(slow->send(part_of_frame(64, 20)));
   EXPECT_NE(slow->read_to_end().find("was not complete"), std::string::npos);
   EXPECT_TRUE(is_served(*idle));
   EXPECT_EQ(counters().closed_idle, 0u);
+}
+
+TEST_P(TcpLimits, AConnectionThatNeverSendsIsClosedBeforeAnIdleOne) {
+  limits_.frame_ms = 50;
+  serve();
+  auto idle = connect_and_be_served();
+  const uint64_t closed = counters().closed_idle;
+  EXPECT_EQ(connect()->read_to_end(), "");
+  EXPECT_TRUE(echo_->wait_until([&] { return counters().closed_idle == closed + 1; }));
+  EXPECT_TRUE(is_served(*idle)) << "it was silent for longer";
+}
+
+TEST_P(TcpLimits, BoundsTheConnectionsOfOnePeer) {
+  limits_.connections_per_peer = 2;
+  serve();
+  const auto connect_from = [&](uint32_t host) -> std::unique_ptr<Client> {
+    auto raw = connect_plain(transport_->port(), 0x7f000000 + host);
+    if (!GetParam()) return raw;
+    return connect_tls(std::move(raw));
+  };
+  auto first = connect_from(1);
+  auto second = connect_from(1);
+  ASSERT_TRUE(is_served(*first));
+  ASSERT_TRUE(is_served(*second));
+  const std::string text = connect_from(1)->read_to_end();
+  EXPECT_NE(text.find("127.0.0.1 has its 2 connections already"), std::string::npos) << text;
+  EXPECT_EQ(transport_->refused(), 1u);
+  auto neighbour = connect_from(2);
+  EXPECT_TRUE(is_served(*neighbour));
+  EXPECT_TRUE(is_served(*first));
+  second->close();
+  ASSERT_TRUE(echo_->wait_until([&] {
+    second = connect_from(1);
+    return is_served(*second);
+  })) << "its place is free again";
+  const std::vector<std::string> lines = transport_->refusals();
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_NE(lines[0].find("limits.connections_per_peer"), std::string::npos);
+  EXPECT_EQ(lines[0].substr(lines[0].size() - 9), "127.0.0.1");
+}
+
+TEST(Peers, OneHostHasAllAddressesOfAnIPv6Network) {
+  EXPECT_EQ(host_of("10.0.0.7:51234"), "10.0.0.7");
+  EXPECT_EQ(host_of("[2001:db8:1:2:3:4:5:6]:51234"), "[2001:db8:1:2::/64]");
+  EXPECT_EQ(host_of("[2001:db8:1:2::9]:1"), "[2001:db8:1:2::/64]");
+  EXPECT_EQ(host_of("[2001:db8:1:3::9]:1"), "[2001:db8:1:3::/64]");
+  EXPECT_EQ(host_of("[::ffff:10.0.0.7]:1"), "[::ffff:10.0.0.7]");
 }
 
 // A poll that sleeps returns at the next sweep, after 250 ms.

@@ -230,7 +230,8 @@ TEST_P(TransportContract, ClosesAPeerWithASlowFrameButNotAnIdleOne) {
   Limits limits;
   limits.frame_ms = 100;
   Echo& echo = serve(limits);
-  auto idle = connect();
+  std::unique_ptr<Client> idle;  // it has sent a frame: one that never has may be closed as well
+  ASSERT_TRUE(echo.wait_until([&] { return echo.answers(*(idle = connect()), 2); }));
   auto loris = connect();
   const std::vector<std::byte> frame = test_frame(1, 4000);
   std::atomic<bool> is_closed{false};

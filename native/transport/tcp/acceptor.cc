@@ -56,11 +56,12 @@ std::string address_text(const sockaddr_storage& address) {
 
 }  // namespace
 
-Acceptor::Acceptor(const TcpOptions& options, std::vector<std::unique_ptr<TcpEndpoint>>& endpoints)
-    : options_(options), endpoints_(endpoints) {
+Acceptor::Acceptor(const TcpOptions& options, Places& places,
+                   std::vector<std::unique_ptr<TcpEndpoint>>& endpoints)
+    : options_(options), places_(places), endpoints_(endpoints) {
   if (options_.tls == nullptr) return;
-  handshaker_ =
-      std::make_unique<Handshaker>(options_, [this](NewPeer peer) { hand_over(std::move(peer)); });
+  handshaker_ = std::make_unique<Handshaker>(options_, refusals_,
+                                             [this](NewPeer peer) { hand_over(std::move(peer)); });
 }
 
 Acceptor::~Acceptor() {
@@ -172,8 +173,7 @@ void Acceptor::tune(int fd) {
 }
 
 void Acceptor::hand_over(NewPeer peer) {
-  Status refusal = std::move(peer.refusal);
-  if (refusal.ok() && options_.admit) refusal = options_.admit(Peer{peer.address});
+  Status refusal = find_place(peer);
   uint32_t open = 0;
   uint32_t leaving = 0;
   TcpEndpoint* fewest = endpoints_.front().get();
@@ -187,9 +187,13 @@ void Acceptor::hand_over(NewPeer peer) {
   TcpEndpoint* idlest = nullptr;
   if (refusal.ok() && open >= options_.limits.connections) {
     idlest = longest_idle();
-    if (idlest == nullptr) refusal = too_many_connections(options_.limits);
+    if (idlest == nullptr) {
+      refusal = too_many_connections(options_.limits);
+      refusals_.count(Refusals::Reason::kConnections, host_of(peer.address));
+    }
   }
   if (!refusal.ok()) {
+    peer.place.reset();
     refused_.fetch_add(1, std::memory_order_relaxed);
     if (leaving >= kRefusalsAtOnce) {
       ::close(peer.fd);
@@ -200,6 +204,16 @@ void Acceptor::hand_over(NewPeer peer) {
   peer.refusal = std::move(refusal);
   peer.needs_room = idlest != nullptr;
   chosen.adopt(std::move(peer));
+}
+
+Status Acceptor::find_place(NewPeer& peer) {
+  if (!peer.refusal.ok()) return std::move(peer.refusal);
+  if (options_.admit) PETPS_RETURN_IF_ERROR(options_.admit(Peer{peer.address}));
+  const std::string host = host_of(peer.address);
+  peer.place = places_.take(host, options_.limits.connections_per_peer);
+  if (peer.place != nullptr) return {};
+  refusals_.count(Refusals::Reason::kConnectionsOfPeer, host);
+  return too_many_of_peer(host, options_.limits);
 }
 
 // Return the endpoint whose connection has been idle the longest, or null if none has been idle
@@ -220,9 +234,13 @@ TcpEndpoint* Acceptor::longest_idle() const {
 // gets no answer.
 void Acceptor::refuse_without_descriptors() {
   ::close(reserve_);
-  const int fd = ::accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  sockaddr_storage address{};
+  socklen_t length = sizeof(address);
+  const int fd = ::accept4(listener_, reinterpret_cast<sockaddr*>(&address), &length,
+                           SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd >= 0) {
     refused_.fetch_add(1, std::memory_order_relaxed);
+    refusals_.count(Refusals::Reason::kDescriptors, host_of(address_text(address)));
     if (options_.tls == nullptr) {  // before its handshake a TLS peer could not read it
       std::vector<std::byte> frame;
       options_.rules.encode_error(

@@ -22,7 +22,8 @@ inline constexpr int kBacklog = 1024;
 
 class Acceptor {
  public:
-  Acceptor(const TcpOptions& options, std::vector<std::unique_ptr<TcpEndpoint>>& endpoints);
+  Acceptor(const TcpOptions& options, Places& places,
+           std::vector<std::unique_ptr<TcpEndpoint>>& endpoints);
   ~Acceptor();
   base::Status listen();
   base::Status start();
@@ -31,6 +32,7 @@ class Acceptor {
   Handshakes handshakes() const {
     return handshaker_ == nullptr ? Handshakes() : handshaker_->counts();
   }
+  std::vector<std::string> refusals() const { return refusals_.lines(); }
   uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
 
  private:
@@ -39,11 +41,15 @@ class Acceptor {
   static void tune(int fd);
   // Give the peer to an endpoint. Runs on one thread: the handshaker's, or this one without TLS.
   void hand_over(NewPeer peer);
+  // Return why the peer cannot have a place; else it has one.
+  base::Status find_place(NewPeer& peer);
   void refuse_without_descriptors();
   TcpEndpoint* longest_idle() const;
 
   const TcpOptions& options_;
+  Places& places_;
   std::vector<std::unique_ptr<TcpEndpoint>>& endpoints_;
+  Refusals refusals_;
   int listener_ = -1;
   int stop_ = -1;
   // Closed for a moment when no descriptors are left, so that a peer can be refused instead of

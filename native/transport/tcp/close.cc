@@ -138,6 +138,7 @@ void TcpEndpoint::destroy(StreamConnection& connection) {
     staged_for_ = nullptr;
     staged_ = 0;
   }
+  c.place.reset();
   c.tls.reset();
   c.undecrypted = {};
   ::close(c.fd);  // also removes it from the epoll set

@@ -80,11 +80,13 @@ void TcpEndpoint::adopt_new() {
 void TcpEndpoint::adopt_peer(NewPeer& peer) {
   if (peer.needs_room && !make_room()) {
     peer.refusal = too_many_connections(limits_);
+    peer.place.reset();
     refused_.fetch_add(1, std::memory_order_relaxed);
     open_.fetch_sub(1, std::memory_order_relaxed);
   }
   auto connection = std::make_unique<Connection>();
   connection->fd = peer.fd;
+  connection->place = std::move(peer.place);
   connection->address = std::move(peer.address);
   connection->interest = EPOLLIN;
   if (peer.tls != nullptr) {

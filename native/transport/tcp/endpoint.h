@@ -11,6 +11,7 @@
 
 #include "transport/stream.h"
 #include "transport/tcp/flights.h"
+#include "transport/tcp/peers.h"
 #include "transport/tcp/tcp.h"
 
 namespace petps::transport {
@@ -49,6 +50,7 @@ struct NewPeer {
   std::vector<std::byte> arrived;    // ciphertext that followed the handshake
   // All places are taken: close an idle connection to make room, or refuse the peer.
   bool needs_room = false;
+  std::unique_ptr<Places::Place> place;  // null: refused
 };
 
 struct TcpConnection final : StreamConnection {
@@ -56,9 +58,10 @@ struct TcpConnection final : StreamConnection {
   bool take_overdue(uint64_t since_ns) override { return flights.take_overdue(since_ns); }
 
   int fd = -1;
-  std::unique_ptr<tls::Stream> tls;    // null: plain text
-  std::vector<std::byte> undecrypted;  // ciphertext for which there was no room in `in`
-  bool has_announced_end = false;      // close_notify is in `out` or was sent
+  std::unique_ptr<Places::Place> place;  // until the socket is closed; null: refused
+  std::unique_ptr<tls::Stream> tls;      // null: plain text
+  std::vector<std::byte> undecrypted;    // ciphertext for which there was no room in `in`
+  bool has_announced_end = false;        // close_notify is in `out` or was sent
   PeerIdentity identity;
   // Return whether input waits that no socket event announces.
   bool has_buffered() const {

@@ -20,11 +20,10 @@ using base::Status;
 namespace {
 
 constexpr uint64_t kWake = ~uint64_t{0};
+// Sockets that wait until the thread looks at them.
+constexpr uint32_t kWaitingMax = 1024;
 // A client's whole first flight, and what it sends behind its last one.
 constexpr size_t kArrivedBytes = size_t{16} << 10;
-
-// Return the address without its port.
-std::string host_of(const std::string& address) { return address.substr(0, address.rfind(':')); }
 
 Status plain_text_error() {
   return Status(Code::kFailedPrecondition,
@@ -33,8 +32,12 @@ Status plain_text_error() {
 
 }  // namespace
 
-Handshaker::Handshaker(const TcpOptions& options, std::function<void(NewPeer)> deliver)
-    : options_(options), deliver_(std::move(deliver)), arrived_(kArrivedBytes) {}
+Handshaker::Handshaker(const TcpOptions& options, Refusals& refusals,
+                       std::function<void(NewPeer)> deliver)
+    : options_(options),
+      refusals_(refusals),
+      deliver_(std::move(deliver)),
+      arrived_(kArrivedBytes) {}
 
 Handshaker::~Handshaker() {
   stop();
@@ -78,14 +81,22 @@ Handshakes Handshaker::counts() const {
 
 // ---- Taking peers
 
-bool Handshaker::count_in(const std::string& host) {
+Refusals::Reason Handshaker::count_in(const std::string& host) {
+  if (!options_.memory->has_room(kHandshakeBytes)) return Refusals::Reason::kMemory;
   const std::lock_guard lock(mutex_);
-  if (at_once_ >= options_.handshakes.at_once) return false;
-  uint32_t& of_host = by_host_[host];
-  if (of_host >= options_.handshakes.of_one_peer) return false;
-  ++of_host;
+  // The thread makes room for as many as may be at once. More wait for it only if it is behind.
+  if (at_once_ >= options_.handshakes.at_once + kWaitingMax) return Refusals::Reason::kHandshakes;
+  const auto at = by_host_.find(host);
+  if (at != by_host_.end() && at->second >= options_.handshakes.of_one_peer)
+    return Refusals::Reason::kHandshakesOfPeer;
+  ++by_host_[host];
   ++at_once_;
-  return true;
+  return Refusals::Reason::kEnd;
+}
+
+void Handshaker::refuse(Refusals::Reason reason, const std::string& host) {
+  refused_.fetch_add(1, std::memory_order_relaxed);
+  refusals_.count(reason, host);
 }
 
 void Handshaker::count_out(const std::string& host) {
@@ -96,8 +107,10 @@ void Handshaker::count_out(const std::string& host) {
 }
 
 void Handshaker::take(int fd, std::string address) {
-  if (!options_.memory->has_room(kHandshakeBytes) || !count_in(host_of(address))) {
-    refused_.fetch_add(1, std::memory_order_relaxed);
+  const std::string host = host_of(address);
+  const Refusals::Reason reason = count_in(host);
+  if (reason != Refusals::Reason::kEnd) {
+    refuse(reason, host);
     ::close(fd);
     return;
   }
@@ -120,12 +133,30 @@ void Handshaker::adopt_new() {
   for (auto& [fd, address] : peers) adopt(fd, std::move(address));
 }
 
+// Close the oldest guest of the peer that has the most; of peers with equally many, the oldest. A
+// guest that has failed already goes first.
+void Handshaker::make_room() {
+  std::unordered_map<std::string, uint32_t> guests;
+  for (const auto& [id, guest] : guests_) ++guests[guest.host];
+  auto chosen = guests_.begin();
+  const auto weight = [&guests](const Guest& guest) {
+    return guest.is_lingering ? ~uint32_t{0} : guests[guest.host];
+  };
+  for (auto at = guests_.begin(); at != guests_.end(); ++at) {
+    if (weight(at->second) > weight(chosen->second)) chosen = at;
+  }
+  if (!chosen->second.is_lingering) refuse(Refusals::Reason::kHandshakes, chosen->second.host);
+  remove(chosen, true);
+}
+
 void Handshaker::adopt(int fd, std::string address) {
+  while (guests_.size() >= options_.handshakes.at_once) make_room();
   const uint64_t id = next_guest_++;
   const auto at = guests_.emplace(id, Guest{}).first;
   Guest& guest = at->second;
   options_.memory->change(0, kHandshakeBytes);
   guest.fd = fd;
+  guest.host = host_of(address);
   guest.address = std::move(address);
   guest.until_ns = base::monotonic_ns() + options_.handshakes.handshake_ms * 1'000'000;
   auto stream = options_.tls->accept();
@@ -279,7 +310,7 @@ void Handshaker::remove(Guests::iterator at, bool closes) {
   } else {
     epoll_ctl(epoll_, EPOLL_CTL_DEL, guest.fd, nullptr);
   }
-  count_out(host_of(guest.address));
+  count_out(guest.host);
   options_.memory->change(kHandshakeBytes, 0);
   guests_.erase(at);
 }

@@ -26,7 +26,7 @@ class Handshaker {
  public:
   // `deliver` receives each peer that is through, and each that speaks plain text, which has a
   // refusal and no stream. It runs on the handshaker's thread.
-  Handshaker(const TcpOptions& options, std::function<void(NewPeer)> deliver);
+  Handshaker(const TcpOptions& options, Refusals& refusals, std::function<void(NewPeer)> deliver);
   ~Handshaker();
   Handshaker(const Handshaker&) = delete;
   Handshaker& operator=(const Handshaker&) = delete;
@@ -35,7 +35,9 @@ class Handshaker {
   void start();
   // Close the peers that are not through.
   void stop();
-  // Take a new peer, or refuse it by closing the socket. Any thread may call it.
+  // Take a new peer, or refuse it by closing the socket. When as many handshakes as may be at once
+  // are unfinished, the oldest of the peer that has the most makes room: otherwise peers that
+  // never finish would keep all others out. Any thread may call it.
   void take(int fd, std::string address);
   Handshakes counts() const;
 
@@ -43,6 +45,7 @@ class Handshaker {
   struct Guest {
     int fd = -1;
     std::string address;
+    std::string host;
     std::unique_ptr<tls::Stream> tls;
     std::vector<std::byte> out;  // what the socket has not taken
     uint64_t until_ns = 0;
@@ -53,6 +56,7 @@ class Handshaker {
   void run();
   void adopt_new();
   void adopt(int fd, std::string address);
+  void make_room();
   void advance(Guests::iterator at);
   // Receive once and take a step. Return false if the guest is gone, or must wait.
   bool step(Guests::iterator at);
@@ -65,11 +69,14 @@ class Handshaker {
   void remove(Guests::iterator at, bool closes);
   void remove_overdue();
   int wait_ms() const;
-  // Count the peer among those at once, or return false if there are too many.
-  bool count_in(const std::string& host);
+  // Count the peer among those at once. Return why it must be refused, or kEnd.
+  Refusals::Reason count_in(const std::string& host);
   void count_out(const std::string& host);
 
+  void refuse(Refusals::Reason reason, const std::string& host);
+
   const TcpOptions& options_;
+  Refusals& refusals_;
   const std::function<void(NewPeer)> deliver_;
   int epoll_ = -1;
   int wake_ = -1;

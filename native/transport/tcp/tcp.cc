@@ -10,7 +10,7 @@ namespace {
 class TcpTransport final : public Transport {
  public:
   explicit TcpTransport(const TcpOptions& options)
-      : options_(options), acceptor_(options_, endpoints_) {}
+      : options_(options), acceptor_(options_, places_, endpoints_) {}
 
   base::Status open() {
     for (size_t i = 0; i < options_.endpoints; ++i) {
@@ -33,11 +33,13 @@ class TcpTransport final : public Transport {
     for (const auto& endpoint : endpoints_) refused += endpoint->refused();
     return refused;
   }
+  std::vector<std::string> refusals() const override { return acceptor_.refusals(); }
   Handshakes handshakes() const override { return acceptor_.handshakes(); }
   const char* name() const override { return "tcp"; }
 
  private:
   const TcpOptions options_;
+  Places places_;  // outlives the connections
   std::vector<std::unique_ptr<TcpEndpoint>> endpoints_;
   Acceptor acceptor_;  // last: its thread stops before the endpoints are destroyed
 };

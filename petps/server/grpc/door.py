@@ -17,6 +17,7 @@ import petps.v1.petps_pb2_grpc as stubs
 from petps import _native
 from petps.errors import Unavailable
 from petps.server.grpc.calls import AwaitableCalls
+from petps.server.grpc.limits import CONNECTION_LIMITS
 from petps.server.grpc.service import Service
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ class GrpcServer:
                 ("grpc.max_receive_message_length", message_bytes),
                 ("grpc.max_send_message_length", message_bytes),
                 ("grpc.max_concurrent_streams", self._in_flight),
+                *CONNECTION_LIMITS,
                 ("grpc.so_reuseport", 0),  # an address in use must be an error
                 ("grpc.keepalive_time_ms", 60_000),  # ends the calls of a dead client
                 ("grpc.keepalive_timeout_ms", 20_000),

@@ -22,6 +22,7 @@ import petps.v1.petps_pb2_grpc as stubs
 from petps.errors import Unavailable
 from petps.server import Serving
 from petps.server.grpc.door import SERVICE
+from petps.server.grpc.limits import CONNECTION_LIMITS
 from petps.server.ingest.status import PartitionHealth
 from tests.python.native.superblock import is_clean
 from tests.python.server.conftest import Start, settings
@@ -235,6 +236,24 @@ def test_cancelled_calls_leave_no_state(serving: Serving, stub: Stub) -> None:
         tick.wait(0.01)
     assert service._versions._task is None
     assert stub.Pull(PULL(table="items", keys=pack_keys(1))).rows.rows_found == 1
+
+
+def test_silent_connections_are_closed_and_bounded(
+    start: Start, channels: Callable[[Serving], grpc.Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {"max_allowed_incoming_connections": 2, "server_handshake_timeout_ms": 1000}
+    limits = dict(CONNECTION_LIMITS) | {f"grpc.{key}": value for key, value in small.items()}
+    assert len(limits) == len(CONNECTION_LIMITS), "the names must be those in use"
+    monkeypatch.setattr("petps.server.grpc.door.CONNECTION_LIMITS", tuple(limits.items()))
+    serving = start()
+    address = ("127.0.0.1", serving.grpc_port)
+    peers = [socket.create_connection(address, timeout=TIMEOUT) for _ in range(4)]
+    answers = []
+    for peer in peers:  # each is closed; one with a place receives the settings of HTTP/2 before
+        with peer:
+            answers.append(b"".join(iter(lambda: peer.recv(4096), b"")))  # noqa: B023
+    assert [bool(answer) for answer in answers] == [True, True, False, False]
+    assert health_of(channels(serving)) == SERVING
 
 
 def test_too_many_watchers_are_refused(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from petps.server import http as http_door
 from petps.server import tls
 from petps.server.http import MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PEER, HttpServer
 from petps.server.tls import TlsFiles
@@ -158,6 +159,48 @@ def test_silent_peers_stop_neither_the_door_nor_others(authority: Authority, pai
             peer.close()
         wait_until(lambda: not server._server._peers)
         assert ask(server.port, context, "127.0.0.2") == b"ok\n"
+
+
+@pytest.mark.parametrize("greets", [True, False], ids=["request", "handshake"])
+def test_a_client_that_sends_a_byte_now_and_then_is_disconnected(
+    authority: Authority, pair: Pair, monkeypatch: pytest.MonkeyPatch, greets: bool
+) -> None:
+    monkeypatch.setattr(http_door, "CONNECTION_SECONDS", 0.5)
+    with door(Opened(pair).files) as server:
+        address = ("127.0.0.1", server.port)
+        with socket.create_connection(address, timeout=30) as slow:
+            if greets:
+                slow = authority.client_context().wrap_socket(slow, server_hostname="127.0.0.1")
+            slow.sendall(b"G" if greets else b"\x16")
+
+            def is_refused() -> bool:
+                try:  # within a header, or a record of 768 bytes
+                    slow.sendall(b"\x03")
+                except OSError:
+                    return True
+                return False
+
+            wait_until(is_refused)
+            slow.close()
+        wait_until(lambda: not server._server._peers)
+
+
+def test_a_flood_from_many_addresses_keeps_nobody_out(authority: Authority, pair: Pair) -> None:
+    with door(Opened(pair).files) as server, contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", server.port)
+        silent = [
+            stack.enter_context(
+                socket.create_connection(address, timeout=30, source_address=(source, 0))
+            )
+            for source in ("127.0.0.2", "127.0.0.3")
+            for _ in range(MAX_CONNECTIONS // 2)
+        ]
+        wait_until(lambda: len(server._server._open) == MAX_CONNECTIONS)
+        assert ask(server.port, authority.client_context()) == b"ok\n"
+        assert silent[0].recv(1) == b"", "the oldest of an address with the most makes room"
+        silent[1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent[1].recv(1)
 
 
 def test_certificates_are_replaced_under_load_without_a_failed_request(
