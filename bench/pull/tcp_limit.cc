@@ -159,8 +159,8 @@ bool Channel::send_whole(const std::byte* bytes, size_t n) {
 
 ssize_t Channel::receive(std::byte* out, size_t n, bool wait_all) {
   if (ssl_ == nullptr) return recv(socket_, out, n, wait_all ? MSG_WAITALL : 0);
-  size_t got = 0;
-  return SSL_read_ex(ssl_, out, n, &got) == 1 ? static_cast<ssize_t>(got) : -1;
+  size_t taken = 0;
+  return SSL_read_ex(ssl_, out, n, &taken) == 1 ? static_cast<ssize_t>(taken) : -1;
 }
 
 int listen_on_loopback(uint16_t* port) {

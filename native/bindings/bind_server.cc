@@ -60,15 +60,12 @@ void apply_limits(const py::dict& given, server::ServerOptions& options) {
     invalid("server limit '" + item.first.cast<std::string>() + "' is unknown");
 }
 
-std::unique_ptr<ServerHandle> start(const std::shared_ptr<Session>& session,
-                                    const std::string& host, uint16_t port, uint32_t workers,
-                                    const std::string& gather, uint32_t hot_set_seconds,
-                                    uint64_t drain_ms, const py::dict& limits,
-                                    const wire::ShardMap* shard_map, std::string address,
-                                    uint32_t call_workers, const std::string& rdma,
-                                    uint32_t real_time, uint32_t busy_poll_us,
-                                    std::shared_ptr<access::Gate> gate,
-                                    std::shared_ptr<tls::ServerContext> tls) {
+std::unique_ptr<ServerHandle> start(
+    const std::shared_ptr<Session>& session, const std::string& host, uint16_t port,
+    uint32_t workers, const std::string& gather, uint32_t hot_set_seconds, uint64_t drain_ms,
+    const py::dict& limits, const wire::ShardMap* shard_map, std::string address,
+    uint32_t call_workers, const std::string& rdma, uint32_t real_time, uint32_t busy_poll_us,
+    std::shared_ptr<access::Gate> gate, std::shared_ptr<tls::ServerContext> tls) {
   server::ServerOptions options;
   options.host = host;
   options.port = port;
