@@ -236,6 +236,7 @@ TEST_F(ShardsTest, AStopAnswersPullsThatWait) {
 }
 
 TEST_F(ShardsTest, ThePullsThatMayWaitAreLimited) {
+  options_.transport.connections_per_peer = 0;
   start_with(0b11);
   std::vector<std::unique_ptr<RawClient>> waiting;
   for (size_t i = 0; i < kMaxParkedPulls; ++i) {
