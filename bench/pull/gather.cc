@@ -84,6 +84,8 @@ struct Doors {
       server::ServerOptions options;
       options.port = 0;
       options.gather = kModes[m];
+      // All numbers of connections are measured at the same time, and all come from this host.
+      options.transport.connections_per_peer = 2 * setting.connections_max;
       servers.push_back(value_of(server::Server::start(tables.back()->tables(), options)));
       doors.ports[r][m] = servers.back()->port();
     }

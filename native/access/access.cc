@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/peer.h"
 
 namespace petps::access {
 
@@ -22,9 +23,6 @@ uint64_t seconds_now() {
                                    std::chrono::system_clock::now().time_since_epoch())
                                    .count());
 }
-
-// "10.0.0.7:51234" -> "10.0.0.7": each connection of a peer has another port.
-std::string_view host_of(std::string_view peer) { return peer.substr(0, peer.rfind(':')); }
 
 Grant everything(std::string name, Roles roles) {
   Grant grant;
@@ -179,7 +177,7 @@ Result<CallerPointer> Gate::authenticate(const Credentials& credentials) {
   if (mode_ == Mode::kOpen) return anyone_;
   Result<CallerPointer> found = find(credentials);
   if (found.ok()) return found;
-  return count_failure(host_of(credentials.peer), found.status());
+  return count_failure(base::host_of(credentials.peer), found.status());
 }
 
 Status Gate::count_failure(std::string_view peer, Status reason) {

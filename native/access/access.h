@@ -38,7 +38,7 @@ TokenHash hash_token(std::string_view token);
 // A request is admitted while its grant is at most this long ahead of its rate: a burst of one
 // second's worth.
 inline constexpr uint64_t kBurstNs = 1'000'000'000;
-// A peer address with this many failed logins within kFailuresNs is told so, and its further
+// After this many failed logins within kFailuresNs a peer gets another error, and its further
 // failures are not reported one by one.
 inline constexpr uint32_t kFailuresMax = 10;
 inline constexpr uint64_t kFailuresNs = 60'000'000'000;

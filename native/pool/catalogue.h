@@ -75,7 +75,7 @@ struct Pool::Catalogue {
 
 // Check a name. at_sign: it may hold '@'.
 base::Status check_name(const std::string& kind, const std::string& name, bool at_sign);
-// Check what the spec of a table has by itself, except its default row.
+// Check the spec of a table without what it shares with others, and without its default row.
 base::Status check_shape(const TableSpec& spec);
 
 }  // namespace petps::pool

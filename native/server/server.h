@@ -1,7 +1,8 @@
 // Room server: answers requests over a transport from the tables of one pool.
 //
 // Owns:        worker threads (run to completion), the push writer, backpressure, which keys this
-//              server owns, pulls that wait for a version, statistics, the status text.
+//              server owns, what the caller of a connection may do, pulls that wait for a
+//              version, statistics, the status text.
 // Never does:  decode rows, open pools, touch an index; let one connection's fault reach another.
 // Called by:   bindings (Python's `petps serve`), tests, bench.
 // Invariants:  a pull takes its pin, then reads the applied version, then looks up; the pin moves

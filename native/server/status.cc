@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "base/clock.h"
+#include "base/peer.h"
 #include "server/json.h"
 #include "server/shared.h"
 
@@ -257,7 +258,7 @@ std::string Shared::status_json() {
 
 void Shared::report_incident(std::string text, std::string_view peer) {
   const std::lock_guard lock(mutex);
-  incidents.push_back({std::move(text), std::string(peer.substr(0, peer.rfind(':')))});
+  incidents.push_back({std::move(text), base::host_of(peer)});
   std::map<std::string_view, size_t> of_host;
   size_t of_peers = 0;
   for (const Incident& incident : incidents) {

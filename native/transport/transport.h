@@ -1,8 +1,8 @@
 // Room transport: frames in, gather lists out. One contract, two implementations: tcp/ and rdma/,
 // which share stream.h. (tests/support/loopback is a third one, in memory, for tests.)
 //
-// Owns:        connections, receive buffers, output that a peer has not taken yet, accepting and
-//              refusing peers.
+// Owns:        connections, their encryption, receive buffers, output that a peer has not taken
+//              yet, accepting and refusing peers.
 // Never does:  know rows, tables or opcodes (the caller hands in the rules that find the end of a
 //              frame); call into the server.
 // Called by:   server: one Endpoint per worker. tests/contract runs one suite over every

@@ -208,8 +208,8 @@ class TlsConfig(Section):
         default=None,
         strict=False,
         description="File of the server's certificate in PEM, followed by those between it and its "
-        "CA. The server looks at the files of this section each second, and uses changed ones for "
-        "new connections.",
+        "CA. The server looks at the files of this section four times a second, and uses changed "
+        "ones for new connections.",
     )
     key: Path | None = Field(
         default=None,

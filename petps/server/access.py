@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +16,6 @@ from petps.errors import InvalidArgument, PetpsError
 __all__ = ["Access", "peer_of", "token_of"]
 
 EXPIRES_SOON_SECONDS: Final = 7 * 86_400
-BEARER: Final = "bearer "
 
 
 class Access:
@@ -48,7 +49,7 @@ class Access:
 
         The status, a metric and one line in the log say why.
         """
-        if self._path is None or (self._look() == self._seen and not self._error):
+        if self._path is None or self._look() == self._seen:
             return
         try:
             self._use_file()
@@ -79,10 +80,10 @@ class Access:
         from petps.server.access_file import read_access_file
 
         assert self._path is not None
-        seen = self._look()
+        self._seen = self._look()  # also of a file that cannot be used: it is not read in vain
         entries = read_access_file(self._path)
         self.gate.replace([entry.grant() for entry in entries])
-        self._grants, self._seen = len(entries), seen
+        self._grants = len(entries)
         self._ends = {entry.name: entry.expires_s() for entry in entries if entry.expires}
 
     def _look(self) -> tuple[int, ...] | None:
@@ -91,7 +92,7 @@ class Access:
             found = self._path.stat()
         except OSError:
             return None
-        return (found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev)
+        return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev)
 
 
 def peer_of(context: Any) -> str:
@@ -101,14 +102,18 @@ def peer_of(context: Any) -> str:
     return unquote(str(context.peer()).partition(":")[2])  # it is ipv6:%5B::1%5D:52133
 
 
-def token_of(metadata: Mapping[str, str | bytes]) -> str:
-    """Return the token in `authorization: Bearer TOKEN`, or "" without one.
+def token_of(header: str | bytes) -> str:
+    """Return the token in the header `authorization`: Bearer, or Basic with it as the password.
 
-    Raises InvalidArgument for another scheme, without quoting it.
+    Without a header (""), return "". Raises InvalidArgument for another scheme, without quoting it.
     """
-    text = metadata.get("authorization", "")
+    text = header.decode("latin-1") if isinstance(header, bytes) else header
+    scheme, _, credential = text.partition(" ")
     if not text:
         return ""
-    if isinstance(text, bytes) or not text.lower().startswith(BEARER):
-        raise InvalidArgument("the header authorization must be 'Bearer TOKEN'")
-    return text[len(BEARER) :].strip()
+    if scheme.lower() == "bearer":
+        return credential.strip()
+    with contextlib.suppress(ValueError):
+        if scheme.lower() == "basic":
+            return base64.b64decode(credential, validate=True).decode().partition(":")[2]
+    raise InvalidArgument("the header authorization must be 'Bearer TOKEN', or Basic")

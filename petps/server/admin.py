@@ -85,14 +85,15 @@ def open_admin_door(
     log: Callable[[str], None],
     address: tuple[str, int] | None = None,
     tls: TlsFiles | None = None,
-    gate: _native.Gate | None = None,
+    *,
+    gate: _native.Gate,
 ) -> list[AdminServer]:
     """Return the running doors: the socket, and the (host, port) if one is given, with ``tls``.
 
     Without a place for the socket, a line in the log says so. The doors share no limit, so that
     nobody at the port keeps the pool's owner out. Raises Unavailable if the port cannot be opened.
     """
-    doors = [] if address is None else [AdminServer(address, tables, served, log, tls, gate)]
+    doors = [] if address is None else [AdminServer(address, tables, served, log, gate, tls)]
     path, why = socket_of(pool), ""
     if not pool.is_file():  # a device: /dev is no place for sockets
         why = f"{pool} is not a file"
@@ -102,7 +103,7 @@ def open_admin_door(
         why = f"the path {path} is too long for a socket"
     if not why:
         try:
-            return [*doors, AdminServer(path, tables, served, log)]
+            return [*doors, AdminServer(path, tables, served, log, gate)]
         except (OSError, RuntimeError) as error:
             why = f"{path}: {error}"
     log(f"no admin socket: {why}")
@@ -121,8 +122,8 @@ class AdminServer:
         tables: _native.Tables,
         served: Served,
         log: Callable[[str], None],
+        gate: _native.Gate,
         tls: TlsFiles | None = None,
-        gate: _native.Gate | None = None,
     ) -> None:
         """``place`` is the path of the socket, or a host and a port, which may have TLS."""
         self._path = place if isinstance(place, Path) else None
@@ -137,7 +138,7 @@ class AdminServer:
                 *CONNECTION_LIMITS,
             ),
         )
-        self._service = _Service(tables, served, log, self._stopping, gate)
+        self._service = _Service(tables, served, log, self._stopping, gate, self._path is not None)
         add_AdminServicer_to_server(self._service, self._server)
         self.port: int | None = None
         if isinstance(place, Path):
@@ -254,11 +255,11 @@ class _Service:
         served: Served,
         log: Callable[[str], None],
         stopping: threading.Event,
-        gate: _native.Gate | None,
+        gate: _native.Gate,
+        is_socket: bool,
     ) -> None:
-        """``gate`` says who may do what; None: the socket, which its mode protects."""
-        self._is_socket = gate is None
-        self._gate = gate or _native.Gate("open")
+        """``gate`` says who may do what, except for the socket, which its mode protects."""
+        self._gate, self._is_socket = gate, is_socket
         self._tables, self._served, self._log, self._stopping = tables, served, log, stopping
         self._working: set[threading.Thread] = set()
         self._working_lock = threading.Lock()
@@ -273,12 +274,13 @@ class _Service:
 
         Raises Unauthenticated, PermissionDenied, ResourceExhausted.
         """
-        user = str(dict(context.invocation_metadata()).get(USER_KEY, "unknown"))
+        metadata = dict(context.invocation_metadata())
+        user = str(metadata.get(USER_KEY, "unknown"))
         if self._is_socket:  # it admits only the server's user and root
             return _Call(context, user)
         names = list(peer_names(context.auth_context()))
         peer = peer_of(context)
-        caller = self._gate.authenticate(token_of(dict(context.invocation_metadata())), names, peer)
+        caller = self._gate.authenticate(token_of(metadata.get("authorization", "")), names, peer)
         self._gate.charge(caller, request.ByteSize())
         model = request.model if name in OF_ONE_MODEL else ""
         with contextlib.suppress(PetpsError):  # a name that is not known stays as it is

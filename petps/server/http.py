@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import socket
@@ -18,7 +17,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from petps import _native
-from petps.errors import InvalidArgument, NotFound, PetpsError, Unavailable
+from petps.errors import NotFound, PetpsError, Unavailable
+from petps.server.access import token_of
 
 if TYPE_CHECKING:
     from petps.server.tls import TlsFiles
@@ -72,11 +72,11 @@ class HttpServer:
         ready: Callable[[], str | None],
         shard_map: Callable[[], dict[str, Any]],
         tls: TlsFiles | None = None,
-        gate: _native.Gate | None = None,
+        gate: _native.Gate,
     ) -> None:
         """``fault`` and ``ready`` return why the server is not healthy or not ready, or None.
 
-        ``gate`` says who may see what; None: everybody sees everything.
+        ``gate`` says who may see what.
         """
         routes: dict[str, Callable[[], Answer]] = {
             "/": lambda: (_page(), "text/html; charset=utf-8", HTTPStatus.OK),
@@ -86,7 +86,7 @@ class HttpServer:
             "/status.json": lambda: (json.dumps(status()).encode(), JSON, HTTPStatus.OK),
             "/shard-map": lambda: (json.dumps(shard_map()).encode(), JSON, HTTPStatus.OK),
         }
-        handler = _handler(routes, gate or _native.Gate("open"))
+        handler = _handler(routes, gate)
         try:
             self._server = _BoundedServer((host, port), handler, tls)
         except OSError as error:
@@ -288,9 +288,10 @@ def _handler(
         def _caller(self) -> _native.Caller:
             if gate.mode == "open":
                 return gate.authenticate("", [], "")
-            token = _token_of(self.headers.get("Authorization", ""))
+            token = token_of(self.headers.get("Authorization", ""))
             host, port = self.client_address[:2]
-            return gate.authenticate(token, list(self.certificate_names), f"{host}:{port}")
+            peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            return gate.authenticate(token, list(self.certificate_names), peer)
 
         def _may_see_all(self) -> bool:
             """Return whether the caller may see why the server is not ready."""
@@ -306,22 +307,6 @@ def _handler(
             """Log nothing: scrapes and probes are frequent."""
 
     return Handler
-
-
-def _token_of(header: str) -> str:
-    """Return the token of the header Authorization: Bearer, or Basic with it as the password.
-
-    Raises InvalidArgument for another scheme, without quoting it.
-    """
-    scheme, _, credential = header.partition(" ")
-    if not header:
-        return ""
-    if scheme.lower() == "bearer":
-        return credential.strip()
-    with contextlib.suppress(ValueError):
-        if scheme.lower() == "basic":
-            return base64.b64decode(credential, validate=True).decode().partition(":")[2]
-    raise InvalidArgument("the header Authorization must be 'Bearer TOKEN', or Basic")
 
 
 def _verdict(reason: str | None) -> Answer:

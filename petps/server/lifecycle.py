@@ -325,7 +325,7 @@ class Serving:
         address = None if server.admin_port is None else (server.host, server.admin_port)
         self._admin = open_admin_door(
             self._config.pool.path, self._tables, self, self._log, address, self._credentials.tls,
-            self._credentials.gate,
+            gate=self._credentials.gate,
         )  # fmt: skip
         self._upkeep += self._admin
         self._is_open = True

@@ -63,8 +63,8 @@ class Certificates:
 class TlsFiles:
     """The files of [tls], in use for new connections.
 
-    Call check() each second, always from the same thread. Raises InvalidArgument, which names the
-    file, if they cannot be used at the start.
+    Call check() several times a second, always from the same thread. Raises InvalidArgument, which
+    names the file, if they cannot be used at the start.
     """
 
     def __init__(

@@ -8,7 +8,6 @@
 
 #include "tls_client.h"
 #include "transport/limits.h"
-#include "transport/tcp/peers.h"
 #include "transport/tcp/tcp.h"
 #include "transport_echo.h"
 
@@ -176,14 +175,6 @@ TEST_P(TcpLimits, BoundsTheConnectionsOfOnePeer) {
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_NE(lines[0].find("limits.connections_per_peer"), std::string::npos);
   EXPECT_EQ(lines[0].substr(lines[0].size() - 9), "127.0.0.1");
-}
-
-TEST(Peers, OneHostHasAllAddressesOfAnIPv6Network) {
-  EXPECT_EQ(host_of("10.0.0.7:51234"), "10.0.0.7");
-  EXPECT_EQ(host_of("[2001:db8:1:2:3:4:5:6]:51234"), "[2001:db8:1:2::/64]");
-  EXPECT_EQ(host_of("[2001:db8:1:2::9]:1"), "[2001:db8:1:2::/64]");
-  EXPECT_EQ(host_of("[2001:db8:1:3::9]:1"), "[2001:db8:1:3::/64]");
-  EXPECT_EQ(host_of("[::ffff:10.0.0.7]:1"), "[::ffff:10.0.0.7]");
 }
 
 // A poll that sleeps returns at the next sweep, after 250 ms.

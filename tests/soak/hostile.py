@@ -37,6 +37,7 @@ from tests.system.servers import petps as run_petps
 KEYS: Final = 100_000
 DIM: Final = 64
 PULL: Final = 200
+IDLE_CONNECTIONS: Final = 4096
 MEMORY_BYTES: Final = 128 << 20
 # What the server may hold beside limits.memory_bytes: sockets and calls of gRPC, the threads and
 # TLS of HTTP, and what the allocator keeps for reuse.
@@ -51,7 +52,7 @@ COUNTED: Final = {
     "never reading": "connections_closed_for_cause",
     "garbage": "handshakes_failed",
     "oversized": "connections_closed_for_cause",
-    "4,096 idle": "connections_refused",
+    "idle": "connections_refused",
     "1,000 handshakes": "handshakes_refused",
     "bad tokens": "logins_failed",
 }
@@ -61,7 +62,7 @@ CONTEXT: Final = multiprocessing.get_context("spawn")
 
 @dataclass
 class Report:
-    """What a run has found."""
+    """Holds what a run has found."""
 
     p99_ms: dict[str, float] = field(default_factory=dict)
     pulls: dict[str, int] = field(default_factory=dict)
@@ -206,7 +207,7 @@ def raise_file_limit() -> None:
 class Rig:
     """A server with TLS and an access file, its good client, and a watch over both."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, idle: int = IDLE_CONNECTIONS) -> None:
         raise_file_limit()
         folder.mkdir(exist_ok=True)
         self.authority = Authority(folder)
@@ -234,7 +235,7 @@ workers = 2
 memory_bytes = {MEMORY_BYTES}
 frame_ms = 2000
 output_stall_ms = 2000
-connections_per_peer = 256
+connections_per_peer = {idle // 16}
 [tls]
 certificate = "{pair.certificate}"
 key = "{pair.key}"
@@ -256,6 +257,7 @@ file = "{access}"
             token=self.tokens["read"],
             table=items["id"],
             keys=KEYS,
+            idle=idle,
         )
 
     def read(self, path: str) -> bytes:

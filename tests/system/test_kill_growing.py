@@ -125,6 +125,30 @@ class Grower:
             self.capacities[name] = self.trying[name] = capacity
 
 
+def serve_both_tables(
+    serve: Callable[..., Server], pool: Path, seed: int
+) -> tuple[Server, Trainer, Pusher]:
+    """Create a pool with `items`, which deltas feed, and `users`, which pushes feed; serve it.
+
+    Return the server and who feeds the tables. `items` has a version already.
+    """
+    folder = pool.parent
+    servers.petps(
+        *("create", pool, "--table", f"items:{DIM}:f32:{KEYS}", "--feed", "delta"),
+        *("--partitions", PARTITIONS),
+    )
+    servers.petps("create", pool, "--add", "--table", f"users:{DIM}:f32:{KEYS}")
+    log = DirectoryLog(folder / "log", partitions=PARTITIONS)
+    publisher = Publisher(log, "default", tables=[TableSchema("items", "f32", DIM)])
+    publisher.begin_continue(None)
+    trainer = Trainer(publisher, np.random.default_rng(seed))
+    trainer.publish_one()
+    settings = ("--log", folder / "log", "--no-http", "--no-grpc", "--port", stable_port())
+    server = serve(pool, *settings, folder=folder)
+    pusher = Pusher(server.url, np.random.default_rng(seed + 1))
+    return server, trainer, pusher
+
+
 class LiveReader(threading.Thread):
     """Reads the pool beside its server until stop(); no row may be wrong."""
 
@@ -161,19 +185,7 @@ def test_kills_during_growth_lose_nothing(
 ) -> None:
     chance = random.Random(seed)
     pool = tmp_path / "pool"
-    servers.petps(
-        *("create", pool, "--table", f"items:{DIM}:f32:{KEYS}", "--feed", "delta"),
-        *("--partitions", PARTITIONS),
-    )
-    servers.petps("create", pool, "--add", "--table", f"users:{DIM}:f32:{KEYS}")
-    log = DirectoryLog(tmp_path / "log", partitions=PARTITIONS)
-    publisher = Publisher(log, "default", tables=[TableSchema("items", "f32", DIM)])
-    publisher.begin_continue(None)
-    trainer = Trainer(publisher, np.random.default_rng(seed))
-    trainer.publish_one()
-    settings = ("--log", tmp_path / "log", "--no-http", "--no-grpc", "--port", stable_port())
-    server = serve(pool, *settings, folder=tmp_path)
-    pusher = Pusher(server.url, np.random.default_rng(seed + 1))
+    server, trainer, pusher = serve_both_tables(serve, pool, seed)
     grower = Grower(pool)
     reader = LiveReader(pool, np.random.default_rng(seed + 2))
     hit = 0  # kills in the middle of a copy
@@ -210,6 +222,7 @@ def test_kills_during_growth_lose_nothing(
     assert reader.reads > KILLS
     assert grower.grown > 0
     print(
-        f"{publisher.version} versions, {pusher.version} pushes, {grower.grown} growths, {hit} of "
-        f"{KILLS} kills within a copy, {puller.pulls} pulls, {reader.reads} reads beside the server"
+        f"{trainer.publisher.version} versions, {pusher.version} pushes, {grower.grown} growths, "
+        f"{hit} of {KILLS} kills within a copy, {puller.pulls} pulls, {reader.reads} reads beside "
+        "the server"
     )

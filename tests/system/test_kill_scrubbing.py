@@ -26,16 +26,12 @@ import pytest
 
 import petps
 from petps.admin.client import AdminClient
-from petps.delta import TableSchema
-from petps.delta.directory import DirectoryLog
 from petps.errors import FailedPrecondition, InUse, Unavailable
 from petps.pool.damage import DamageLog
-from petps.publish import Publisher
-from tests.ports import stable_port
 from tests.system import servers
-from tests.system.servers import PARTITIONS, Server, wait_until
-from tests.system.test_kill import ALL_KEYS, DIM, KEYS, Trainer, applied_version, rows_of
-from tests.system.test_kill_growing import Pusher
+from tests.system.servers import Server, wait_until
+from tests.system.test_kill import ALL_KEYS, KEYS, applied_version, rows_of
+from tests.system.test_kill_growing import Pusher, serve_both_tables
 
 pytestmark = pytest.mark.system
 
@@ -154,19 +150,7 @@ def test_kills_during_scrubbing_lose_nothing(
 ) -> None:
     chance = random.Random(seed)
     pool = tmp_path / "pool"
-    servers.petps(
-        *("create", pool, "--table", f"items:{DIM}:f32:{KEYS}", "--feed", "delta"),
-        *("--partitions", PARTITIONS),
-    )
-    servers.petps("create", pool, "--add", "--table", f"users:{DIM}:f32:{KEYS}")
-    log = DirectoryLog(tmp_path / "log", partitions=PARTITIONS)
-    publisher = Publisher(log, "default", tables=[TableSchema("items", "f32", DIM)])
-    publisher.begin_continue(None)
-    trainer = Trainer(publisher, np.random.default_rng(seed))
-    trainer.publish_one()
-    settings = ("--log", tmp_path / "log", "--no-http", "--no-grpc", "--port", stable_port())
-    server = serve(pool, *settings, folder=tmp_path)
-    pusher = Pusher(server.url, np.random.default_rng(seed + 1))
+    server, trainer, pusher = serve_both_tables(serve, pool, seed)
     requests = ScrubRequests(pool)
     choice = np.random.default_rng(seed + 2)
 
@@ -199,7 +183,7 @@ def test_kills_during_scrubbing_lose_nothing(
         flips += damager.flips
         check_killed(pool, pusher)
         server.restart()
-        newest = publisher.version
+        newest = trainer.publisher.version
         with servers.connect(server.url) as client, AdminClient(pool) as admin:
             wait_until(f"version {newest}", lambda: applied_version(client) >= newest)  # noqa: B023
             learn_unanswered(pusher, client)
@@ -217,6 +201,6 @@ def test_kills_during_scrubbing_lose_nothing(
     assert requests.removed > 0
     assert missing > 0
     print(
-        f"{publisher.version} versions, {pusher.version} pushes, {flips} damaged rows, "
+        f"{trainer.publisher.version} versions, {pusher.version} pushes, {flips} damaged rows, "
         f"{requests.passes} passes removed {requests.removed}, {late} more after {KILLS} kills"
     )

@@ -14,6 +14,7 @@
 #include <cerrno>
 
 #include "base/clock.h"
+#include "base/peer.h"
 
 namespace petps::transport {
 
@@ -189,7 +190,7 @@ void Acceptor::hand_over(NewPeer peer) {
     idlest = longest_idle();
     if (idlest == nullptr) {
       refusal = too_many_connections(options_.limits);
-      refusals_.count(Refusals::Reason::kConnections, host_of(peer.address));
+      refusals_.count(Refusals::Reason::kConnections, base::host_of(peer.address));
     }
   }
   if (!refusal.ok()) {
@@ -209,7 +210,7 @@ void Acceptor::hand_over(NewPeer peer) {
 Status Acceptor::find_place(NewPeer& peer) {
   if (!peer.refusal.ok()) return std::move(peer.refusal);
   if (options_.admit) PETPS_RETURN_IF_ERROR(options_.admit(Peer{peer.address}));
-  const std::string host = host_of(peer.address);
+  const std::string host = base::host_of(peer.address);
   peer.place = places_.take(host, options_.limits.connections_per_peer);
   if (peer.place != nullptr) return {};
   refusals_.count(Refusals::Reason::kConnectionsOfPeer, host);
@@ -240,7 +241,7 @@ void Acceptor::refuse_without_descriptors() {
                            SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd >= 0) {
     refused_.fetch_add(1, std::memory_order_relaxed);
-    refusals_.count(Refusals::Reason::kDescriptors, host_of(address_text(address)));
+    refusals_.count(Refusals::Reason::kDescriptors, base::host_of(address_text(address)));
     if (options_.tls == nullptr) {  // before its handshake a TLS peer could not read it
       std::vector<std::byte> frame;
       options_.rules.encode_error(

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/peer.h"
 
 namespace petps::transport {
 
@@ -107,7 +108,7 @@ void Handshaker::count_out(const std::string& host) {
 }
 
 void Handshaker::take(int fd, std::string address) {
-  const std::string host = host_of(address);
+  const std::string host = base::host_of(address);
   const Refusals::Reason reason = count_in(host);
   if (reason != Refusals::Reason::kEnd) {
     refuse(reason, host);
@@ -156,7 +157,7 @@ void Handshaker::adopt(int fd, std::string address) {
   Guest& guest = at->second;
   options_.memory->change(0, kHandshakeBytes);
   guest.fd = fd;
-  guest.host = host_of(address);
+  guest.host = base::host_of(address);
   guest.address = std::move(address);
   guest.until_ns = base::monotonic_ns() + options_.handshakes.handshake_ms * 1'000'000;
   auto stream = options_.tls->accept();

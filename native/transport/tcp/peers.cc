@@ -1,8 +1,6 @@
 #include "transport/tcp/peers.h"
 
-#include <arpa/inet.h>
-
-#include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace petps::transport {
@@ -20,18 +18,6 @@ constexpr const char* kReasons[] = {
 static_assert(std::size(kReasons) == static_cast<size_t>(Refusals::Reason::kEnd));
 
 }  // namespace
-
-std::string host_of(const std::string& address) {
-  std::string host = address.substr(0, address.rfind(':'));
-  in6_addr v6{};
-  if (host.size() < 2 || host.front() != '[') return host;
-  if (inet_pton(AF_INET6, host.substr(1, host.size() - 2).c_str(), &v6) != 1) return host;
-  if (IN6_IS_ADDR_V4MAPPED(&v6)) return host;
-  std::fill(std::begin(v6.s6_addr) + 8, std::end(v6.s6_addr), uint8_t{0});
-  std::array<char, INET6_ADDRSTRLEN> text{};
-  inet_ntop(AF_INET6, &v6, text.data(), text.size());
-  return std::string("[") + text.data() + "/64]";
-}
 
 std::unique_ptr<Places::Place> Places::take(const std::string& host, uint32_t of_one_peer) {
   {

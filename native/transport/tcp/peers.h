@@ -13,10 +13,6 @@
 
 namespace petps::transport {
 
-// Return whom `address` ("10.0.0.7:51234") belongs to: it without the port, and of IPv6 only the
-// first 64 bits, because whoever has one such address usually has all with these bits.
-std::string host_of(const std::string& address);
-
 // The places of open connections. Any thread may call it.
 class Places {
  public:

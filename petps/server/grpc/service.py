@@ -127,9 +127,9 @@ class Service(stubs.PetpsServicer):
         """Return whose rights the call has. Raises Unauthenticated, InvalidArgument."""
         if self._anyone is not None:
             return self._anyone
-        metadata = dict(context.invocation_metadata() or ())
+        header = dict(context.invocation_metadata() or ()).get("authorization", "")
         names = list(peer_names(context.auth_context()))
-        return self._gate.authenticate(token_of(metadata), names, peer_of(context))
+        return self._gate.authenticate(token_of(header), names, peer_of(context))
 
     def _instance(self, caller: _native.Caller, model: str, *roles: str) -> _native.InstanceRecord:
         """Return the instance that a model, instance or alias names, for a caller with a role.

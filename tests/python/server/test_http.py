@@ -14,6 +14,7 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from petps import _native
 from petps.errors import Unavailable
 from petps.server import Serving
 from petps.server.http import MAX_CONNECTIONS, HttpServer
@@ -104,6 +105,7 @@ def open_door(port: int = 0, fault: str | None = None) -> contextlib.closing[Htt
         HttpServer(
             "127.0.0.1",
             port,
+            gate=_native.Gate("open"),
             status=dict,
             metrics=bytes,
             fault=lambda: fault,

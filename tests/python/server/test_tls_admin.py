@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from petps import _native
 from petps.admin.client import AdminClient
 from petps.errors import InvalidArgument, Unavailable
 from petps.server.admin import AdminServer
@@ -31,7 +32,7 @@ class Served:
 @contextlib.contextmanager
 def door(files: TlsFiles | None) -> Iterator[int]:
     place = ("127.0.0.1", 0)
-    server = AdminServer(place, None, Served(), print, files)  # type: ignore[arg-type]
+    server = AdminServer(place, None, Served(), print, _native.Gate("open"), files)  # type: ignore[arg-type]
     with contextlib.closing(server):
         assert server.port is not None
         yield server.port

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from petps import _native
 from petps.server import http as http_door
 from petps.server import tls
 from petps.server.http import MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PEER, HttpServer
@@ -30,6 +31,7 @@ def door(files: TlsFiles | None, host: str = "127.0.0.1") -> Iterator[HttpServer
     server = HttpServer(
         host,
         0,
+        gate=_native.Gate("open"),
         status=dict,
         metrics=bytes,
         fault=lambda: None,

@@ -1,0 +1,14 @@
+// Whom an address of a connection belongs to.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace petps::base {
+
+// Return whom `address` ("10.0.0.7:51234", "[::1]:51234") belongs to: it without the port, and of
+// IPv6 only the first 64 bits, because whoever has one such address usually has all with these
+// bits.
+std::string host_of(std::string_view address);
+
+}  // namespace petps::base

@@ -1,0 +1,17 @@
+#include "base/peer.h"
+
+#include <gtest/gtest.h>
+
+namespace petps::base {
+namespace {
+
+TEST(HostOf, OneHostHasAllAddressesOfAnIPv6Network) {
+  EXPECT_EQ(host_of("10.0.0.7:51234"), "10.0.0.7");
+  EXPECT_EQ(host_of("[2001:db8:1:2:3:4:5:6]:51234"), "[2001:db8:1:2::/64]");
+  EXPECT_EQ(host_of("[2001:db8:1:2::9]:1"), "[2001:db8:1:2::/64]");
+  EXPECT_EQ(host_of("[2001:db8:1:3::9]:1"), "[2001:db8:1:3::/64]");
+  EXPECT_EQ(host_of("[::ffff:10.0.0.7]:1"), "[::ffff:10.0.0.7]");
+}
+
+}  // namespace
+}  // namespace petps::base

@@ -1,0 +1,23 @@
+"""A short run of `make soak ONLY=hostile`: everything but the ratios of latencies, which need an
+idle machine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.soak.hostile import Rig, attack_for
+
+
+@pytest.mark.system
+@pytest.mark.timeout(400)
+def test_attackers_hurt_nobody(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "hostile", idle=512)
+    try:
+        report = attack_for(25, rig)
+        print("\n".join(report.lines()))
+        assert report.faults == []
+    finally:
+        rig.server.kill()
