@@ -79,12 +79,20 @@ std::string time_text(const ASN1_TIME* time) {
   return std::string(text, std::strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S UTC", &parts));
 }
 
-Status certificate_error(int error, const X509* certificate, const std::string& expected_name,
+Status certificate_error(X509_STORE_CTX* store, const std::string& expected_name,
                          const std::string& authorities) {
   const bool is_server = !expected_name.empty();
-  std::string text = is_server ? "the server's certificate" : "the client's certificate";
+  int error = X509_STORE_CTX_get_error(store);
+  const X509* certificate = X509_STORE_CTX_get_current_cert(store);
+  const bool is_unknown = error == X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN;
+  // An authority that is sent along and unknown: the peer's own certificate says more.
+  if (is_unknown) certificate = X509_STORE_CTX_get0_cert(store);
+  if (certificate == nullptr) error = X509_V_ERR_UNSPECIFIED;
+  std::string text = is_server ? "the server's " : "the client's ";
+  if (!is_unknown && X509_STORE_CTX_get_error_depth(store) > 0) text += "authority's ";
+  text += "certificate";
   if (certificate != nullptr) text += " (" + name_text(X509_get_subject_name(certificate)) + ")";
-  switch (certificate == nullptr ? X509_V_ERR_UNSPECIFIED : error) {
+  switch (error) {
     case X509_V_ERR_CERT_HAS_EXPIRED:
       text += " expired at " + time_text(X509_get0_notAfter(certificate)) + ": renew it";
       break;

@@ -45,9 +45,9 @@ base::Status use_system_authorities(SSL_CTX* context);
 std::vector<std::string> names_of(const X509* certificate);
 // Return "2026-11-27 18:00:00 UTC".
 std::string time_text(const ASN1_TIME* time);
-// Describe why the certificate is not accepted. `error`: X509_V_ERR_*. `expected_name` is empty on
-// the server's side.
-base::Status certificate_error(int error, const X509* certificate, const std::string& expected_name,
+// Describe why a certificate of the chain is not accepted. `expected_name` is empty on the server's
+// side.
+base::Status certificate_error(X509_STORE_CTX* store, const std::string& expected_name,
                                const std::string& authorities);
 
 }  // namespace petps::tls

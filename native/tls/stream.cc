@@ -22,6 +22,11 @@ constexpr std::byte kAlertRecord{21};
 constexpr std::byte kHandshakeRecord{22};
 // RFC 8446, section 5.5: a key of AES-GCM is good for 2^24.5 records.
 constexpr uint64_t kRecordsPerKey = uint64_t{1} << 23;
+// How often a peer may change its keys at once, and how many bytes it must send for each further
+// time. A change costs both sides as much as hundreds of bytes, and an honest peer changes its keys
+// after gigabytes.
+constexpr uint64_t kKeysAtOnce = 16;
+constexpr uint64_t kBytesPerKey = 64 << 10;
 // OpenSSL reports alert N of the peer as reason 1000 + N.
 constexpr int kFirstAlertReason = SSL_AD_REASON_OFFSET;
 
@@ -54,6 +59,7 @@ struct StreamBio {
 
   static int read(BIO* bio, char* to, int length) {
     BIO_clear_retry_flags(bio);
+    if (stream(bio).changes_keys_too_often()) return -1;
     std::span<const std::byte>* in = stream(bio).in_;
     if (in == nullptr || in->empty()) {
       BIO_set_retry_read(bio);
@@ -94,11 +100,24 @@ struct StreamVerify {
         static_cast<SSL*>(X509_STORE_CTX_get_ex_data(store, SSL_get_ex_data_X509_STORE_CTX_idx()));
     auto* stream = static_cast<Stream*>(SSL_get_app_data(ssl));
     stream->certificate_ =
-        certificate_error(X509_STORE_CTX_get_error(store), X509_STORE_CTX_get_current_cert(store),
-                          stream->expected_name_, stream->authorities_);
+        certificate_error(store, stream->expected_name_, stream->authorities_);
     return 0;
   }
 };
+
+// Counts how often the peer changes its keys.
+struct StreamKeys {
+  static void count(int is_sent, int, int type, const void* message, size_t bytes, SSL*,
+                    void* stream) {
+    if (is_sent == 0 && type == SSL3_RT_HANDSHAKE && bytes > 0 &&
+        *static_cast<const uint8_t*>(message) == SSL3_MT_KEY_UPDATE)
+      ++static_cast<Stream*>(stream)->keys_received_;
+  }
+};
+
+bool Stream::changes_keys_too_often() const {
+  return keys_received_ > kKeysAtOnce + plain_received_ / kBytesPerKey;
+}
 
 Stream::Stream(ssl_st* ssl, std::string expected_name, std::string authorities)
     : ssl_(ssl), expected_name_(std::move(expected_name)), authorities_(std::move(authorities)) {}
@@ -119,6 +138,8 @@ Result<std::unique_ptr<Stream>> Stream::make(ssl_ctx_st* context, std::string ex
   BIO_set_init(bio, 1);
   SSL_set_bio(ssl, bio, bio);  // takes the bio
   SSL_set_app_data(ssl, stream.get());
+  SSL_set_msg_callback(ssl, StreamKeys::count);
+  SSL_set_msg_callback_arg(ssl, stream.get());
   SSL_set_verify(ssl, SSL_get_verify_mode(ssl), StreamVerify::check);
   if (stream->expected_name_.empty()) {
     SSL_set_accept_state(ssl);
@@ -169,6 +190,7 @@ Status Stream::read(std::span<const std::byte>& arrived, std::span<std::byte> pl
     ERR_clear_error();
     const int done = SSL_read_ex(ssl_, plain.data() + n, plain.size() - n, &part);
     n += part;
+    plain_received_ += part;
     if (done == 1) continue;
     const int error = SSL_get_error(ssl_, done);
     if (error == SSL_ERROR_WANT_READ) break;
@@ -230,6 +252,10 @@ Status Stream::fail() {
 
 Status Stream::failure() {
   if (!certificate_.ok()) return certificate_;
+  if (changes_keys_too_often())
+    return Status(Code::kUnavailable, "TLS failed: the peer changed its keys " +
+                                          std::to_string(keys_received_) + " times within " +
+                                          std::to_string(plain_received_) + " bytes");
   const unsigned long error = ERR_peek_error();  // the first cause
   const int reason = ERR_GET_LIB(error) == ERR_LIB_SSL ? ERR_GET_REASON(error) : 0;
   const char* const known = ERR_reason_error_string(error);

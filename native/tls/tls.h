@@ -103,12 +103,14 @@ class Stream {
   friend class ServerContext;
   friend class ClientContext;
   friend struct StreamBio;
+  friend struct StreamKeys;
   friend struct StreamVerify;
   Stream(ssl_st* ssl, std::string expected_name, std::string authorities);
   static base::Result<std::unique_ptr<Stream>> make(ssl_ctx_st* context, std::string expected_name,
                                                     std::string authorities);
   base::Status fail();
   base::Status failure();
+  bool changes_keys_too_often() const;
 
   ssl_st* const ssl_;
   const std::string expected_name_;           // of the server; empty on the server's side
@@ -119,8 +121,10 @@ class Stream {
   bool is_open_ = false;
   bool is_plain_text_ = false;
   bool has_ended_ = false;
-  uint64_t records_ = 0;      // written with the current key
-  base::Status certificate_;  // what is wrong with the peer's certificate
+  uint64_t records_ = 0;  // written with the current key
+  uint64_t keys_received_ = 0;
+  uint64_t plain_received_ = 0;  // bytes
+  base::Status certificate_;     // what is wrong with the peer's certificate
   base::Status failed_;
   std::vector<std::string> peer_names_;
 };

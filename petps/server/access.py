@@ -59,7 +59,8 @@ class Access:
                 self._log(f"access: the present grants stay in use: {error}")
             return
         self._error = ""
-        self._log(f"access: {self._grants} grants are in use")
+        are = "grant is" if self._grants == 1 else "grants are"
+        self._log(f"access: {self._grants} {are} in use")
 
     def status(self) -> dict[str, Any]:
         """Return the member `access` of the status."""

@@ -4,6 +4,7 @@ idle machine.
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ from tests.soak.hostile import Rig, attack_for
 @pytest.mark.system
 @pytest.mark.timeout(400)
 def test_attackers_hurt_nobody(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "hostile", idle=512)
-    try:
-        report = attack_for(25, rig)
+    with (
+        closing(Rig(tmp_path / "hostile", 512)) as rig,
+        closing(Rig(tmp_path / "idle", 512)) as idle,
+    ):
+        report = attack_for(25, rig, idle)
         print("\n".join(report.lines()))
         assert report.faults == []
-    finally:
-        rig.server.kill()

@@ -31,6 +31,9 @@ Status plain_text_error() {
                 "this port speaks TLS: use petps+tls:// in the client's URL");
 }
 
+// Receives of one peer before the others have their turn.
+constexpr int kStepsAtOnce = 4;
+
 }  // namespace
 
 Handshaker::Handshaker(const TcpOptions& options, Refusals& refusals,
@@ -214,7 +217,7 @@ void Handshaker::remove_overdue() {
 
 void Handshaker::advance(Guests::iterator at) {
   if (!send_out(at->second)) return fail(at);
-  while (step(at)) {
+  for (int i = 0; i < kStepsAtOnce && step(at); ++i) {
   }
 }
 

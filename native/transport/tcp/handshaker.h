@@ -58,7 +58,7 @@ class Handshaker {
   void adopt(int fd, std::string address);
   void make_room();
   void advance(Guests::iterator at);
-  // Receive once and take a step. Return false if the guest is gone, or must wait.
+  // Receive once and take a step. Return false if the guest is gone, or has nothing more now.
   bool step(Guests::iterator at);
   void refuse_plain_text(Guests::iterator at);
   void finish(Guests::iterator at, std::span<const std::byte> rest);

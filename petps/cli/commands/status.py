@@ -70,7 +70,8 @@ def _wait_until_ready(target: str, seconds: float) -> dict[str, Any]:
     while True:
         try:
             report = _read(target)
-            reason = report.get("unready")
+            # Without a server, the target is a closed pool.
+            reason = report.get("unready") if "uptime_s" in report else "no server has it open"
         except (InUse, Unavailable) as error:  # InUse: it has no socket yet
             reason = str(error)
         if not reason:

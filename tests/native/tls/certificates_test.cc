@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "pair.h"
 
@@ -124,6 +125,16 @@ TEST_F(CertificatesTest, TheClientVerifiesTheServer) {
     pair.shake();
     EXPECT_TRUE(pair.is_open()) << name << ": " << pair.client_status.to_string();
   }
+}
+
+TEST_F(CertificatesTest, AnUnknownAuthorityThatIsSentAlongIsNotTakenForTheServer) {
+  auto files = authority_.issue_local();
+  std::ofstream(files.certificate, std::ios::app) << std::ifstream(authority_.ca()).rdbuf();
+  const tests::Authority stranger("stranger");
+  Pair pair(*serve(files), *connect({stranger.ca(), "", ""}));
+  pair.shake();
+  EXPECT_HAS(pair.client_status.message(),
+             "the server's certificate (CN=test) was issued by CN=test authority, which is unknown");
 }
 
 TEST_F(CertificatesTest, AnExpiredServerIsRefusedByItsDate) {

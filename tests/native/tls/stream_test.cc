@@ -176,6 +176,28 @@ TEST_F(StreamTest, ChangesKeys) {
   }
 }
 
+// Each change makes the server derive keys, and answer: 20 bytes that cost as much as a kilobyte.
+TEST_F(StreamTest, RefusesPeersThatChangeKeysAllTheTime) {
+  for (const size_t bytes : {size_t{1}, size_t{70'000}}) {
+    Pair pair = open_pair();
+    Status status;
+    int changes = 0;
+    for (; changes < 100 && status.ok(); ++changes) {
+      Bytes records;
+      Bytes plain;
+      Bytes reply;
+      ASSERT_TRUE(pair.client->update_keys(true).ok());
+      ASSERT_TRUE(pair.client->write(pattern(bytes), records).ok());
+      status = read_all(*pair.server, records, plain, reply);
+    }
+    EXPECT_EQ(status.ok(), bytes > 1);
+    EXPECT_EQ(changes, bytes > 1 ? 100 : 17);
+    if (bytes == 1) {
+      EXPECT_EQ(status.message(), "TLS failed: the peer changed its keys 17 times within 16 bytes");
+    }
+  }
+}
+
 TEST_F(StreamTest, HoldsNoMoreMemoryThanItSays) {
   const auto server = serve(authority_.issue_local());
   const auto client = connect();

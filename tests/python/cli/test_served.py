@@ -66,6 +66,11 @@ def test_rows_and_status_by_the_path(run: Command, filled: Path, tmp_path: Path)
     assert "petps://" not in run("instances", filled)
 
 
+def test_waiting_needs_a_server(run: Command, filled: Path) -> None:
+    message = run.fails(8, "status", filled, "--wait", "0.01")
+    assert "is not ready after 0.01 s: no server has it open" in message
+
+
 @pytest.mark.parametrize("is_served", [False, True])
 def test_tables_and_instances_are_created_alike(
     run: Command, filled: Path, is_served: bool
