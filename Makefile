@@ -31,7 +31,7 @@ help:
 	@echo "make lab     persistent memory, RDMA, power cuts: suites in a small guest (tests/lab)"
 	@echo "make aarch64  cross-compile for aarch64 and run the C++ suites in an emulated processor"
 	@echo "make fuzz    libFuzzer on frames, rows, pools, TLS, records, stores, texts, requests; FUZZ_SECONDS=510 each"
-	@echo "make crash   every state of the crash suite, of which make test builds two fifths"
+	@echo "make crash   every state of the crash suite, of which make test builds a tenth"
 	@echo "make soak    the C++ suites with more test processes than processors, SOAK_ROUNDS=10 times"
 	@echo "make soak ONLY=hostile  eleven attacks at once on a server, beside a client that must not notice; SOAK_SECONDS=600"
 	@echo "make soak-pull  pulls under updates and reclaim in each gather mode; SOAK_SECONDS=600 each"

@@ -43,9 +43,9 @@ TSAN_SUITES = (
 # Under the sanitizers, suites that count states or seconds are short, so that the suite fits into
 # its time limit (see PETPS_TEST_SCALE in the tests that read it).
 ASAN_SCALE = "0.02"
-# In release the crash suite builds this part of its states, others with each seed: above 200,000 a
+# In release the crash suite builds this part of its states, others with each seed: above 50,000 a
 # run. `make crash` builds all.
-CRASH_SCALE = "0.4"
+CRASH_SCALE = "0.1"
 # These tests check that the crash suite detects injected faults. Release runs them.
 ASAN_WITHOUT = r"^crash\.Sites/"
 
@@ -335,7 +335,7 @@ def train(jobs: int) -> Outcome:
         "train",
         arguments,
         python=str(ROOT / ".venv-train/bin/python"),
-        environment={"OMP_NUM_THREADS": "1", "PETPS_EQUAL_STEPS": "40"},
+        environment={"OMP_NUM_THREADS": "1", "PETPS_EQUAL_STEPS": "20"},
     )
 
 

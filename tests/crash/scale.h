@@ -8,7 +8,7 @@
 namespace petps::crash {
 
 // Return the part of `whole` that PETPS_TEST_SCALE sets, or else PETPS_CRASH_SCALE: sanitizer runs
-// are short, and `make test` runs two fifths in release. The result is at least `least`.
+// are short, and `make test` runs a tenth in release. The result is at least `least`.
 inline uint64_t scaled(uint64_t whole, uint64_t least) {
   const char* given = std::getenv("PETPS_TEST_SCALE");
   if (given == nullptr) given = std::getenv("PETPS_CRASH_SCALE");
