@@ -100,6 +100,7 @@ def test_a_client_of_signed_keys(pool: Path) -> None:
         (("checkpoint", "restore", "store", "s3://bucket/base"), "FOLDER"),
         (("token", "list", "--file", "s3://bucket/access.json"), "FILE"),
         (("pull", "POOL", "items", "1", "--out", "s3://bucket/o.npz"), "OUT"),
+        (("report", "POOL", "--output", "s3://bucket/r.tar.gz"), "OUTPUT"),
         (("plan", "--rows", "1k", "--dim", "4", "--folder", "s3://bucket/x"), "FOLDER"),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else None,
