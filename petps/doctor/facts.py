@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from petps.config import TlsConfig
     from petps.delta.kafka.topic import TopicFacts
     from petps.doctor.superblock import Superblock
+    from petps.server.shard_map import ShardMap
 
 __all__ = [
     "CertificateFacts",
@@ -166,6 +167,12 @@ class Facts(Protocol):
 
     def server_status(self, pool: str) -> Mapping[str, Any]:
         """Return the status of the server that has a pool open, by its socket."""
+
+    def user(self) -> int:
+        """Return the user (uid) of this process."""
+
+    def shard_map(self, path: str) -> ShardMap:
+        """Return a shard map."""
 
     def certificates(self, tls: TlsConfig) -> CertificateFacts:
         """Return what the files of [tls] say. Raises for what a server would refuse."""

@@ -35,6 +35,7 @@ from petps.errors import NotFound, PetpsError
 if TYPE_CHECKING:
     from petps.config import TlsConfig
     from petps.delta.kafka.topic import TopicFacts
+    from petps.server.shard_map import ShardMap
 
 __all__ = ["Machine"]
 
@@ -270,6 +271,16 @@ class Machine:
 
         with AdminClient(pool) as client:
             return client.status()
+
+    def user(self) -> int:
+        """See Facts."""
+        return os.geteuid()
+
+    def shard_map(self, path: str) -> ShardMap:
+        """See Facts."""
+        from petps.server.shard_map import MapFile
+
+        return MapFile(Path(path)).read()
 
     def certificates(self, tls: TlsConfig) -> CertificateFacts:
         """See Facts."""

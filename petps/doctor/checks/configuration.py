@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -90,6 +91,37 @@ def _different_tables(subject: Subject) -> Iterator[Finding]:
 
 
 @check(
+    "shard-map",
+    TOPIC,
+    looks_at="the file of server.shard_map: whether it can be used, and names this server",
+    why="A server that the map does not name owns no partition and serves nothing. With another "
+    "number of partitions than the model's it does not start.",
+)
+def shard_map(subject: Subject) -> Iterator[Finding]:
+    """Read the map as a server does."""
+    config = subject.config
+    if config is None or config.server.shard_map is None:
+        return
+    path, server = config.server.shard_map, config.server
+    found = subject.facts.shard_map(str(path))  # a PetpsError is a fault
+    address = server.address or f"{server.host}:{server.port}"
+    if found.owners.partitions != config.model.partitions:
+        yield fault(
+            f"{path} has {found.owners.partitions} partitions, and the model has "
+            f"{config.model.partitions}",
+            "make the map for the model's number of partitions",
+        )
+    elif not found.names(address):
+        yield fault(
+            f"{path} does not name {address}, so this server owns nothing",
+            "set server.address to an address of the map, or add the server to the map",
+        )
+    else:
+        owned = len(found.owned_by(address))
+        yield ok(f"{path} gives {address} {owned} of {found.owners.partitions} partitions")
+
+
+@check(
     "host-address",
     TOPIC,
     looks_at="server.host: whether it is an address of this machine",
@@ -116,6 +148,7 @@ class Listener:
     address: str
     port: int
     inode: int
+    user: int
 
 
 @check(
@@ -137,6 +170,8 @@ def ports(subject: Subject) -> Iterator[Finding]:
     if server.admin_port is not None:
         wanted["server.admin_port"] = server.admin_port
     listening = list(listeners(subject))
+    # A server that has secrets shows its files to root only (petps/server/process.py).
+    users_of_server = {_user_of(subject, holder) for holder in subject.holders}
     free: list[str] = []
     users: dict[int, str] = {}
     for name, port in wanted.items():
@@ -156,7 +191,7 @@ def ports(subject: Subject) -> Iterator[Finding]:
             free.append(f"{name} {port}")
             continue
         owner = subject.facts.socket_owner(taken[0].inode)
-        if owner is not None and owner in subject.holders:
+        if owner in subject.holders or (owner is None and taken[0].user in users_of_server):
             free.append(f"{name} {port} (held by this pool's server)")
         elif owner is None:
             yield fault(
@@ -173,6 +208,12 @@ def ports(subject: Subject) -> Iterator[Finding]:
         yield ok("free: " + ", ".join(free))
 
 
+def _user_of(subject: Subject, process: int) -> int | None:
+    status = subject.facts.text(f"/proc/{process}/status") or ""
+    match = re.search(r"^Uid:\s+(\d+)", status, re.MULTILINE)
+    return None if match is None else int(match[1])
+
+
 def listeners(subject: Subject) -> Iterator[Listener]:
     """Yield the sockets of TCP that listen on this machine."""
     for name in ("tcp", "tcp6"):
@@ -180,7 +221,7 @@ def listeners(subject: Subject) -> Iterator[Listener]:
             words = line.split()
             if len(words) > 9 and words[3] == LISTEN:
                 address, _, port = words[1].partition(":")
-                yield Listener(_address_of(address), int(port, 16), int(words[9]))
+                yield Listener(_address_of(address), int(port, 16), int(words[9]), int(words[7]))
 
 
 def _address_of(text: str) -> str:

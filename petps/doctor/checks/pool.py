@@ -43,6 +43,14 @@ def pool_file(subject: Subject) -> Iterator[Finding]:
                 f"this user may not write {path}", "run this, and the server, as the pool's owner"
             )
         )
+    if subject.facts.user() == 0 and found.owner != 0:
+        findings.append(
+            note(
+                f"you are root, and {path} belongs to uid {found.owner}, whose server may have "
+                "fewer rights than these checks",
+                f"run this as that user: `sudo -u '#{found.owner}' petps doctor ...`",
+            )
+        )
     if found.mode & OTHERS_WRITE:
         findings.append(
             warning(f"{path} has mode {found.mode:04o}: others may write it", f"chmod go-w {path}")

@@ -26,6 +26,7 @@ from tests.python.doctor.case import (
 )
 from tests.python.doctor.fake import (
     NOW,
+    shard_map,
     topic,
     with_text,
     with_value,
@@ -67,6 +68,27 @@ DEPLOYMENT_CASES = [
         "has 8 partitions",
         config={},
         changed={"model": {"partitions": 4}},
+    ),
+    Case(
+        "shard-map",
+        FAULT,
+        "does not name 127.0.0.1:7070",
+        with_value(map=shard_map("other:7070")),
+        config={"server": {"shard_map": "/etc/map.json"}},
+    ),
+    Case(
+        "shard-map",
+        FAULT,
+        "has 4 partitions",
+        with_value(map=shard_map(partitions=4)),
+        config={"server": {"shard_map": "/etc/map.json"}},
+    ),
+    Case(
+        "shard-map",
+        FAULT,
+        "not valid JSON",
+        with_value(map=InvalidArgument("not valid JSON")),
+        config={"server": {"shard_map": "/etc/map.json"}},
     ),
     Case("host-address", FAULT, "no address", with_value(addresses=set()), config={}),
     Case(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from petps.doctor.facts import (
 )
 from petps.doctor.superblock import Superblock, TableRecord
 from petps.errors import PetpsError
+from petps.server.shard_map import ShardMap, parse
 
 T = TypeVar("T")
 POOL = "/data/my.pool"
@@ -59,6 +61,13 @@ def topic(**changes: Any) -> TopicFacts:
     return TopicFacts(
         **{"partitions": 8, "replicas": 3, "in_sync": 3, "settings": settings, **changes}
     )
+
+
+def shard_map(address: str = "127.0.0.1:7070", partitions: int = 8) -> ShardMap:
+    """Return a map of one server."""
+    servers = [{"address": address, "partitions": [f"0-{partitions - 1}"]}]
+    content = {"model": "default", "version": 1, "partitions": partitions, "servers": servers}
+    return parse(json.dumps(content).encode(), "map")
 
 
 def mountinfo(kind: str = "ext4", source: str = "/dev/sda1", options: str = "rw") -> str:
@@ -117,6 +126,8 @@ class FakeFacts:
     stores: dict[str, StoreFacts | PetpsError] = field(default_factory=dict)
     count: int = 8
     architecture: str = "x86_64"
+    uid: int = 0
+    map: ShardMap | PetpsError | None = None
 
     def text(self, path: str) -> str | None:
         return self.texts.get(path)
@@ -187,6 +198,13 @@ class FakeFacts:
     def server_status(self, pool: str) -> Mapping[str, Any]:
         assert self.status is not None
         return _value(self.status)
+
+    def user(self) -> int:
+        return self.uid
+
+    def shard_map(self, path: str) -> ShardMap:
+        assert self.map is not None
+        return _value(self.map)
 
     def certificates(self, tls: config.TlsConfig) -> CertificateFacts:
         assert self.certificate is not None

@@ -218,6 +218,7 @@ MACHINE_CASES = [
     Case("pool-file", FAULT, "may not write the folder", with_value(forbidden={"/data"})),
     Case("pool-file", WARNING, "others may write it", with_file(POOL, mode=0o666)),
     Case("pool-file", WARNING, "others may replace", with_file("/data", kind="folder", mode=0o777)),
+    Case("pool-file", NOTE, "you are root", with_file(POOL, owner=1000)),
     Case("pool-format", FAULT, "format 9", with_value(pool=superblock(format=9))),
     Case("pool-format", FAULT, "its first bytes", with_value(pool=DataLoss("its first bytes"))),
     Case("pool-format", NOTE, "did not close", with_value(pool=superblock(is_clean=False))),

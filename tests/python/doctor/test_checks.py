@@ -34,6 +34,7 @@ from tests.python.doctor.fake import (
     levels,
     serve,
     settings,
+    shard_map,
     superblock,
 )
 from tests.python.doctor.machine_cases import MACHINE_CASES
@@ -51,6 +52,7 @@ def _healthy() -> FakeFacts:
     facts.files["/etc/access.json"] = FileFacts("file", 0o600)
     facts.certificate = CertificateFacts(["h"], NOW + 99 * DAY, [("ca", NOW + 99 * DAY)])
     facts.grant_list = GRANTS
+    facts.map = shard_map()
     return facts
 
 
@@ -102,6 +104,15 @@ def test_the_own_server_may_hold_the_ports() -> None:
     serve(facts)
     facts.texts["/proc/net/tcp"] = listener(7070)
     facts.socket_owners = {99: 4711}
+    assert levels(find("ports", facts, settings())) == [Level.OK]
+
+
+def test_the_files_of_the_own_server_may_be_hidden() -> None:
+    facts = FakeFacts()
+    serve(facts)
+    facts.texts["/proc/net/tcp"] = listener(7070).replace("0 0 0 99", "0 1000 0 99")
+    assert levels(find("ports", facts, settings())) == [FAULT, Level.OK]
+    facts.texts["/proc/4711/status"] = "Name:\tpetps\nUid:\t1000\t1000\t1000\t1000\n"
     assert levels(find("ports", facts, settings())) == [Level.OK]
 
 

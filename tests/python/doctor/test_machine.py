@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -18,6 +19,7 @@ from petps.checkpoint import Store, Table
 from petps.delta import open_log
 from petps.delta.kafka import client as kafka_client
 from petps.doctor import Machine, Subject
+from petps.doctor.checks.configuration import listeners
 from petps.doctor.facts import StoreFacts
 from petps.doctor.machine import EXTENT, FIEMAP, FIEMAP_EXTENT_SHARED
 from petps.doctor.superblock import COPY_BYTES, parse, read_superblock
@@ -277,3 +279,30 @@ def test_a_topic(kafka: Broker, topic: Callable[[], str], monkeypatch: pytest.Mo
 def test_a_copy_of_a_pool_is_read_as_it_is(pool: Path, tmp_path: Path) -> None:
     shutil.copy(pool, tmp_path / "copy")
     assert read_superblock(str(tmp_path / "copy")) == read_superblock(str(pool))
+
+
+@pytest.mark.parametrize(
+    ("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+)
+def test_listeners_are_read_from_the_kernel(family: int, host: str) -> None:
+    with socket.socket(family) as listening:
+        try:
+            listening.bind((host, 0))
+        except OSError:
+            pytest.skip(f"this machine has no {host}")
+        listening.listen()
+        port, inode = listening.getsockname()[1], os.fstat(listening.fileno()).st_ino
+        (found,) = (item for item in listeners(Subject(Machine())) if item.inode == inode)
+        assert (found.address, found.port, found.user) == (host, port, os.geteuid())
+        assert inode in Machine().sockets(os.getpid())
+
+
+def test_a_shard_map_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "map.json"
+    servers = [{"address": "h1:7070", "partitions": [0, 1]}]
+    content = {"model": "m", "version": 3, "partitions": 2, "servers": servers}
+    path.write_text(json.dumps(content))
+    found = Machine().shard_map(str(path))
+    assert (found.owners.partitions, found.owned_by("h1:7070")) == (2, [0, 1])
+    with pytest.raises(NotFound):
+        Machine().shard_map(str(tmp_path / "none"))
