@@ -32,6 +32,7 @@ EXIT_CODES: Final = {
     "DATA_LOSS": 9,
     "IN_USE": 6,
 }
+FAULTS_FOUND: Final = 10  # by petps doctor
 # The same as in native/media/bus_error.h; importing it here would slow `petps --help`.
 LOST_POOL: Final = 74
 INTERRUPTED: Final = 130
@@ -41,6 +42,7 @@ _EXIT_TEXT = "Exit codes: 0 done; 1 error; " + "; ".join(
     f"{number} {code.lower().replace('_', ' ')}"
     for code, number in sorted(EXIT_CODES.items(), key=lambda item: item[1])
 )
+_EXIT_TEXT += f"; {FAULTS_FOUND} petps doctor found a fault"
 _EXIT_TEXT += f"; {LOST_POOL} a page of the pool was lost (disk, file or memory)"
 _HELP = """Serve huge embedding tables from a persistent pool.
 

@@ -19,6 +19,7 @@ __all__ = [
     "KeyColumn",
     "ModelOption",
     "RowColumn",
+    "SignedKeys",
     "TableName",
     "TargetName",
     "Yes",
@@ -47,6 +48,13 @@ KafkaOption = Annotated[
 KeyColumn = Annotated[str | None, typer.Option(help="Name of the key column in the file.")]
 ModelOption = Annotated[str | None, typer.Option(help="Model, instance or alias.")]
 RowColumn = Annotated[str | None, typer.Option(help="Name of the row column in the file.")]
+SignedKeys = Annotated[
+    bool,
+    typer.Option(
+        "--signed-keys",
+        help="Keys are signed: one below 0 is the unsigned key with the same 64 bits.",
+    ),
+]
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table.")]
 TargetName = Annotated[
     str,
@@ -108,8 +116,17 @@ def parse_rows(text: str, what: str) -> int:
         ) from None
 
 
-def parse_key(text: str) -> int:
-    """Return the key that ``text`` names. Raises InvalidArgument."""
-    if not text.isdecimal() or int(text) >= 1 << 64:
-        raise InvalidArgument(f"a key must be a number from 0 to 2^64-1, got '{text}'")
-    return int(text)
+def parse_key(text: str, *, signed: bool = False) -> int:
+    """Return the key that ``text`` names; signed: -1 is 2^64-1. Raises InvalidArgument."""
+    text = text.strip()  # petps/cli/arguments.py
+    digits = text.removeprefix("-")
+    is_negative = digits != text
+    if not digits.isdecimal() or not -(1 << 63) <= int(text) < 1 << 64:
+        kind = "-2^63" if signed else "0"
+        raise InvalidArgument(f"a key must be a number from {kind} to 2^64-1, got '{text}'")
+    if is_negative and not signed:
+        raise InvalidArgument(
+            f"a key must be a number from 0 to 2^64-1, got '{text}': --signed-keys takes a key "
+            f"below 0 as the unsigned key with the same 64 bits, {int(text) % (1 << 64)}"
+        )
+    return int(text) % (1 << 64)

@@ -16,7 +16,8 @@ import pytest
 
 import petps
 from petps import _native, config
-from petps.cli.commands.plan import SERVER_BYTES, make_plan
+from petps.cli.commands.plan import make_plan
+from petps.pool.footprint import SERVER_BYTES
 from petps.server.expiry import CELLS, Expiry
 from petps.server.growth import FULL_SHARE, Growth
 from tests.python.waiting import wait_until

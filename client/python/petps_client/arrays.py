@@ -13,13 +13,15 @@ from petps_client.errors import InvalidArgument
 __all__ = ["as_keys", "as_rows"]
 
 
-def as_keys(keys: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+def as_keys(keys: npt.ArrayLike, signed: bool = False) -> npt.NDArray[np.uint64]:
     """Return integers[n], 0 to 2**64 - 1, as a contiguous uint64[n], without a copy if possible.
+
+    signed: take a key below 0 as the unsigned key with the same 64 bits.
 
     Raise InvalidArgument that names the wrong key.
     """
     if isinstance(keys, Sequence) and not isinstance(keys, str):
-        return _from_numbers(keys)
+        return _from_numbers(keys, signed)
     array: npt.NDArray[Any] = np.asarray(keys)
     if array.ndim != 1:
         raise InvalidArgument(f"keys have shape {array.shape}, expected (n,)")
@@ -29,23 +31,33 @@ def as_keys(keys: npt.ArrayLike) -> npt.NDArray[np.uint64]:
         raise InvalidArgument(
             f"keys are {array.dtype}, expected integers: other types cannot hold every key exactly"
         )
-    if array.dtype.kind == "i" and (array < 0).any():
-        position = int(np.argmax(array < 0))
-        raise InvalidArgument(
-            f"keys[{position}] is {array[position]}, but keys are unsigned 64-bit numbers; "
-            "keys.view(numpy.uint64) takes the same bits"
-        )
+    if array.dtype.kind == "i":
+        if signed:
+            return np.ascontiguousarray(array, dtype=np.int64).view(np.uint64)
+        if (array < 0).any():
+            position = int(np.argmax(array < 0))
+            raise _negative_key_error(position, int(array[position]))
     return np.ascontiguousarray(array, dtype=np.uint64)
 
 
-def _from_numbers(keys: Sequence[Any]) -> npt.NDArray[np.uint64]:
+def _negative_key_error(position: int, key: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"keys[{position}] is {key}, but keys are unsigned 64-bit numbers: to take one below 0 as "
+        f"the key with the same 64 bits, {key % (1 << 64)}, connect with signed_keys=True, give "
+        "commands --signed-keys, or pass numpy.int64 keys as keys.view(numpy.uint64)"
+    )
+
+
+def _from_numbers(keys: Sequence[Any], signed: bool) -> npt.NDArray[np.uint64]:
     # numpy would convert a list of small and very large integers to floats.
     for position, key in enumerate(keys):
         if not isinstance(key, int | np.integer) or isinstance(key, bool):
             raise InvalidArgument(f"keys[{position}] is {key!r}, expected a whole number")
-        if not 0 <= int(key) < 1 << 64:
+        if not -(1 << 63) <= int(key) < 1 << 64:
             raise InvalidArgument(f"keys[{position}] is {key}, outside 0..2**64-1")
-    return np.array([int(key) for key in keys], dtype=np.uint64)
+        if int(key) < 0 and not signed:
+            raise _negative_key_error(position, int(key))
+    return np.array([int(key) % (1 << 64) for key in keys], dtype=np.uint64)
 
 
 def as_rows(rows: npt.ArrayLike) -> npt.NDArray[np.float32]:

@@ -120,6 +120,7 @@ def connect(
     token: str | None = None,
     token_file: str | os.PathLike[str] | None = None,
     tls: Tls | None = None,
+    signed_keys: bool = False,
 ) -> Client:
     """Connect to the servers of ``petps://h1:7070,h2:7070/model``.
 
@@ -149,6 +150,8 @@ def connect(
         tls: Certificates of a ``petps+tls://`` URL. None: the files and the name that the
             environment variables PETPS_TLS_CA, PETPS_TLS_CERTIFICATE, PETPS_TLS_KEY and
             PETPS_TLS_SERVER_NAME give.
+        signed_keys: Take a key below 0 as the unsigned key with the same 64 bits, instead of
+            refusing it. Integers from 0 on are accepted in any dtype either way.
 
     Raises:
         InvalidArgument: The URL or an option is wrong.
@@ -179,7 +182,9 @@ def connect(
         "token": token or "",
         "token_file": os.fspath(token_file or ""),
     }
-    return Client(_native.Client(url, name=name, **arguments), threads=connections)
+    return Client(
+        _native.Client(url, name=name, **arguments), threads=connections, signed_keys=signed_keys
+    )
 
 
 class Client:
@@ -189,8 +194,9 @@ class Client:
     :func:`connect` again.
     """
 
-    def __init__(self, native: _native.Client, *, threads: int) -> None:
+    def __init__(self, native: _native.Client, *, threads: int, signed_keys: bool = False) -> None:
         self._native = native
+        self.signed_keys = signed_keys
         self._threads = min(threads, 32)
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
@@ -273,7 +279,7 @@ class Client:
         if return_mask and mask is None:
             answer = self.pull_answer(table, keys, out, dtype, **options)
             return answer.rows, answer.mask
-        requests = [(table, as_keys(keys), out, mask)]
+        requests = [(table, as_keys(keys, self.signed_keys), out, mask)]
         if out is None:
             (out,), *_ = self._pull(requests, dtype, options)
         else:  # fast path: no array is created
@@ -289,7 +295,7 @@ class Client:
         **options: Unpack[PullOptions],
     ) -> Answer:
         """Pull like :meth:`pull`, and return the complete result with the applied version."""
-        key_array = as_keys(keys)
+        key_array = as_keys(keys, self.signed_keys)
         mask = np.empty(key_array.shape[0], np.bool_)
         (rows,), found_count, version, instance = self._pull(
             [(table, key_array, out, mask)], dtype, options
@@ -348,7 +354,9 @@ class Client:
         unknown = set(out_arrays) - set(keys)
         if unknown:
             raise InvalidArgument(f"out has tables {sorted(unknown)}, which keys does not have")
-        key_arrays = {table: as_keys(table_keys) for table, table_keys in keys.items()}
+        key_arrays = {
+            table: as_keys(table_keys, self.signed_keys) for table, table_keys in keys.items()
+        }
         masks = {
             table: np.empty(len(table_keys), np.bool_) for table, table_keys in key_arrays.items()
         }
@@ -437,7 +445,12 @@ class Client:
         row_array = rows if stored else as_rows(rows)
         return _report(
             self._native.push(
-                table, as_keys(keys), row_array, stored, allow_not_finite, _deadline(deadline_ms)
+                table,
+                as_keys(keys, self.signed_keys),
+                row_array,
+                stored,
+                allow_not_finite,
+                _deadline(deadline_ms),
             )
         )
 
@@ -445,7 +458,9 @@ class Client:
         self, table: str, keys: npt.ArrayLike, *, deadline_ms: int | None = None
     ) -> PushReport:
         """Delete keys; durable when it returns. Keys that do not exist are counted as absent."""
-        return _report(self._native.erase(table, as_keys(keys), _deadline(deadline_ms)))
+        return _report(
+            self._native.erase(table, as_keys(keys, self.signed_keys), _deadline(deadline_ms))
+        )
 
     # ---- tables, status and operation
 

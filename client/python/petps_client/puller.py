@@ -154,7 +154,8 @@ class Puller:
             raise InvalidArgument(
                 f"this puller does not have tables {sorted(unknown)}; it has {list(self.dims)}"
             )
-        return {table: as_keys(table_keys) for table, table_keys in keys.items()}
+        signed = self._client.signed_keys
+        return {table: as_keys(table_keys, signed) for table, table_keys in keys.items()}
 
     def _is_fresh(self, pulled: Pulled) -> bool:
         if not pulled.instance:  # there were no keys

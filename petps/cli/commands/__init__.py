@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import typer
 
+from petps.cli.arguments import refuse_urls
+
 __all__ = ["Commands"]
 
 # The commands by their heading in the help text.
@@ -29,7 +31,7 @@ _HEADINGS: Final = {
     ),
     "Versions": ("instances", "alias", "drop", "checkpoint"),
     "Rows": ("load", "pull", "push", "export", "publish"),
-    "Running": ("serve", "ingest", "token", "log-level", "import-hps", "demo"),
+    "Running": ("serve", "ingest", "token", "log-level", "doctor", "report", "import-hps", "demo"),
 }
 # The modules of commands that do not have a module of their own name.
 _MODULES: Final = {"instances": "versions", "alias": "versions", "drop": "versions"}
@@ -38,7 +40,8 @@ _MODULES: Final = {"instances": "versions", "alias": "versions", "drop": "versio
 class Commands(Mapping[str, Any]):
     """Every command by name, built when it is looked up: to build all takes longer than to serve.
 
-    A command's module has a function of its name, or the commands of a group in ``app``.
+    A command's module has a function of its name, or the commands of a group in ``app``. COMMAND in
+    it is the class of the command, if it needs one of its own.
     """
 
     def __init__(self) -> None:
@@ -63,8 +66,13 @@ def _build(name: str, heading: str) -> Any:
     app = typer.Typer(add_completion=False, rich_markup_mode="rich")
     app.callback()(lambda: None)  # makes it a group, also with one command
     if hasattr(module, "app"):
+        for command in module.app.registered_commands:
+            command.callback = refuse_urls(command.callback)
         app.add_typer(module.app, name=name, rich_help_panel=heading)
     else:
-        app.command(name, rich_help_panel=heading)(getattr(module, identifier))
+        kind = getattr(module, "COMMAND", None)
+        app.command(name, cls=kind, rich_help_panel=heading)(
+            refuse_urls(getattr(module, identifier))
+        )
     group: Any = typer.main.get_command(app)
     return group.commands[name]

@@ -14,6 +14,7 @@ from petps.cli.options import (
     KeyColumn,
     ModelOption,
     RowColumn,
+    SignedKeys,
     TableName,
     TargetName,
 )
@@ -33,8 +34,8 @@ def load(
         typer.Argument(
             metavar="SOURCE...",
             help="Files: .npz, a pair of .npy, .parquet, .arrow; folders: HPS's (key, "
-            "emb_vector), a base of `petps export`, or a checkpoint store. A store may also be a "
-            "URL that fsspec knows (s3://...).",
+            "emb_vector), a base of `petps export`, or a checkpoint store. Files, bases and "
+            "stores may also be URLs that fsspec knows (s3://...).",
         ),
     ],
     key_column: KeyColumn = None,
@@ -44,6 +45,7 @@ def load(
         int | None, typer.Option(help="The version of a checkpoint store; by default the newest.")
     ] = None,
     allow_not_finite: AllowNotFinite = False,
+    signed_keys: SignedKeys = False,
     json_: JsonReport = False,
 ) -> None:
     """Load rows from files into a table.
@@ -64,10 +66,12 @@ def load(
         petps load my.pool items checkpoints --version 120
 
         petps load my.pool items s3://models/ctr/checkpoints
+
+        petps load my.pool items s3://models/ctr/rows.parquet --signed-keys
     """
     from petps.cli.sources import Columns, open_sources
 
-    sources = open_sources(source, Columns(key_column, row_column), table, version)
+    sources = open_sources(source, Columns(key_column, row_column, signed_keys), table, version)
     with closing(open_target(target, model=model, read_only=False)) as handle:
         dim = handle.dim(table)
         for opened_source in sources:

@@ -16,10 +16,8 @@ from petps.errors import InvalidArgument
 
 KEY_BYTES: Final = 8
 DAY_SECONDS: Final = 86_400
-# Of a process that serves, beside its tables: interpreter, libraries, connections.
 BACKUP_COLUMN_BYTES: Final = 12  # stamp and hash of a row (petps/pool/BACKUP.md)
 KNOWN_BYTES: Final = 16  # key and hash of a row
-SERVER_BYTES: Final = 300 << 20
 
 
 @dataclass(frozen=True)
@@ -93,6 +91,7 @@ def plan(
 def make_plan(rows: int, dim: int, dtype: str, updates: int | None) -> Plan:
     """Return the plan of one table. Raises InvalidArgument for an unknown dtype."""
     from petps import _native
+    from petps.pool.footprint import SERVER_BYTES
 
     if dtype not in ("f32", "f16", "bf16", "int8"):
         raise InvalidArgument(f"--dtype {dtype}: write f32, f16, bf16 or int8")

@@ -16,6 +16,7 @@ from petps.cli.options import (
     KafkaOption,
     KeyColumn,
     RowColumn,
+    SignedKeys,
     TableName,
     kafka_options,
     parse_key,
@@ -68,6 +69,7 @@ def publish(
     key_column: KeyColumn = None,
     row_column: RowColumn = None,
     allow_not_finite: AllowNotFinite = False,
+    signed_keys: SignedKeys = False,
     json_: JsonReport = False,
 ) -> None:
     """Publish rows to a delta log as one version. Servers that follow the log apply them.
@@ -98,8 +100,8 @@ def publish(
         raise InvalidArgument(
             "a new instance begins with a base: give --instance together with --base"
         )
-    deleted_keys = [parse_key(text) for text in delete or []]
-    sources = open_sources(source or [], Columns(key_column, row_column), table)
+    deleted_keys = [parse_key(text, signed=signed_keys) for text in delete or []]
+    sources = open_sources(source or [], Columns(key_column, row_column, signed_keys), table)
     schema = _schema(table, dtype, dim, sources)
     options = kafka_options(kafka_option)
     start = time.perf_counter()

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from petps.cli.options import JsonReport, ModelOption, TableName, TargetName, parse_key
+from petps.cli.arguments import CommandWithKeys
+from petps.cli.options import (
+    JsonReport,
+    ModelOption,
+    SignedKeys,
+    TableName,
+    TargetName,
+    parse_key,
+)
 from petps.cli.output import json_out, note, table
 from petps.cli.target import open_target
 from petps.errors import InvalidArgument, NotFound
@@ -17,6 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+COMMAND = CommandWithKeys
 VALUES_SHOWN = 6  # values of a row on a terminal; --json and --out write all
 
 
@@ -34,6 +43,7 @@ def pull(
         typer.Option(help="Write to this file: .npy (rows), or .npz (keys, rows, found)."),
     ] = None,
     model: ModelOption = None,
+    signed_keys: SignedKeys = False,
     json_: JsonReport = False,
 ) -> None:
     """Show the rows of keys. A missing key is marked, and shows the table's default row.
@@ -45,12 +55,18 @@ def pull(
         petps pull petps://127.0.0.1:7070 items 42 --json
 
         petps pull petps://127.0.0.1:7070/ranking items --keys keys.npy --out rows.npz
+
+        petps pull my.pool items -7 --signed-keys
     """
+    import numpy as np
+
     if out is not None and out.suffix not in (".npy", ".npz"):
         raise InvalidArgument(f"--out {out}: write .npy (rows alone) or .npz (keys, rows, found)")
-    key_array = _keys(keys or [], keys_file)
+    key_array = _keys(keys or [], keys_file, signed_keys)
     with closing(open_target(target, model=model, read_only=True)) as handle:
         rows, mask = handle.pull(table_, key_array)
+    if signed_keys:
+        key_array = key_array.view(np.int64)
     if out is not None:
         _write(out, key_array, rows, mask)
     if json_:
@@ -65,16 +81,16 @@ def pull(
         table(("key", "found", f"row (dim {rows.shape[1]})"), lines)
 
 
-def _keys(texts: list[str], file: Path | None) -> npt.NDArray[np.uint64]:
+def _keys(texts: list[str], file: Path | None, signed: bool) -> npt.NDArray[np.uint64]:
     import numpy as np
     from petps_client.arrays import as_keys
 
     if (file is None) == (not texts):
         raise InvalidArgument("name the keys, either as arguments or with --keys FILE.npy")
     if file is None:
-        return np.array([parse_key(text) for text in texts], dtype=np.uint64)
+        return np.array([parse_key(text, signed=signed) for text in texts], dtype=np.uint64)
     try:
-        return as_keys(np.load(file, allow_pickle=False))
+        return as_keys(np.load(file, allow_pickle=False), signed)
     except FileNotFoundError:
         raise NotFound(f"{file}: no such file") from None
     except (ValueError, EOFError, TypeError) as error:
@@ -88,7 +104,7 @@ def _row_text(row: npt.NDArray[np.float32]) -> str:
 
 def _write(
     out: Path,
-    keys: npt.NDArray[np.uint64],
+    keys: npt.NDArray[np.uint64] | npt.NDArray[np.int64],
     rows: npt.NDArray[np.float32],
     mask: npt.NDArray[np.bool_],
 ) -> None:
@@ -102,7 +118,7 @@ def _write(
 
 def _show_json(
     name: str,
-    keys: npt.NDArray[np.uint64],
+    keys: npt.NDArray[np.uint64] | npt.NDArray[np.int64],
     rows: npt.NDArray[np.float32],
     mask: npt.NDArray[np.bool_],
     out: Path | None,

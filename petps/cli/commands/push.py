@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from petps.cli.arguments import CommandWithKeys
 from petps.cli.options import (
     AllowNotFinite,
     JsonReport,
     ModelOption,
+    SignedKeys,
     TableName,
     TargetName,
     parse_key,
@@ -18,6 +20,8 @@ from petps.cli.options import (
 from petps.cli.output import json_out, note
 from petps.cli.target import open_target
 from petps.errors import InvalidArgument
+
+COMMAND = CommandWithKeys
 
 
 def push(
@@ -30,6 +34,7 @@ def push(
     delete: Annotated[list[str] | None, typer.Option(help="A key to delete. Repeatable.")] = None,
     model: ModelOption = None,
     allow_not_finite: AllowNotFinite = False,
+    signed_keys: SignedKeys = False,
     json_: JsonReport = False,
 ) -> None:
     """Write a few rows, or delete keys. For files, see `petps load`.
@@ -46,8 +51,8 @@ def push(
 
     if not rows and not delete:
         raise InvalidArgument("nothing to push: write KEY=NUMBER,NUMBER,... or --delete KEY")
-    updates = [_row(text) for text in rows or []]
-    deleted_keys = [parse_key(text) for text in delete or []]
+    updates = [_row(text, signed_keys) for text in rows or []]
+    deleted_keys = [parse_key(text, signed=signed_keys) for text in delete or []]
     conflicts = {key for key, _ in updates} & set(deleted_keys)
     if conflicts:
         raise InvalidArgument(f"key {min(conflicts)} is both written and deleted; give it once")
@@ -76,11 +81,11 @@ def push(
     note(f"{table}: " + ", ".join(f"{counts[name]:,} {labels[name]}" for name in counts))
 
 
-def _row(text: str) -> tuple[int, list[float]]:
+def _row(text: str, signed: bool) -> tuple[int, list[float]]:
     key_text, separator, values = text.partition("=")
     if not separator:
         raise InvalidArgument(f"'{text}': write KEY=NUMBER,NUMBER,..., for instance 42=0.1,0.2")
-    key = parse_key(key_text)
+    key = parse_key(key_text, signed=signed)
     try:
         return key, [float(value) for value in values.split(",")]
     except ValueError:

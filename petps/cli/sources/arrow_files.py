@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,14 @@ from petps.cli.sources.base import (
     KEY_NAMES,
     ROW_NAMES,
     Chunk,
+    Columns,
     chunk_rows,
     convert_keys,
     convert_rows,
     pick,
 )
-from petps.errors import DataLoss, InvalidArgument
+from petps.cli.sources.place import Place
+from petps.errors import DataLoss, InvalidArgument, PetpsError
 
 __all__ = ["ArrowFile", "ParquetFile"]
 
@@ -30,21 +32,20 @@ FIRST_CHUNK_ROWS = 1024  # rows of a chunk while the dim of a variable-size list
 class _ArrowSource:
     """Common part of Parquet and Arrow IPC: finds columns by name, and cuts batches into chunks."""
 
-    def __init__(
-        self, path: Path, schema: pa.Schema, key_column: str | None, row_column: str | None
-    ) -> None:
-        self.name = str(path)
+    def __init__(self, place: Place, schema: pa.Schema, columns: Columns) -> None:
+        self.name = place.name
         self.rows: int | None = None
         self.dim: int | None = None
-        self._path = path
-        self._key = pick(schema.names, key_column, KEY_NAMES, "key", self.name)
-        self._row = pick(schema.names, row_column, ROW_NAMES, "row", self.name)
+        self._place = place
+        self._has_signed_keys = columns.has_signed_keys
+        self._key = pick(schema.names, columns.key, KEY_NAMES, "key", self.name)
+        self._row = pick(schema.names, columns.row, ROW_NAMES, "row", self.name)
         kind = schema.field(self._row).type
         if pa.types.is_fixed_size_list(kind):
             self.dim = kind.list_size
         elif not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
             raise InvalidArgument(
-                f"{path}: column '{self._row}' is {kind}, expected a list of floats"
+                f"{place}: column '{self._row}' is {kind}, expected a list of floats"
             )
 
     def chunks(self) -> Iterator[Chunk]:
@@ -60,6 +61,8 @@ class _ArrowSource:
                     yield keys, self._rows(rows_column.slice(at, step), done)
                     at += len(keys)
                     done += len(keys)
+        except PetpsError:  # of which IoError is an OSError too
+            raise
         except (pa.ArrowException, OSError) as error:
             raise DataLoss(f"{self.name} is damaged: {error}") from None
 
@@ -76,7 +79,8 @@ class _ArrowSource:
             raise InvalidArgument(
                 f"{self.name}: column '{self._key}' is {column.type}, expected integers"
             )
-        return convert_keys(column.to_numpy(zero_copy_only=False), self.name)
+        array = column.to_numpy(zero_copy_only=False)
+        return convert_keys(array, self.name, self._has_signed_keys)
 
     def _rows(self, column: pa.Array, done: int) -> npt.NDArray[np.float32]:
         if column.null_count:
@@ -108,41 +112,66 @@ class ParquetFile(_ArrowSource):
     pyarrow.dataset would decode a whole row group at a time, whatever its size.
     """
 
-    def __init__(self, path: Path, key_column: str | None, row_column: str | None) -> None:
+    def __init__(self, place: Place, columns: Columns) -> None:
         try:
-            with pq.ParquetFile(path) as file:
+            with _open_parquet(place) as file:
                 schema, rows = file.schema_arrow, file.metadata.num_rows
+        except PetpsError:
+            raise
         except (pa.ArrowException, OSError) as error:
-            raise DataLoss(f"{path} is no whole Parquet file: {error}") from None
-        super().__init__(path, schema, key_column, row_column)
+            raise DataLoss(f"{place} is no whole Parquet file: {error}") from None
+        super().__init__(place, schema, columns)
         self.rows = rows
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         step = chunk_rows(self.dim) if self.dim else FIRST_CHUNK_ROWS
-        with pq.ParquetFile(self._path, pre_buffer=False) as file:
+        with _open_parquet(self._place) as file:
             yield from file.iter_batches(step, columns=[self._key, self._row], use_threads=False)
 
 
-class ArrowFile(_ArrowSource):
-    """A memory-mapped Arrow IPC file or stream."""
+@contextlib.contextmanager
+def _open_parquet(place: Place) -> Iterator[Any]:
+    if place.path is not None:  # pyarrow reads it without the GIL
+        with pq.ParquetFile(place.path, pre_buffer=False) as file:
+            yield file
+    else:
+        with place.open() as content, pq.ParquetFile(content, pre_buffer=False) as file:
+            yield file
 
-    def __init__(self, path: Path, key_column: str | None, row_column: str | None) -> None:
+
+class ArrowFile(_ArrowSource):
+    """An Arrow IPC file or stream, memory-mapped if it is here."""
+
+    def __init__(self, place: Place, columns: Columns) -> None:
         try:
-            with pa.memory_map(str(path)) as mapped, _open_ipc(mapped) as reader:
+            with _map(place) as mapped, _open_ipc(mapped) as reader:
                 schema = reader.schema
-                rows = _rows_of(reader)
+                rows = _rows_of(reader) if place.path is not None else None
+        except PetpsError:
+            raise
         except (pa.ArrowException, OSError) as error:
-            raise DataLoss(f"{path} is no whole Arrow file or stream: {error}") from None
-        super().__init__(path, schema, key_column, row_column)
+            raise DataLoss(f"{place} is no whole Arrow file or stream: {error}") from None
+        super().__init__(place, schema, columns)
         self.rows = rows
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        with pa.memory_map(str(self._path)) as mapped, _open_ipc(mapped) as reader:
+        with _map(self._place) as mapped, _open_ipc(mapped) as reader:
             if isinstance(reader, pa.RecordBatchFileReader):
                 for number in range(reader.num_record_batches):
                     yield reader.get_batch(number)
             else:
                 yield from reader
+
+
+@contextlib.contextmanager
+def _map(place: Place) -> Iterator[Any]:
+    """Open a file: mapped, or of a URL as a file that can seek."""
+    if place.path is not None:
+        with pa.memory_map(str(place.path)) as mapped:
+            yield mapped
+    else:
+        with place.open() as content, pa.PythonFile(content, "r") as file:
+            yield file
 
 
 def _open_ipc(mapped: Any) -> Any:

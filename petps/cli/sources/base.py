@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ __all__ = [
     "KEY_NAMES",
     "ROW_NAMES",
     "Chunk",
+    "Columns",
     "Source",
     "chunk_rows",
     "convert_keys",
@@ -41,6 +43,18 @@ ROW_NAMES: Final = (
 # Bytes of a chunk's float32 rows; a few chunks exist at the same time.
 CHUNK_BYTES: Final = 16 << 20
 CHUNK_ROWS_MAX: Final = 1 << 16  # rows of one durable batch, and of one push
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the key and row columns; None selects one of the usual names.
+
+    has_signed_keys: a key below 0 is the unsigned key with the same 64 bits.
+    """
+
+    key: str | None = None
+    row: str | None = None
+    has_signed_keys: bool = False
 
 
 class Source(Protocol):
@@ -100,10 +114,10 @@ def pick(
     )
 
 
-def convert_keys(keys: npt.NDArray[Any], source: str) -> npt.NDArray[np.uint64]:
+def convert_keys(keys: npt.NDArray[Any], source: str, signed: bool) -> npt.NDArray[np.uint64]:
     """Return a chunk's keys as uint64[n]. Raises InvalidArgument, which names the source."""
     try:
-        return as_keys(keys)
+        return as_keys(keys, signed)
     except InvalidArgument as error:
         raise InvalidArgument(f"{source}: {error}") from None
 

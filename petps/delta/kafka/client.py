@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Final
 
 from confluent_kafka import (
@@ -16,14 +17,15 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
 from petps.delta.kafka.errors import DENIED, MOVING, as_petps
 from petps.delta.kafka.options import KafkaAddress, KafkaOptions
-from petps.errors import AlreadyExists, PetpsError, Unavailable
+from petps.errors import AlreadyExists, PermissionDenied, PetpsError, Unavailable
 
-__all__ = ["KafkaAdmin", "LastError", "kafka_logger"]
+__all__ = ["KafkaAdmin", "LastError", "TopicFacts", "kafka_logger"]
 
 REQUEST_SECONDS = 5.0  # brokers that do not answer for longer count as unreachable
 POLL_SECONDS: Final = 0.05
@@ -61,6 +63,19 @@ def make_client(kind: Any, settings: Mapping[str, Any], last_error: LastError) -
         raise as_petps(error.args[0], "Kafka options") from None
 
 
+@dataclass(frozen=True)
+class TopicFacts:
+    """A topic that exists, as the brokers describe it."""
+
+    partitions: int
+    replicas: int
+    """Of the partition that has the fewest."""
+    in_sync: int
+    """Replicas that have everything, of the partition that has the fewest."""
+    settings: Mapping[str, str]
+    """'retention.ms' and the others, by Kafka's names; empty if they may not be read."""
+
+
 class _Moving(Unavailable):
     """Error of a partition that has no leader yet; the caller retries."""
 
@@ -87,6 +102,25 @@ class KafkaAdmin:
         topics = TopicCollection([topic])
         futures = self._client.describe_topics(topics, request_timeout=REQUEST_SECONDS)
         return len(self._answer(futures[topic]).partitions)
+
+    def describe(self) -> TopicFacts:
+        """Return what is known of the topic. Raises as partitions() does."""
+        topic = self._address.topic
+        topics = TopicCollection([topic])
+        futures = self._client.describe_topics(topics, request_timeout=REQUEST_SECONDS)
+        partitions = self._answer(futures[topic]).partitions
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        asked = self._client.describe_configs([resource], request_timeout=REQUEST_SECONDS)
+        try:
+            entries = self._answer(asked[resource])
+        except PermissionDenied:  # to describe a topic and to see its settings are two rights
+            entries = {}
+        return TopicFacts(
+            partitions=len(partitions),
+            replicas=min((len(partition.replicas) for partition in partitions), default=0),
+            in_sync=min((len(partition.isr) for partition in partitions), default=0),
+            settings={name: entry.value or "" for name, entry in entries.items()},
+        )
 
     def create(self, partitions: int) -> None:
         """Create the topic. Raises AlreadyExists, or the brokers' error."""

@@ -20,6 +20,7 @@ from petps.checkpoint import Rows, Store, Table
 from petps.checkpoint.chunk import ROW
 from petps.checkpoint.store import BASE
 from tests.python.cli.conftest import COUNT, DIM, Command, expected, keys_and_rows, save_rows
+from tests.s3.server import BUCKET, Server
 
 Files = list[Path]
 
@@ -270,6 +271,40 @@ def test_bad_files_are_refused_with_the_reason(
     assert message in run.fails(code, "load", pool, "items", write(folder))
     with petps.open(pool) as opened:
         assert opened.verify().clean
+
+
+@pytest.mark.parametrize(
+    "write", [npz, npy_pair, parquet_lists, parquet_fixed, arrow_file, arrow_stream]
+)
+def test_files_load_by_url(
+    run: Command, pool: Path, tmp_path: Path, write: Callable[[Path], Files]
+) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    urls = []
+    for path in write(tmp_path):
+        memory.pipe_file(f"/petps-load/{path.name}", path.read_bytes())
+        urls.append(f"memory://petps-load/{path.name}")
+    assert run.json("load", pool, "items", *urls)["rows"] == COUNT
+    with petps.open(pool) as opened:
+        keys = np.arange(COUNT, dtype=np.uint64)
+        assert (opened.pull("items", keys) == expected(keys)).all()
+    (path,) = write(tmp_path)[:1]
+    cut_urls = [f"memory://petps-load/cut-{path.name}", *urls[1:]]
+    memory.pipe_file(f"/petps-load/cut-{path.name}", path.read_bytes()[:-100])
+    run.fails(9, "load", pool, "items", *cut_urls)
+
+
+def test_a_file_on_s3_loads(run: Command, pool: Path, tmp_path: Path, s3: Server) -> None:
+    import fsspec
+
+    (path,) = parquet_fixed(tmp_path)
+    url = f"s3://{BUCKET}/load/{path.name}"
+    with fsspec.open(url, "wb") as file:
+        file.write(path.read_bytes())
+    assert run.json("load", pool, "items", url)["rows"] == COUNT
+    assert "no such file" in run.fails(3, "load", pool, "items", f"s3://{BUCKET}/load/no.npz")
 
 
 def test_unknown_tables_and_targets_are_refused(run: Command, pool: Path, tmp_path: Path) -> None:
