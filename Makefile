@@ -20,7 +20,7 @@ FUZZ_ONLY :=
 # Death tests are left out, because an emulated program cannot start itself again.
 AARCH64_SUITES := base epoch media index table codec
 
-.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 crash fuzz soak soak-pull bench docs wheels cpp-package format tidy clean
+.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 crash fuzz soak soak-pull runbook bench docs wheels cpp-package format tidy clean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,6 +35,7 @@ help:
 	@echo "make soak    the C++ suites with more test processes than processors, SOAK_ROUNDS=10 times"
 	@echo "make soak ONLY=hostile  eleven attacks at once on a server, beside a client that must not notice; SOAK_SECONDS=600"
 	@echo "make soak-pull  pulls under updates and reclaim in each gather mode; SOAK_SECONDS=600 each"
+	@echo "make runbook every page of docs/runbook, with the failure that it is about; make test runs two"
 	@echo "make bench   build, then measure; ONLY=pull,apply: parts; RESUME=1: continue; AGAIN=pull; BEFORE=FOLDER: compare"
 	@echo "make build   everything that is needed to run, into .venv and build/release"
 	@echo "make docs    the documentation as a site in build/docs; a warning is an error"
@@ -111,6 +112,10 @@ soak-pull: build
 	cmake --build build/asan -j $(JOBS) --target test_server
 	PETPS_SOAK_SECONDS=$(SOAK_SECONDS) \
 	  $$(setarch -R true 2>/dev/null && echo setarch -R) build/asan/test_server --gtest_filter='*Soak*'
+
+# Types the commands of every page of the runbook, in the failure that the page is about.
+runbook: build
+	PETPS_RUNBOOK=all $(PYTHON) -m pytest -q -p no:cacheprovider -n $(JOBS) tests/docs -k runbook
 
 bench: build
 	cmake --build build/release -j $(JOBS) --target petps_bench

@@ -10,6 +10,15 @@ above a block changes that:
     <!-- fails: TEXT -->              the block must fail, and its output must contain TEXT
     <!-- file: NAME -->               a block of any language is written to this file
     <!-- needs: kafka -->             above the first block: a broker listens on 127.0.0.1:9092
+
+A block inside a comment runs as any other, and readers do not see it. Pages of the runbook make
+there the failure that they are about, so that nobody pastes it at night:
+
+    <!-- setup
+    ```sh
+    petps create my.pool --table items:4:f32:1000
+    ```
+    -->
 """
 
 from __future__ import annotations
