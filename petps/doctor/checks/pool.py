@@ -180,7 +180,7 @@ def server_state(subject: Subject) -> Iterator[Finding]:
     if status.get("unready"):
         findings.append(
             warning(
-                f"the server is not ready: {status['unready']}", "docs/how-to/partition-stopped.md"
+                f"the server is not ready: {status['unready']}", "docs/runbook/not-ready.md"
             )
         )
     for incident in status.get("incidents", []):
