@@ -20,7 +20,7 @@ FUZZ_ONLY :=
 # Death tests are left out, because an emulated program cannot start itself again.
 AARCH64_SUITES := base epoch media index table codec
 
-.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 crash fuzz soak soak-pull runbook bench docs wheels cpp-package format tidy clean
+.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 crash fuzz soak soak-pull runbook bench docs wheels cpp-package format tidy clean page
 .DEFAULT_GOAL := help
 
 help:
@@ -38,6 +38,7 @@ help:
 	@echo "make runbook every page of docs/runbook, with the failure that it is about; make test runs two"
 	@echo "make bench   build, then measure; ONLY=pull,apply: parts; RESUME=1: continue; AGAIN=pull; BEFORE=FOLDER: compare"
 	@echo "make build   everything that is needed to run, into .venv and build/release"
+	@echo "make page    installs Chromium, then tests the status page in it: light, dark, on a phone"
 	@echo "make docs    the documentation as a site in build/docs; a warning is an error"
 	@echo "make wheels  both distributions into dist/, checked, and each tried in a clean environment"
 	@echo "make cpp-package  the C++ client as a .tar.gz and a .deb in dist/"
@@ -120,6 +121,10 @@ runbook: build
 bench: build
 	cmake --build build/release -j $(JOBS) --target petps_bench
 	$(PYTHON) -m $(if $(BEFORE),bench.alternate $(BEFORE),bench.report) $(if $(ONLY),--only $(ONLY)) $(if $(RESUME),--resume) $(if $(AGAIN),--again $(AGAIN))
+
+# The status page in a real browser (tests/page). It also takes the pictures of docs/how-to/page.md.
+page: build
+	$(PYTHON) -m tests.run --jobs $(JOBS) --only page
 
 docs: build
 	@deploy/bootstrap.sh docs

@@ -60,6 +60,11 @@ foreach(proto petps/v1/petps.proto petps/admin/admin.proto)
   list(APPEND petps_descriptors "${descriptor}")
   install(FILES "${descriptor}" DESTINATION "${folder}" COMPONENT python)
 endforeach()
+# The remedies that the status page links to (petps/server/docs_folder.py).
+foreach(folder how-to reference/errors)
+  install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs/${folder}/" DESTINATION "petps/docs/${folder}"
+          COMPONENT python FILES_MATCHING PATTERN "*.md" PATTERN pictures EXCLUDE)
+endforeach()
 add_custom_target(petps_proto DEPENDS ${petps_descriptors})
 add_dependencies(petps_python petps_proto)
 

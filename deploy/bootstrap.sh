@@ -2,7 +2,7 @@
 # Installs what is missing to build and test petps on Debian 12: Debian packages, then .venv.
 #
 # It uses the network only if something is missing, so a second run works offline.
-# Usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|fuzz|train|docs]   (without an argument: the first two)
+# Usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|fuzz|train|docs|page]   (without an argument: the first two)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -58,6 +58,11 @@ FUZZ_PACKAGES=(
   clang-16
   libclang-rt-16-dev
 )
+# Packages for `make page`: a browser, and fonts for its pictures.
+PAGE_PACKAGES=(
+  chromium
+  fonts-dejavu-core
+)
 CONSTRAINTS=deploy/requirements/constraints.txt
 # Packages that `make test-train` and `make demo-train` need in addition to .venv. They go into
 # .venv-train. Other targets do not install them.
@@ -66,6 +71,11 @@ TRAIN=deploy/requirements/train.txt
 DOCS=deploy/requirements/docs.txt
 # What `make fuzz` needs in addition to .venv: a fuzzer of Python code.
 FUZZ=deploy/requirements/fuzz.txt
+# What `make page` needs in addition to .venv: the driver of the browser.
+PAGE=deploy/requirements/page.txt
+# The checker of accessibility, from npm, and the SHA-256 of its script.
+AXE=axe-core@4.14.1
+AXE_SHA256=29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c
 # The last release of TorchRec with the first generation of its tracker. It has a folder of its own.
 OLD_TORCHREC=1.4.0
 
@@ -272,6 +282,31 @@ install_fuzz() {
   echo "$expected" >"$stamp"
 }
 
+# Adds a browser, its driver, and the checker of accessibility: .cache/axe/axe.min.js.
+install_page() {
+  local expected stamp=.venv-page/petps-requirements script=.cache/axe/axe.min.js
+  command -v npm >/dev/null || PAGE_PACKAGES+=(npm)
+  install_missing "${PAGE_PACKAGES[@]}"
+  expected=$({
+    cat "$CONSTRAINTS" "$PAGE"
+    echo "$PWD"
+  } | sha256sum | cut -d' ' -f1)
+  if [ "$(cat "$stamp" 2>/dev/null)" != "$expected" ]; then
+    echo "bootstrap: installing Playwright into .venv-page"
+    make_environment .venv-page
+    .venv-page/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+      --requirement "$PAGE" || fail "pip could not install the packages pinned in $PAGE"
+    echo "$expected" >"$stamp"
+  fi
+  echo "$AXE_SHA256  $script" | sha256sum --check --status 2>/dev/null && return
+  echo "bootstrap: fetching $AXE"
+  mkdir -p .cache/axe
+  (cd .cache/axe && npm pack --silent "$AXE" >/dev/null && tar -xzf axe-core-*.tgz --strip-components=1 \
+    package/axe.min.js package/LICENSE && rm axe-core-*.tgz) || fail "npm could not fetch $AXE"
+  echo "$AXE_SHA256  $script" | sha256sum --check --status ||
+    fail "$script of $AXE is not the pinned one: remove it, and look at where npm has it from"
+}
+
 case "${1:-all}" in
   packages)
     install_packages
@@ -283,11 +318,12 @@ case "${1:-all}" in
   fuzz) install_fuzz ;;
   train) install_train ;;
   docs) install_docs ;;
+  page) install_page ;;
   all)
     install_packages
     install_broker_packages
     install_venv
     build_s3_server
     ;;
-  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|fuzz|train|docs]" ;;
+  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|fuzz|train|docs|page]" ;;
 esac

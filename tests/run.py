@@ -339,6 +339,17 @@ def train(jobs: int) -> Outcome:
     )
 
 
+def page(jobs: int) -> Outcome:
+    """Run the suite of the status page in a browser; not part of `make test`."""
+    installed = run([str(ROOT / "deploy/bootstrap.sh"), "page"])
+    if installed.status != 0:
+        closing = "Chromium, Playwright or axe-core could not be installed"
+        reason = installed.lines[-1] if installed.lines else closing
+        return Outcome("page", closing=f"not run: {closing}", skips=[(reason, "all of it")])
+    arguments = files_of("tests/page", "page_*.py")
+    return run_pytest("page", arguments, python=str(ROOT / ".venv-page/bin/python"))
+
+
 def fuzz(jobs: int) -> Outcome:
     """Run each fuzz target on its seeds and on a fixed number of inputs."""
     outcome = Outcome("fuzz")
@@ -405,11 +416,13 @@ def summarise(outcomes: Sequence[Outcome]) -> int:
 
 
 def main() -> int:
-    """Run the suites of --only, or all except lab and train."""
+    """Run the suites of --only, or all except lab, train and page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2, help="tests that run at the same time")
     parser.add_argument(
-        "--only", default="", help="suites, separated by commas; default: all except lab and train"
+        "--only",
+        default="",
+        help="suites, separated by commas; default: all but lab, train, page",
     )
     parser.add_argument("--rounds", type=int, default=1, help="how often to run the suites")
     arguments = parser.parse_args()
@@ -425,8 +438,9 @@ def main() -> int:
         "fuzz": lambda: fuzz(jobs),
         "lab": lambda: lab(jobs),
         "train": lambda: train(jobs),
+        "page": lambda: page(jobs),
     }
-    ordinary = [name for name in suites if name not in ("lab", "train")]
+    ordinary = [name for name in suites if name not in ("lab", "train", "page")]
     names = arguments.only.split(",") if arguments.only else ordinary
     unknown = set(names) - set(suites)
     if unknown:

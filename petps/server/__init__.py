@@ -2,8 +2,10 @@
 
 Owns:        open -> recover -> serve -> ingest -> drain -> close (lifecycle.py); signals and the
              ready file (process.py); backups by schedule (backups.py); health, metrics and the
-             status page (http.py, metrics.py, page.html); gRPC (grpc/); administration
-             (admin.py); tables that grow automatically (growth.py), rows that expire
+             status page (http.py, metrics.py, page/); what the page shows: what is wrong
+             (problems.py, incidents.py), the last hour (history.py), the other servers
+             (members.py), put together by watch.py; gRPC (grpc/); administration (admin.py,
+             changes.py); tables that grow automatically (growth.py), rows that expire
              (expiry.py), rows that are checked and restored (scrub.py, scrubber.py, repair.py);
              the process's signals (signals.py); credentials (credentials.py, access.py, tls.py);
              the common form of a status (status.py); the shard map's file (shard_map.py,

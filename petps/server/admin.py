@@ -30,6 +30,7 @@ from petps.config.duration import duration_text
 from petps.errors import InvalidArgument, IoError, PetpsError, Unavailable
 from petps.pool.audited import AuditedPool, audited
 from petps.server.access import peer_of, token_of
+from petps.server.changes import Changes
 from petps.server.grpc.codes import GRPC_CODES
 from petps.server.grpc.limits import CONNECTION_LIMITS
 from petps.server.tls import peer_names
@@ -259,8 +260,8 @@ class _Service:
         is_socket: bool,
     ) -> None:
         """``gate`` says who may do what, except for the socket, which its mode protects."""
-        self._gate, self._is_socket = gate, is_socket
-        self._tables, self._served, self._log, self._stopping = tables, served, log, stopping
+        self._changes, self._is_socket = Changes(tables, gate, log), is_socket
+        self._tables, self._served, self._stopping = tables, served, stopping
         self._working: set[threading.Thread] = set()
         self._working_lock = threading.Lock()
 
@@ -278,14 +279,13 @@ class _Service:
         user = str(metadata.get(USER_KEY, "unknown"))
         if self._is_socket:  # it admits only the server's user and root
             return _Call(context, user)
-        names = list(peer_names(context.auth_context()))
-        peer = peer_of(context)
-        caller = self._gate.authenticate(token_of(metadata.get("authorization", "")), names, peer)
-        self._gate.charge(caller, request.ByteSize())
-        model = request.model if name in OF_ONE_MODEL else ""
-        with contextlib.suppress(PetpsError):  # a name that is not known stays as it is
-            model = self._tables.resolve(model).model if model else ""
-        self._gate.require(caller, "admin", model)
+        caller = self._changes.admit(
+            token_of(metadata.get("authorization", "")),
+            peer_names(context.auth_context()),
+            peer_of(context),
+            request.ByteSize(),
+            request.model if name in OF_ONE_MODEL else "",
+        )
         name = "" if caller.is_anyone else f"'{caller.name}' at "
         return _Call(context, f"{name}{context.peer()}, who says {user}")
 
@@ -355,8 +355,7 @@ class _Service:
     @_answering
     def SwitchAlias(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
-        self._pool(call).switch_alias(request.alias, request.instance)
-        self._note(call, f"alias '{request.alias}' names {request.instance} now")
+        self._changes.switch_alias(call.user, request.alias, request.instance)
         return {}
 
     @_answering
@@ -537,8 +536,7 @@ class _Service:
                 return
 
     def _note(self, call: _Call, text: str) -> None:
-        """Log what was done, and for whom: a pool on a device has no audit log."""
-        self._log(f"{text} (for {call.user})")
+        self._changes.note(call.user, text)
 
     def _pool(self, call: _Call) -> AuditedPool:
         return AuditedPool(self._tables, call.user, is_borrowed=True)

@@ -1,4 +1,7 @@
-"""The HTTP door: health, readiness, metrics, status as JSON and as a live page. Read-only."""
+"""The HTTP door: health, readiness, metrics, status as JSON and as a live page.
+
+It changes nothing but an alias, for a caller with the role admin (changes.py).
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from petps import _native
-from petps.errors import NotFound, PetpsError, Unavailable
+from petps.errors import NotFound, PetpsError, Unavailable, Unimplemented
 from petps.server.access import token_of
+from petps.server.changes import SWITCH_BYTES_MAX
+from petps.server.docs_folder import read_page
 
 if TYPE_CHECKING:
+    from email.message import Message
+
     from petps.server.tls import TlsFiles
 
 __all__ = ["HttpServer"]
@@ -36,6 +44,29 @@ TLS_HANDSHAKE: Final = b"\x16"  # the first byte of a TLS connection
 REQUEST_BYTES: Final = 64 << 10  # to read of a request before it is refused
 JSON: Final = "application/json; charset=utf-8"
 TEXT: Final = "text/plain; charset=utf-8"
+DOCS: Final = "/docs/"  # begins the paths of the pages with remedies
+SWITCH: Final = "/switch"
+PAGE_FILES: Final = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/charts.js": ("charts.js", "text/javascript; charset=utf-8"),
+    "/dom.js": ("dom.js", "text/javascript; charset=utf-8"),
+    "/switch.js": ("switch.js", "text/javascript; charset=utf-8"),
+    "/favicon.ico": ("icon.svg", "image/svg+xml"),
+}
+# Of every answer. The page loads its own files and nothing else; no other site may frame it, so
+# that nobody can make a person press its buttons unseen.
+SECURITY_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
 
 # The answer to a request without TLS. Without a length, the body ends with the connection.
 NO_TLS: Final = (
@@ -54,8 +85,17 @@ HTTP_CODES: Final = {
     "RESOURCE_EXHAUSTED": HTTPStatus.TOO_MANY_REQUESTS,
 }
 
+# Of a switch, whose errors do not mean that the server is closing.
+SWITCH_CODES: Final = {
+    **HTTP_CODES,
+    "FAILED_PRECONDITION": HTTPStatus.CONFLICT,
+    "UNIMPLEMENTED": HTTPStatus.METHOD_NOT_ALLOWED,
+}
+
 # (body, content type, status code)
 Answer = tuple[bytes, str, HTTPStatus]
+# (headers of the request, its body, its peer) -> what was switched
+Switch = Callable[["Message[str, str]", bytes, str], dict[str, Any]]
 
 
 class HttpServer:
@@ -71,22 +111,25 @@ class HttpServer:
         fault: Callable[[], str | None],
         ready: Callable[[], str | None],
         shard_map: Callable[[], dict[str, Any]],
+        history: Callable[[], dict[str, Any]] = dict,
+        switch: Switch | None = None,
         tls: TlsFiles | None = None,
         gate: _native.Gate,
     ) -> None:
         """``fault`` and ``ready`` return why the server is not healthy or not ready, or None.
 
-        ``gate`` says who may see what.
+        ``gate`` says who may see what. ``switch`` checks its caller itself.
         """
         routes: dict[str, Callable[[], Answer]] = {
-            "/": lambda: (_page(), "text/html; charset=utf-8", HTTPStatus.OK),
+            **{path: partial(_page_file, path) for path in PAGE_FILES},
             "/healthz": lambda: _verdict(fault()),
             "/readyz": lambda: _verdict(fault() or ready()),
             "/metrics": lambda: (metrics(), "text/plain; version=0.0.4", HTTPStatus.OK),
             "/status.json": lambda: (json.dumps(status()).encode(), JSON, HTTPStatus.OK),
+            "/history.json": lambda: (json.dumps(history()).encode(), JSON, HTTPStatus.OK),
             "/shard-map": lambda: (json.dumps(shard_map()).encode(), JSON, HTTPStatus.OK),
         }
-        handler = _handler(routes, gate)
+        handler = _handler(routes, gate, switch)
         try:
             self._server = _BoundedServer((host, port), handler, tls)
         except OSError as error:
@@ -229,7 +272,7 @@ class _BoundedServer(ThreadingHTTPServer):
 
 
 def _handler(
-    routes: dict[str, Callable[[], Answer]], gate: _native.Gate
+    routes: dict[str, Callable[[], Answer]], gate: _native.Gate, switch: Switch | None
 ) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_SECONDS
@@ -246,23 +289,43 @@ def _handler(
                 self.certificate_names = certificate_names(self.connection.getpeercert() or {})
 
         def do_GET(self) -> None:
-            self._answer(with_body=True)
+            self._answer(self._content())
 
         def do_HEAD(self) -> None:
-            self._answer(with_body=False)
+            self._answer(self._content(), with_body=False)
 
-        def _answer(self, *, with_body: bool) -> None:
-            body, kind, code = self._content()
+        def do_POST(self) -> None:
+            # No realm: the page asks for the token, and the browser must not.
+            self._answer(self._switch(), asks=False)
+
+        def _answer(self, answer: Answer, *, with_body: bool = True, asks: bool = True) -> None:
+            body, kind, code = answer
             self.send_response(code)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
-            self.send_header("X-Content-Type-Options", "nosniff")
-            if code is HTTPStatus.UNAUTHORIZED:  # a browser asks for it, with the token as password
+            for name, value in SECURITY_HEADERS.items():
+                self.send_header(name, value)
+            if asks and code is HTTPStatus.UNAUTHORIZED:  # the token is the password
                 self.send_header("WWW-Authenticate", 'Basic realm="petps", charset="UTF-8"')
             self.end_headers()
             if with_body:
                 self.wfile.write(body)
+
+        def _switch(self) -> Answer:
+            length = self.headers.get("Content-Length", "")
+            if not length.isdecimal() or int(length) > SWITCH_BYTES_MAX:
+                text = f"a request needs a Content-Length of at most {SWITCH_BYTES_MAX} bytes\n"
+                return text.encode(), TEXT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+            body = self.rfile.read(int(length))
+            try:
+                if switch is None or self.path != SWITCH:
+                    raise Unimplemented(f"only {SWITCH} takes a POST")
+                report = switch(self.headers, body, self._peer())
+                return json.dumps(report).encode(), JSON, HTTPStatus.OK
+            except PetpsError as error:
+                code = SWITCH_CODES.get(error.code, HTTPStatus.SERVICE_UNAVAILABLE)
+                return f"{error}\n".encode(), TEXT, code
 
         def _content(self) -> Answer:
             path = self.path.partition("?")[0]
@@ -271,9 +334,12 @@ def _handler(
                     body, kind, code = routes[path]()
                     return (body if self._may_see_all() else b""), kind, code
                 caller = self._caller()
-                if path in routes and path not in FOR_ANY_CALLER:
+                is_page = path.startswith(DOCS)
+                if is_page or (path in routes and path not in FOR_ANY_CALLER):
                     gate.require_sight(caller)
                 gate.charge(caller, len(self.requestline))
+                if is_page:
+                    return read_page(path.removeprefix(DOCS)), TEXT, HTTPStatus.OK
                 if path not in routes:
                     raise NotFound(f"known paths are {', '.join(sorted(routes))}")
                 body, kind, code = routes[path]()
@@ -289,9 +355,11 @@ def _handler(
             if gate.mode == "open":
                 return gate.authenticate("", [], "")
             token = token_of(self.headers.get("Authorization", ""))
+            return gate.authenticate(token, list(self.certificate_names), self._peer())
+
+        def _peer(self) -> str:
             host, port = self.client_address[:2]
-            peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            return gate.authenticate(token, list(self.certificate_names), peer)
+            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
         def _may_see_all(self) -> bool:
             """Return whether the caller may see why the server is not ready."""
@@ -315,5 +383,6 @@ def _verdict(reason: str | None) -> Answer:
     return reason.encode() + b"\n", TEXT, HTTPStatus.SERVICE_UNAVAILABLE
 
 
-def _page() -> bytes:
-    return files("petps.server").joinpath("page.html").read_bytes()
+def _page_file(path: str) -> Answer:
+    name, kind = PAGE_FILES[path]
+    return files("petps.server").joinpath("page", name).read_bytes(), kind, HTTPStatus.OK

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from petps.config import Config, changes
@@ -67,13 +68,15 @@ class Serving:
         self._is_paused = False  # ingest, by set_ingest()
         # Held while the ingest is replaced, and while its state is written to the status.
         self._ingest_lock = threading.Lock()
+        self._watch: Any = None
         self._http: Any = None
         self._grpc: Any = None
         self._admin: list[Any] = []
         self._expiry: Any = None
         self._scrub: Any = None
         self._backups: Any = None
-        self._upkeep: list[Any] = []  # administration, growth, expiry, scrubbing, backups
+        # The watch, growth, expiry, scrubbing, backups, administration.
+        self._upkeep: list[Any] = []
         self._metrics: Any = None
         self._credentials = Credentials(config, log)
         self._map_file: MapFile | None = None
@@ -133,9 +136,15 @@ class Serving:
         return next((door.port for door in self._admin if door.port is not None), None)
 
     def status(self) -> dict[str, Any]:
-        """Return what `petps status` shows, with ingest's current state."""
+        """Return what `petps status` shows, with ingest's current state and what is wrong."""
         self.report()
+        status = self._counters()
+        return status if self._watch is None else self._watch.complete(status)
+
+    def _counters(self) -> dict[str, Any]:
+        """Return the status without what the watch adds."""
         status: dict[str, Any] = normalise_status(json.loads(self._server.status_json()))
+        status["unready"] = self.unready()  # also while it stops, when report() does nothing
         return status
 
     def report(self) -> None:
@@ -169,8 +178,10 @@ class Serving:
                 "the status lacks ingest's state, but serving continues: "
                 f"{type(failure).__name__}: {failure}"
             )
-        if error and error != self._report_error:
-            self._log(error)
+        if error != self._report_error:
+            self._server.set_status_member("report_error", json.dumps(error))
+            if error:
+                self._log(error)
         self._report_error = error
 
     def _report_unready(self) -> None:
@@ -304,6 +315,7 @@ class Serving:
         if self._ingest is not None:
             self._ingest.ingest.wait_for_end(READ_FIRST_SECONDS)
         self._credentials.open()
+        self._start_watch()
         self._start_http()
         self._start_grpc()
         from petps.server.admin import open_admin_door
@@ -315,7 +327,7 @@ class Serving:
         self._expiry = Expiry(self._tables, self._log)
         self._scrub = Scrubbing(self._config, self._tables, self._between_applies, self._log)
         self._backups = Backups(self._config, self._tables, self._log, ingest=lambda: self._ingest)
-        self._upkeep = [
+        self._upkeep += [
             Growth(self._config, self._tables, self._log),
             self._expiry,
             self._scrub,
@@ -337,23 +349,49 @@ class Serving:
         ingest = self._ingest
         return ingest is not None and bool(ingest.ingest.between_applies(action, timeout))
 
+    def _start_watch(self) -> None:
+        from petps.server.members import Members, find_fault
+        from petps.server.watch import Watch
+
+        gate = self._credentials.gate
+        members = Members(
+            lambda: [] if self._map is None else self._map.others(self._server.address),
+            partial(find_fault, tls=self._config.tls, says_hello=gate.mode == "open"),
+        )
+        self._upkeep.append(members)
+        self._watch = Watch(
+            stats=self._server.stats,
+            status=self._counters,
+            unready=self.unready,
+            members=members.status,
+            set_member=self._server.set_status_member,
+            log=self._log,
+            can_switch=gate.mode == "grants",
+        )
+        self._upkeep.append(self._watch)
+
     def _start_http(self) -> None:
         server = self._config.server
         if not server.http:
             return
         # Imported late, so that it does not delay the first pull.
+        from petps.server.changes import Changes, PageSwitch
         from petps.server.http import HttpServer
+
+        gate = self._credentials.gate
 
         self._http = HttpServer(
             server.host,
             server.http_port,
             tls=self._credentials.tls,
-            gate=self._credentials.gate,
+            gate=gate,
             status=self.status,
             metrics=self._metrics_text,
             fault=self._fault,
             ready=self._unready,
             shard_map=self._shard_map,
+            history=self._watch.history,
+            switch=PageSwitch(Changes(self._tables, gate, self._log), gate),
         )
 
     def _start_grpc(self) -> None:

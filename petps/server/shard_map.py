@@ -77,6 +77,14 @@ class ShardMap:
         """Return the partitions of the log that the server at ``address`` applies."""
         return sorted({*self.owned_by(address), *self.follows.get(address, ())})
 
+    def others(self, address: str) -> list[tuple[str, str]]:
+        """Return (address, partitions as text) of the servers but the one at ``address``."""
+        owned = dict(self.owners.servers)
+        return [
+            (other, ", ".join(map(str, ranges(owned.get(other, [])))) or "follows only")
+            for other in sorted({*owned, *self.follows} - {address})
+        ]
+
     def as_json(self) -> dict[str, Any]:
         """Return the map in the form of the file."""
         servers: dict[str, dict[str, Any]] = {

@@ -22,6 +22,7 @@ LEFT_OUT = {
     "generated",
     ".venv-docs",
     ".venv-fuzz",
+    ".venv-page",
     "build",
     ".venv",
     ".venv-train",

@@ -9,6 +9,7 @@ from typing import Any, Final
 from petps import _native
 from petps.errors import NotFound, Unavailable
 from petps.server import http
+from petps.server.changes import Changes, PageSwitch
 
 LIMIT_BYTES: Final = 1 << 20  # no answer of these routes is longer
 
@@ -45,7 +46,15 @@ ROUTES: Final[dict[str, Any]] = {
     "/shard-map": lambda: fail(NotFound("no map")),
     "/metrics": lambda: fail(Unavailable("closing")),
 }
-HANDLER: Final[Any] = http._handler(ROUTES, _native.Gate("open"))
+SWITCH_REQUEST: Final = (
+    b"POST /switch HTTP/1.1\r\nHost: a\r\nOrigin: http://a\r\nAuthorization: Bearer x\r\n"
+    b'Content-Type: application/json\r\nContent-Length: 13\r\n\r\n{"alias":"a"}'
+)
+# Nobody has a grant, so nothing is switched: the request is read and checked until then.
+GRANTS: Final = _native.Gate("grants")
+NO_TABLES: Final[Any] = None
+SWITCH: Final = PageSwitch(Changes(NO_TABLES, GRANTS, print), GRANTS)
+HANDLER: Final[Any] = http._handler(ROUTES, _native.Gate("open"), SWITCH)
 
 
 def seeds() -> list[bytes]:
@@ -57,6 +66,8 @@ def seeds() -> list[bytes]:
         b"GET /metrics HTTP/1.1\r\nAuthorization: Bearer petps_x\r\nContent-Length: 5\r\n\r\nabcde",
         b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"GET /healthz\r\n",
+        b"GET /docs/how-to/operate.md HTTP/1.1\r\n\r\n",
+        SWITCH_REQUEST,
     ]
 
 
@@ -75,5 +86,5 @@ def run(data: bytes) -> None:
 
 KNOWN: Final = (
     b"Server", b"Date", b"Content-Type", b"Content-Length", b"Cache-Control", b"Connection",
-    b"X-Content-Type-Options",
+    *(name.encode() for name in http.SECURITY_HEADERS),
 )  # fmt: skip

@@ -6,6 +6,7 @@ The server is one process, and each door is used as a client would use it.
 from __future__ import annotations
 
 import contextlib
+import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -161,9 +162,15 @@ def by_grpc(serving: Serving, operation: str, token: str | None) -> str:
 
 def by_http(serving: Serving, operation: str, token: str | None) -> str:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    url = f"http://127.0.0.1:{serving.http_port}{operation}"
+    site = f"http://127.0.0.1:{serving.http_port}"
+    body = None
+    if operation.startswith("POST "):
+        instance = serving.status()["instances"][0]["name"]
+        body = json.dumps({"alias": "ranking", "instance": instance, "expected": instance}).encode()
+        headers |= {"Origin": site, "Content-Type": "application/json"}
+    request = urllib.request.Request(site + operation.removeprefix("POST "), body, headers)
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=SECONDS):
+        with urllib.request.urlopen(request, timeout=SECONDS):
             return "yes"
     except urllib.error.HTTPError as error:
         with error:

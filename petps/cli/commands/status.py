@@ -44,6 +44,7 @@ def status(
     if json_:
         json_out(report)
         return
+    _show_problems(report)
     _show_pool(report)
     _show_tables(report)
     if report.get("ingest"):
@@ -79,6 +80,20 @@ def _wait_until_ready(target: str, seconds: float) -> dict[str, Any]:
         if time.monotonic() >= deadline:
             raise DeadlineExceeded(f"{target} is not ready after {seconds:g} s: {reason}")
         time.sleep(POLL_SECONDS)
+
+
+def _show_problems(report: dict[str, Any]) -> None:
+    """Show what is wrong, in the sentence of the status page, and the remedies."""
+    from petps.server.problems import find_problems, headline
+
+    problems = find_problems(report)
+    typer.echo(headline(problems, report.get("well_since")))
+    since = {problem["key"]: problem["since"] for problem in report.get("problems", [])}
+    for problem in problems:
+        text = f"{problem.text} " if len(problems) > 1 else ""
+        at = since.get(problem.key)
+        age = "" if at is None else f" for {_about(max(0.0, time.time() - at))}"
+        typer.echo(f"  {problem.severity}{age}: {text}{problem.remedy} See docs/{problem.page}")
 
 
 def _show_pool(report: dict[str, Any]) -> None:

@@ -82,16 +82,6 @@ def test_latency_buckets_grow_to_the_count() -> None:
     assert by_bound[repr(2**34 / 1e9)] == 5
 
 
-def test_the_page_needs_no_other_site(start: Start) -> None:
-    code, kind, body = request(start(), "/")
-    assert (code, kind) == (200, "text/html; charset=utf-8")
-    assert "<title>petps</title>" in body
-    assert re.findall(r"https?://", body) == []
-    assert set(re.findall(r'href="([^"]+)"', body)) == {
-        "/status.json", "/metrics", "/healthz", "/readyz",
-    }  # fmt: skip
-
-
 def test_a_draining_server_is_not_ready(start: Start) -> None:
     serving = start()
     serving._draining = True
