@@ -61,9 +61,11 @@ foreach(proto petps/v1/petps.proto petps/admin/admin.proto)
   install(FILES "${descriptor}" DESTINATION "${folder}" COMPONENT python)
 endforeach()
 # The remedies that the status page links to (petps/server/docs_folder.py).
-foreach(folder how-to reference/errors)
-  install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs/${folder}/" DESTINATION "petps/docs/${folder}"
-          COMPONENT python FILES_MATCHING PATTERN "*.md" PATTERN pictures EXCLUDE)
+foreach(folder how-to runbook reference/errors)
+  if(EXISTS "${PROJECT_SOURCE_DIR}/docs/${folder}")
+    install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs/${folder}/" DESTINATION "petps/docs/${folder}"
+            COMPONENT python FILES_MATCHING PATTERN "*.md" PATTERN pictures EXCLUDE)
+  endif()
 endforeach()
 add_custom_target(petps_proto DEPENDS ${petps_descriptors})
 add_dependencies(petps_python petps_proto)

@@ -11,7 +11,7 @@ from petps.errors import NotFound
 
 __all__ = ["read_page"]
 
-PATH: Final = re.compile(r"(how-to|reference/errors)/[a-z0-9-]+\.md")
+PATH: Final = re.compile(r"(how-to|runbook|reference/errors)/[a-z0-9-]+\.md")
 PAGE_BYTES_MAX: Final = 1 << 20
 
 

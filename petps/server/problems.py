@@ -24,9 +24,14 @@ SEVERITIES: Final = ("critical", "warning", "notice")  # worst first
 FULL_SHARE: Final = 0.85  # of a table's capacity, as in the alerts of docs/how-to/operate.md
 LATE_SHARE: Final = 0.2  # of expire_after, for which rows may stay longer
 EXPIRES_SOON_SECONDS: Final = 7 * 86_400
-FAILED_LOGINS: Final = 10  # within the last minute
+FAILED_LOGINS: Final = 6  # within the last minute
 # A table that found none of fewer keys may be asked for keys that nobody has trained yet.
 MISSED_KEYS_MIN: Final = 100
+FEW_FOUND_SHARE: Final = 0.5  # of the keys of a table in the last minute
+SLOW_PULL_US: Final = 50_000  # the 99th percentile of the last minute
+SLOW_PULLS_MIN: Final = 100  # within the last minute: of fewer, one slow pull is the percentile
+FREE_SHARE: Final = 0.1  # of the file system of the pool
+CLOCK_SECONDS: Final = 900.0  # for which a jump of the clock is a problem
 ERRORS_SHARE: Final = 0.01  # of the requests of the last minute
 FIRST_WALK_SECONDS: Final = 3600.0  # in which the first walk over a table should have ended
 INCIDENT_SECONDS: Final = 300.0  # after which an incident is history
@@ -107,6 +112,26 @@ def _pool(status: Status) -> Iterator[Problem]:
             "pool-lost-power", "critical",
             "The machine went down while the pool was open, so rows may be lost.",
             "Run `petps verify POOL`, then `petps verify POOL --accept`.", OPERATE,
+        )  # fmt: skip
+
+
+def _machine(status: Status) -> Iterator[Problem]:
+    """Yield what is wrong with the disk and the clock, if the server looks at them."""
+    disk, clock = status.get("disk") or {}, status.get("clock") or {}
+    if disk and disk["free_bytes"] < FREE_SHARE * disk["bytes"]:
+        share = 100 * disk["free_bytes"] / disk["bytes"]
+        yield Problem(
+            "disk-nearly-full", "warning",
+            f"The file system of the pool has {share:.1f} % free.",
+            "Make room, or move the pool: a full disk stops tables from growing.", OPERATE,
+        )  # fmt: skip
+    at = clock.get("last_jump_at")
+    if at is not None and time.time() - at <= CLOCK_SECONDS:
+        yield Problem(
+            "clock-jumped", "warning",
+            f"The system's clock jumped by {clock['last_jump_seconds']:+.1f} s.",
+            "Check the time service; until then do not trust expiry, certificates and times.",
+            OPERATE,
         )  # fmt: skip
 
 
@@ -219,7 +244,7 @@ def _ingest(status: Status) -> Iterator[Problem]:
 def _shard_map(status: Status) -> Iterator[Problem]:
     if error := status.get("shard_map_error"):
         yield Problem(
-            "shard-map", "warning", f"A changed shard map is not used: {_ended(error)}",
+            "shard-map", "critical", f"A changed shard map is not used: {_ended(error)}",
             "Correct the file; the server reads it again.", SHARDS,
         )  # fmt: skip
     shard, ingest = status.get("shard") or {}, status.get("ingest") or {}
@@ -232,7 +257,7 @@ def _shard_map(status: Status) -> Iterator[Problem]:
     for member in status.get("members") or []:
         if member["answers"] is False:
             yield Problem(
-                f"member:{member['address']}", "warning",
+                f"member:{member['address']}", "critical",
                 f"The server {member['address']} of the shard map does not answer: "
                 f"{_ended(member['fault'])}",
                 "Start that server, or take it out of the map.", SHARDS,
@@ -240,22 +265,14 @@ def _shard_map(status: Status) -> Iterator[Problem]:
 
 
 def _tables(status: Status) -> Iterator[Problem]:
-    serving = {
-        entry["name"] for entry in status.get("instances", []) if entry.get("state") == "serving"
+    frozen = {
+        entry["name"] for entry in status.get("instances", []) if entry.get("state") == "frozen"
     }
     recent = status.get("recent") or {}
-    latest = (recent.get("latest") or {}).get("tables", {})
     for table in status.get("tables", []):
         name = f"'{table['name']}' of {table['instance']}"
         number = table["id"]
-        keys = latest.get(str(number), {}).get("keys", 0)
-        if keys >= MISSED_KEYS_MIN and latest[str(number)]["misses"] >= keys:
-            yield Problem(
-                f"table-misses:{number}", "critical",
-                f"Pulls find nothing in table {name}: all of the last {keys:,} keys are missing.",
-                "Compare the keys of the clients with those of the trainer; see whether the table "
-                "is loaded.", PAGE,
-            )  # fmt: skip
+        yield from _misses_of(recent, number, name)
         if missing := _missing_rows(status, table):
             yield Problem(
                 f"table-damaged:{number}", "critical",
@@ -265,7 +282,7 @@ def _tables(status: Status) -> Iterator[Problem]:
         share = table["rows"] / table["capacity"] if table["capacity"] else 0.0
         if share > FULL_SHARE:
             evicts = bool(table.get("evicted"))
-            is_minor = evicts or (serving and table["instance"] not in serving)
+            is_minor = evicts or table["instance"] in frozen
             state = "full" if share >= 1 else f"{100 * share:.0f} % full"
             yield Problem(
                 f"table-full:{number}", "notice" if is_minor else "warning",
@@ -280,6 +297,27 @@ def _tables(status: Status) -> Iterator[Problem]:
             "rows-refused", "critical",
             f"Full tables refused {refused:,} new keys of pushes within the last minute.",
             "Give the table more capacity: `petps table grow`.", FULL,
+        )  # fmt: skip
+
+
+def _misses_of(recent: Status, number: int, name: str) -> Iterator[Problem]:
+    latest = (recent.get("latest") or {}).get("tables", {}).get(str(number), {"keys": 0})
+    minute = recent.get("tables", {}).get(str(number), {"keys": 0})
+    remedy = (
+        "Compare the keys of the clients with those of the trainer; see whether the table is "
+        "loaded."
+    )
+    if latest["keys"] >= MISSED_KEYS_MIN and latest["misses"] >= latest["keys"]:
+        yield Problem(
+            f"table-misses:{number}", "critical",
+            f"Pulls find nothing in table {name}: all of the last {latest['keys']:,} keys are "
+            "missing.", remedy, PAGE,
+        )  # fmt: skip
+    elif minute["keys"] >= MISSED_KEYS_MIN and minute["hit_rate"] < FEW_FOUND_SHARE:
+        yield Problem(
+            f"table-few-found:{number}", "warning",
+            f"Pulls find {100 * minute['hit_rate']:.1f} % of the keys of table {name} "
+            f"({minute['keys']:,} in the last minute).", remedy, PAGE,
         )  # fmt: skip
 
 
@@ -337,12 +375,12 @@ def _backups(status: Status) -> Iterator[Problem]:
             "Read the page about backups.", BACK_UP,
         )  # fmt: skip
     every, last = backup.get("every_seconds", 0), backup.get("last")
-    if every and last and not error and not backup.get("running"):
-        age = time.time() - last["finished_at"]
+    if every and not error and not backup.get("running"):
+        age = time.time() - last["finished_at"] if last else status.get("uptime_s", 0)
         if age > 2 * every:
             yield Problem(
                 "backup-late", "warning",
-                "The last backup is more than twice as old as [backup] every.",
+                "No backup was made for more than twice the time of [backup] every.",
                 "Look at the server's log for the reason.", BACK_UP,
             )  # fmt: skip
 
@@ -357,7 +395,7 @@ def _doors(status: Status) -> Iterator[Problem]:
     elif tls and tls["expires_at"] - time.time() < EXPIRES_SOON_SECONDS:
         at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(tls["expires_at"]))
         yield Problem(
-            "tls-expires", "warning", f"The server's certificate expires at {at}.",
+            "tls-expires", "critical", f"The server's certificate expires at {at}.",
             "Replace the files of [tls]; the server reads them again.", TLS,
         )  # fmt: skip
     if tls.get("error"):
@@ -409,6 +447,13 @@ def _requests(status: Status) -> Iterator[Problem]:
                 name.replace("_", "-"), "warning", f"{number:,} {text} within the last minute.",
                 "Find who sends so much, or raise the limit in [server.limits].", EXHAUSTED,
             )  # fmt: skip
+    pull = ((status.get("recent") or {}).get("latency") or {}).get("pull") or {"count": 0}
+    if pull["count"] >= SLOW_PULLS_MIN and pull["p99_us"] > SLOW_PULL_US:
+        yield Problem(
+            "pulls-slow", "warning",
+            f"1 % of the pulls of the last minute took {pull['p99_us'] / 1e3:,.0f} ms or more.",
+            "See which table is slow, and whether the disk or the processors are busy.", OPERATE,
+        )  # fmt: skip
     failed = counts.get("logins_failed", 0)
     if failed >= FAILED_LOGINS:
         yield Problem(
@@ -436,6 +481,7 @@ def _ended(text: str) -> str:
 _RULES: Final[tuple[Callable[[Status], Iterator[Problem]], ...]] = (
     _pool,
     _readiness,
+    _machine,
     _partitions,
     _ingest,
     _tables,

@@ -176,7 +176,8 @@ def test_counters_that_begin_again_count_from_zero() -> None:
     server.pull(1, keys=10, found=10, ns=1_000, times=500)
     server.pass_time()
     server.counters, server.latency, server.tables = {}, {}, {}
-    server.pull(1, keys=10, found=5, ns=2_000, times=20)
+    server.pull(1, keys=10, found=5, ns=1_000, times=5)  # a bucket that had more before
+    server.pull(1, keys=10, found=5, ns=2_000, times=15)
     recent = server.recent()
     assert recent["counts"]["pulls"] == 20
     assert recent["hit_rate"] == 0.5

@@ -90,6 +90,14 @@ def latest(keys: int, misses: int) -> Change:
     return change
 
 
+def minute(keys: int, hit_rate: float) -> Change:
+    def change(status: Status) -> None:
+        counts = {"keys": keys, "hit_rate": hit_rate, "misses": round(keys * (1 - hit_rate))}
+        status["recent"]["tables"] = {str(status["tables"][0]["id"]): counts}
+
+    return change
+
+
 def both(*changes: Change) -> Change:
     return lambda status: [change(status) for change in changes]
 
@@ -123,10 +131,10 @@ CASES: dict[str, tuple[Change, str, str, str]] = {
     "ingest ended": (put("ingest.running", False), "critical", "has ended", "partition-stopped"),
     "paused": (put("ingest.paused", True), "warning", "paused", "operate"),
     "no report": (put("report_error", "KeyError: 'x'"), "critical", "not known", "operate"),
-    "shard map": (put("shard_map_error", "not valid JSON"), "warning", "not valid JSON", "shards"),
+    "shard map": (put("shard_map_error", "not valid JSON"), "critical", "not valid JSON", "shards"),
     "no partition": (both(put("shard", {"address": "h:1", "map_version": 3, "owned": ""}),
                           put("ingest", None)), "warning", "gives h:1 no partition", "shards"),
-    "dead member": (put("members", [MEMBER]), "warning", "10.0.0.2:7070", "shards"),
+    "dead member": (put("members", [MEMBER]), "critical", "10.0.0.2:7070", "shards"),
     "misses": (latest(500, 500), "critical", "all of the last 500 keys are missing", "page"),
     "damaged rows": (put("tables.0.missing_rows", 7), "critical", "7 rows", "operate"),
     "almost full": (put("tables.0.rows", 900), "warning", "is 90 % full (900 of 1,000", "table-f"),
@@ -145,9 +153,17 @@ CASES: dict[str, tuple[Change, str, str, str]] = {
     "backup": (backup(error="IoError: no space"), "warning", "no space", "back-up"),
     "backup warning": (backup(warnings=["the log has lost it"]), "notice", "lost it", "back-up"),
     "old backup": (backup(every_seconds=60, store="s", last={"finished_at": 1.0}), "warning",
-                   "more than twice as old", "back-up"),
+                   "No backup was made", "back-up"),
+    "no backup": (both(backup(every_seconds=60, store="s"), put("uptime_s", 130)), "warning",
+                  "No backup was made", "back-up"),
+    "few found": (minute(1000, 0.4), "warning", "find 40.0 % of the keys of table 'items'", "page"),
+    "slow pulls": (put("recent.latency.pull", {"count": 100, "p99_us": 90_000.0}), "warning",
+                   "took 90 ms or more", "operate"),
+    "disk": (put("disk", {"bytes": 1000, "free_bytes": 99}), "warning", "9.9 % free", "operate"),
+    "clock": (put("clock", {"last_jump_at": time.time() + 1e6, "last_jump_seconds": -3600.0}),
+              "warning", "jumped by -3600.0 s", "operate"),
     "expired": (tls(is_expired=True), "critical", "certificate has expired", "run-with-tls"),
-    "expires": (tls(expires_at=time.time() + 86_400), "warning", "expires at", "run-with-tls"),
+    "expires": (tls(expires_at=time.time() + 86_400), "critical", "expires at", "run-with-tls"),
     "tls files": (tls(error="the key does not match"), "warning", "does not match", "run-with"),
     "access file": (put("access.error", "no such role"), "warning", "no such role", "run-with"),
     "expired grant": (put("access.expired", ["trainer"]), "warning", "'trainer' has ended", "run"),
@@ -159,7 +175,7 @@ CASES: dict[str, tuple[Change, str, str, str]] = {
     "connections": (put("recent.counts.connections_refused", 1), "warning", "connections were",
                     "resource-exhausted"),
     "handshakes": (put("recent.counts.handshakes_refused", 1), "warning", "handshakes", "resource"),
-    "logins": (put("recent.counts.logins_failed", 10), "warning", "10 callers", "run-with-tls"),
+    "logins": (put("recent.counts.logins_failed", 6), "warning", "6 callers", "run-with-tls"),
     "incident": (put("events", [{"key": "incident:x", "text": "peer 1: bad frame", "at": 0.0,
                                  "last_at": time.time() + 1e6}]), "notice", "bad frame", "errors"),
 }  # fmt: skip
@@ -203,7 +219,13 @@ def test_every_page_of_a_remedy_exists() -> None:
     [
         latest(99, 99),  # too few to judge
         latest(500, 499),
-        put("recent.counts.logins_failed", 9),
+        put("recent.counts.logins_failed", 5),
+        minute(99, 0.1),
+        minute(1000, 0.5),
+        put("recent.latency.pull", {"count": 99, "p99_us": 90_000.0}),
+        put("disk", {"bytes": 1000, "free_bytes": 100}),
+        put("clock", {"last_jump_at": 1.0, "last_jump_seconds": 5.0}),
+        backup(every_seconds=60, store="s", running=True, last={"finished_at": 1.0}),
         both(put("recent.counts.errors", 1), put("recent.counts.pulls", 10_000)),
         put("tables.0.rows", 850),
         partitions("passing"),
@@ -227,6 +249,21 @@ def test_the_worst_comes_first_and_the_sentence_counts_the_others(status: Status
     assert sentence.endswith("and there are 2 more problems.")
     assert "one more problem" in headline(problems[:2])
     assert len({problem.key for problem in problems}) == 3
+
+
+def test_a_table_of_a_frozen_instance_may_be_full(status: Status) -> None:
+    status["tables"][0]["rows"] = 1000
+    status["instances"][0]["state"] = "following"
+    assert only(find_problems(status)).severity == "warning"  # it will stop its partition
+    status["instances"][0]["state"] = "frozen"
+    assert only(find_problems(status)).severity == "notice"
+
+
+def test_problems_of_one_severity_keep_the_order_of_their_rules(status: Status) -> None:
+    for name in ("dead member", "damaged rows", "failed pool", "few found"):
+        CASES[name][0](status)
+    keys = [problem.key.partition(":")[0] for problem in find_problems(status)]
+    assert keys == ["pool-failed", "table-damaged", "member", "table-few-found"]
 
 
 def test_any_reason_of_readyz_is_a_problem(status: Status) -> None:
