@@ -23,6 +23,7 @@ endif()
 set(PETPS_COMPILED_ALONE
   tests/crash/writeback.cc tests/crash/writeback_test.cc
   tests/lab/pool/rounds.cc tests/native/client/late_push_test.cc
+  tests/native/client/host_test.cc tests/native/client/partial_test.cc
   tests/native/client/rdma_test.cc tests/native/client/retry_test.cc
   tests/native/client/shards_push_test.cc tests/native/client/shards_test.cc
   tests/native/client/tls_test.cc

@@ -42,6 +42,15 @@ Form form_of(const std::string& dtype) {
   throw_invalid("dtype must be 'f32' or 'stored', got '" + dtype + "'");
 }
 
+std::optional<OnUnavailable> on_unavailable_of(const py::object& option) {
+  if (option.is_none()) return {};
+  const auto text = py::isinstance<py::str>(option) ? option.cast<std::string>()
+                                                    : py::repr(option).cast<std::string>();
+  if (text == "error") return OnUnavailable::kError;
+  if (text == "default") return OnUnavailable::kDefault;
+  throw_invalid("on_unavailable must be 'error' or 'default', got '" + text + "'");
+}
+
 Dedup dedup_of(const py::object& option) {
   if (option.is_none()) return Dedup::kWhenItPays;
   return option.cast<bool>() ? Dedup::kAlways : Dedup::kNever;
@@ -100,26 +109,30 @@ class Session {
     return request(*shared);
   }
 
-  // `pulls`: a list of (table, keys, out, mask or None). Return (found, version, instance).
+  // `pulls`: a list of (table, keys, out, mask or None, mask of unavailable keys or None). Return
+  // (found, version, instance).
   py::tuple pull(const py::list& pulls, const std::string& dtype, uint32_t deadline_ms,
-                 uint64_t min_version, uint32_t wait_ms, const py::object& dedup) {
+                 uint64_t min_version, uint32_t wait_ms, const py::object& dedup,
+                 const py::object& on_unavailable) {
     const Form form = form_of(dtype);
     std::vector<std::string> names;
     std::vector<TablePull> views;
     names.reserve(pulls.size());  // `views` refers to its elements
     for (const py::handle pull : pulls) {
-      const auto [table, keys, out, mask] =
-          pull.cast<std::tuple<std::string, py::object, py::object, py::object>>();
+      const auto [table, keys, out, mask, unavailable] =
+          pull.cast<std::tuple<std::string, py::object, py::object, py::object, py::object>>();
       names.push_back(table);
       const auto key_view = keys_of(keys);
       views.push_back({names.back(), key_view, out_of(out, key_view.size(), form),
-                       mask_of(mask, key_view.size()), form});
+                       mask_of(mask, key_view.size()), form,
+                       mask_of(unavailable, key_view.size())});
     }
     PullOptions options;
     options.deadline_ms = deadline_ms;
     options.min_version = min_version;
     options.wait_ms = wait_ms;
     options.dedup = dedup_of(dedup);
+    options.on_unavailable = on_unavailable_of(on_unavailable);
     const PullReport report =
         call([&](Client& client) { return value_of(client.pull_many(views, options)); });
     return py::make_tuple(report.found, report.applied_version, report.instance);
@@ -164,6 +177,15 @@ class Session {
     return out;
   }
 
+  py::dict pull_counts() {
+    const PullCounts counts = client()->pull_counts();
+    py::dict out;
+    out["pulls"] = counts.pulls;
+    out["partial_pulls"] = counts.partial_pulls;
+    out["unavailable_keys"] = counts.unavailable_keys;
+    return out;
+  }
+
   std::string status(int server, uint32_t deadline_ms) {
     return call([&](Client& client) { return value_of(client.status(server, deadline_ms)); });
   }
@@ -197,8 +219,10 @@ void bind_client(py::module_& module) {
                        uint32_t hot_sample_every, uint32_t hot_keys, uint32_t hot_set_ms,
                        uint32_t catalogue_ms, std::string token, std::string token_file,
                        const std::string& tls_ca, const std::string& tls_certificate,
-                       const std::string& tls_key, const std::string& tls_server_name) {
+                       const std::string& tls_key, const std::string& tls_server_name,
+                       const py::object& on_unavailable) {
              Options options;
+             options.on_unavailable = on_unavailable_of(on_unavailable);
              options.tls = {tls_ca, tls_certificate, tls_key, tls_server_name};
              options.name = name;
              options.deadline_ms = deadline_ms;
@@ -217,14 +241,16 @@ void bind_client(py::module_& module) {
            py::arg("keys_per_request"), py::arg("requests_in_flight"), py::arg("connections"),
            py::arg("hot_sample_every"), py::arg("hot_keys"), py::arg("hot_set_ms"),
            py::arg("catalogue_ms"), py::arg("token"), py::arg("token_file"), py::arg("tls_ca"),
-           py::arg("tls_certificate"), py::arg("tls_key"), py::arg("tls_server_name"))
+           py::arg("tls_certificate"), py::arg("tls_key"), py::arg("tls_server_name"),
+           py::arg("on_unavailable"))
       .def("pull", &Session::pull, py::arg("pulls"), py::arg("dtype"), py::arg("deadline_ms"),
-           py::arg("min_version"), py::arg("wait_ms"), py::arg("dedup"))
+           py::arg("min_version"), py::arg("wait_ms"), py::arg("dedup"), py::arg("on_unavailable"))
       .def("push", &Session::push, py::arg("table"), py::arg("keys"), py::arg("rows"),
            py::arg("stored"), py::arg("allow_not_finite"), py::arg("deadline_ms"))
       .def("erase", &Session::erase, py::arg("table"), py::arg("keys"), py::arg("deadline_ms"))
       .def("describe", &Session::describe, py::arg("table"), py::arg("deadline_ms"))
       .def("tables", &Session::tables, py::arg("deadline_ms"))
+      .def("pull_counts", &Session::pull_counts)
       .def("status", &Session::status, py::arg("server"), py::arg("deadline_ms"))
       .def("send_hot_sets", &Session::send_hot_sets)
       .def("close", &Session::close);

@@ -41,8 +41,8 @@ class Target(Protocol):
     def dim(self, table: str) -> int:
         """Return a table's dim. NotFound lists the existing tables."""
 
-    def pull(self, table: str, keys: Keys) -> tuple[Rows, Mask]:
-        """Return rows float32[n, dim] and mask bool[n]."""
+    def pull(self, table: str, keys: Keys) -> tuple[Rows, Mask, Mask]:
+        """Return rows float32[n, dim], bool[n] found, and bool[n] unavailable."""
 
     def push(self, table: str, keys: Keys, rows: Rows, allow_not_finite: bool) -> dict[str, int]:
         """Write rows; return the counts. Durable on return."""
@@ -147,8 +147,9 @@ class _PoolTarget:
     def dim(self, table: str) -> int:
         return self._pool.table(table, self._model).dim
 
-    def pull(self, table: str, keys: Keys) -> tuple[Rows, Mask]:
-        return self._pool.pull(table, keys, return_mask=True, model=self._model)
+    def pull(self, table: str, keys: Keys) -> tuple[Rows, Mask, Mask]:
+        rows, mask = self._pool.pull(table, keys, return_mask=True, model=self._model)
+        return rows, mask, mask & False
 
     def push(self, table: str, keys: Keys, rows: Rows, allow_not_finite: bool) -> dict[str, int]:
         return self._pool.push(
@@ -190,22 +191,23 @@ class _ServerTarget:
 
     def _address(self) -> str:
         scheme, _, rest = self._url.partition("://")
-        host, _, url_model = rest.partition("/")
         if self._model is None:
             return self._url
+        rest, question, options = rest.partition("?")
+        host, _, url_model = rest.partition("/")
         if url_model not in ("", self._model):
             raise InvalidArgument(
                 f"{self._url} names model '{url_model}', but --model is '{self._model}'; name one "
                 "model"
             )
-        return f"{scheme}://{host}/{self._model}"
+        return f"{scheme}://{host}/{self._model}{question}{options}"
 
     def dim(self, table: str) -> int:
         return int(self._client.describe(table).dim)
 
-    def pull(self, table: str, keys: Keys) -> tuple[Rows, Mask]:
-        rows, mask = self._client.pull(table, keys, return_mask=True, deadline_ms=DEADLINE_MS)
-        return rows, mask
+    def pull(self, table: str, keys: Keys) -> tuple[Rows, Mask, Mask]:
+        answer = self._client.pull_answer(table, keys, deadline_ms=DEADLINE_MS)
+        return answer.rows, answer.mask, answer.unavailable
 
     def push(self, table: str, keys: Keys, rows: Rows, allow_not_finite: bool) -> dict[str, int]:
         return _counts(

@@ -22,6 +22,29 @@ Status url_error(std::string_view url, std::string_view reason) {
   return Status(Code::kInvalidArgument, std::move(text));
 }
 
+// Parse "name=value&name=value" after the '?' of a URL.
+Status parse_options(std::string_view url, std::string_view text, Url& parsed) {
+  constexpr std::string_view kOnUnavailable = "on_unavailable=";
+  for (bool has_more = true; has_more;) {
+    const size_t end = text.find('&');
+    has_more = end != std::string_view::npos;
+    const std::string_view option = text.substr(0, end);
+    if (has_more) text = text.substr(end + 1);
+    if (option == "on_unavailable=default") {
+      parsed.on_unavailable = OnUnavailable::kDefault;
+    } else if (option == "on_unavailable=error") {
+      parsed.on_unavailable = OnUnavailable::kError;
+    } else if (option.starts_with(kOnUnavailable)) {
+      return url_error(url, "on_unavailable must be 'error' or 'default', got '" +
+                                std::string(option.substr(kOnUnavailable.size())) + "'");
+    } else {
+      return url_error(url, "the option '" + std::string(option) +
+                                "' is unknown; the only option is on_unavailable");
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string Address::text() const {
@@ -63,6 +86,10 @@ Result<Url> parse_url(std::string_view url) {
   if (!parsed.has_tls && !url.starts_with(kScheme))
     return url_error(url, "it must start with petps:// or petps+tls://");
   std::string_view rest = url.substr((parsed.has_tls ? kTlsScheme : kScheme).size());
+  if (const size_t question = rest.find('?'); question != std::string_view::npos) {
+    PETPS_RETURN_IF_ERROR(parse_options(url, rest.substr(question + 1), parsed));
+    rest = rest.substr(0, question);
+  }
   const size_t slash = rest.find('/');
   if (slash != std::string_view::npos) {
     parsed.model = rest.substr(slash + 1);

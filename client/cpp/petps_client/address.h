@@ -1,11 +1,13 @@
 // petps:// and petps+tls:// URLs and their parser.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/status.h"
+#include "petps_client/client.h"
 
 namespace petps::client {
 
@@ -24,6 +26,7 @@ struct Url {
   bool has_tls = false;            // of all addresses
   std::vector<Address> addresses;  // at least one
   std::string model;               // may be empty
+  std::optional<OnUnavailable> on_unavailable = {};
 };
 
 // Parse a URL.

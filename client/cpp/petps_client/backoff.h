@@ -19,6 +19,9 @@ struct BackoffOptions {
   // caller had less time; it says nothing about the server.
   uint64_t silence_ns = 500'000'000;
   uint32_t failures_until_gone = kFailuresUntilGone;
+  // How long a call that may leave out keys waits for a reply: a little longer than silence_ns, so
+  // that the timeout counts as a failure.
+  uint64_t patience_ns() const { return silence_ns + silence_ns / 10; }
   // Seed of the jitter; 0: a different one in each process.
   uint64_t seed = 0;
 };

@@ -74,9 +74,10 @@ Status read_names_and_map(Client::Impl& impl, RemoteServer& server, const Deadli
 Status find_first_server(Client::Impl& impl, const Deadline& deadline) {
   Status failure;
   std::string reasons;
-  for (size_t i = 0; i < impl.seeds.size(); ++i) {
-    RemoteServer& server = *impl.seeds[i];
-    const Deadline until = deadline.share(impl.seeds.size() - i);
+  const RemoteServers servers = impl.seed_servers();
+  for (size_t i = 0; i < servers.size(); ++i) {
+    RemoteServer& server = *servers[i];
+    const Deadline until = deadline.share(servers.size() - i);
     const Status status = read_names_and_map(impl, server, until);
     if (status.ok()) return {};
     if (status.code() == Code::kUnavailable) server.record_failure();
@@ -93,6 +94,24 @@ Status Client::Impl::check_process() const {
   return Status(Code::kFailedPrecondition,
                 "this client was connected before fork(): its connections belong to the parent; "
                 "connect in the child");
+}
+
+std::shared_ptr<Host> Client::Impl::make_host(Address address) const {
+  const auto resolve = resolver_of(options);
+  const auto make = [this, resolve](const Address& of_host, const SocketAddress* at) {
+    return std::make_shared<RemoteServer>(of_host, url.model, options, BackoffOptions(), resolve,
+                                          tls, at);
+  };
+  return std::make_shared<Host>(std::move(address), resolve, make);
+}
+
+RemoteServers Client::Impl::seed_servers() const {
+  RemoteServers servers;
+  for (const auto& host : seeds) {
+    const RemoteServers of_host = host->servers();
+    servers.insert(servers.end(), of_host.begin(), of_host.end());
+  }
+  return servers;
 }
 
 TableStatistics& Client::Impl::statistics_of(std::string_view table) {
@@ -141,8 +160,12 @@ Result<std::unique_ptr<Client>> Client::connect(std::string_view url, const Opti
                                               "' has no TLS: use petps+tls://, or give none");
   }
   for (const Address& address : impl->url.addresses)
-    impl->seeds.push_back(impl->make_server(address));
-  impl->routing = route_to_all(impl->seeds);
+    impl->seeds.push_back(impl->make_host(address));
+  (void)impl->refresh_hosts(impl->deadline(0));
+  {
+    const std::lock_guard lock(impl->routing_mutex);
+    (void)impl->route_locked({}, "");  // without a map it cannot fail
+  }
   PETPS_RETURN_IF_ERROR(find_first_server(*impl, impl->deadline(0)));
   try {
     impl->background = std::thread([raw = impl.get()] { raw->run_background(); });
@@ -155,6 +178,10 @@ Result<std::unique_ptr<Client>> Client::connect(std::string_view url, const Opti
 }
 
 size_t Client::servers() const { return impl_->seeds.size(); }
+
+PullCounts Client::pull_counts() const {
+  return {impl_->pulls.load(), impl_->partial_pulls.load(), impl_->unavailable_keys.load()};
+}
 
 Result<const CatalogueTable*> find_table(RemoteServer& server, Connection& connection,
                                          std::string_view table, const Deadline& deadline,
@@ -171,11 +198,15 @@ Result<const CatalogueTable*> find_table(RemoteServer& server, Connection& conne
   return catalogue->find(table, instance);
 }
 
-void Client::Impl::read_missing_catalogues(const Routing& by, const Deadline& deadline) {
+void Client::Impl::read_missing_catalogues(const Routing& by, const Deadline& deadline,
+                                           Patience patience) {
+  const bool is_short = patience == Patience::kShort;
   for (const auto& server : by.all) {
-    if (server->last_catalogue() != nullptr || server->backoff_until_ns() > base::monotonic_ns())
+    if (server->last_catalogue() != nullptr || server->backoff_until_ns() > base::monotonic_ns() ||
+        (is_short && server->is_dead()))
       continue;
-    (void)read_catalogue_of(*server, deadline.share(by.all.size() + 1));
+    const Deadline until = deadline.share(by.all.size() + 1);
+    (void)read_catalogue_of(*server, is_short ? until.limited(server->patience_ns()) : until);
   }
 }
 
@@ -205,10 +236,11 @@ Choice Client::Impl::choose_now(const Routing& by) const {
   return choose(groups, newest_answer);
 }
 
-Status Client::Impl::choose_instance(const Routing& by, const Deadline& deadline, Choice& choice) {
+Status Client::Impl::choose_instance(const Routing& by, const Deadline& deadline, Choice& choice,
+                                     Patience patience) {
   choice = {};
   if (by.all.size() == 1) return {};
-  if (by.groups.size() > 1) read_missing_catalogues(by, deadline);
+  if (by.groups.size() > 1) read_missing_catalogues(by, deadline, patience);
   for (uint64_t pause_ns = kFirstCheckNs;; pause_ns = std::min(pause_ns * 2, kLongestCheckNs)) {
     choice = choose_now(by);
     if (choice.too_old.empty()) return {};
@@ -301,10 +333,15 @@ Result<std::string> Client::status(int server, uint32_t deadline_ms) {
     });
   };
   const Deadline deadline = impl_->deadline(deadline_ms);
-  PETPS_RETURN_IF_ERROR(server < 0 ? impl_->try_servers("status", *route_to_all(impl_->seeds),
-                                                        impl_->seeds, deadline, attempt)
-                                   : Impl::try_once(*impl_->seeds[static_cast<size_t>(server)],
-                                                    deadline, 1, attempt));
+  if (server < 0) {
+    const RemoteServers all = impl_->seed_servers();
+    PETPS_RETURN_IF_ERROR(impl_->try_servers("status", *route_to_all(all), all, deadline, attempt));
+  } else {
+    const RemoteServers named = impl_->seeds[static_cast<size_t>(server)]->servers();
+    PETPS_RETURN_IF_ERROR(named.size() > 1 ? impl_->try_servers("status", *route_to_all(named),
+                                                                named, deadline, attempt)
+                                           : Impl::try_once(*named[0], deadline, 1, attempt));
+  }
   return text;
 }
 
@@ -369,23 +406,32 @@ void Client::Impl::run_background() {
     }
     if (options.catalogue_ms != 0 && now >= catalogue_at) {
       for (const auto& server : by->all) {
-        if (!read_catalogue_in_background(*server)) return;
+        // A server that is gone may be silent for long. Probes run at the same time.
+        if (!server->is_live()) {
+          want_probe(*server);
+        } else if (!read_catalogue_in_background(*server)) {
+          return;
+        }
       }
       if (by->version != 0) (void)find_newer_map(*by, {}, Deadline::in_ms(kBackgroundDeadlineMs));
       catalogue_at = base::monotonic_ns() +
                      uint64_t{std::max(options.catalogue_ms, kShortestPeriodMs)} * 1'000'000;
     }
-    const uint64_t next = options.catalogue_ms != 0 ? std::min(hot_at, catalogue_at) : hot_at;
-    if (!pause_background(next)) return;
+    uint64_t next = std::min(hot_at, probe_servers());
+    next = std::min(next, refresh_hosts(Deadline::in_ms(kBackgroundDeadlineMs)));
+    if (options.catalogue_ms != 0) next = std::min(next, catalogue_at);
+    if (!pause_background(next, true)) return;
   }
 }
 
-// Wait until the moment. Return false when the client is stopping.
-bool Client::Impl::pause_background(uint64_t until_ns) {
+// Wait until the moment, or if `ends_with_probes` until a probe is wanted. Return false when the
+// client is stopping.
+bool Client::Impl::pause_background(uint64_t until_ns, bool ends_with_probes) {
   std::unique_lock lock(background_mutex);
   const uint64_t pause = until_ns - std::min(until_ns, base::monotonic_ns());
-  return !background_wakes.wait_for(lock, std::chrono::nanoseconds(pause),
-                                    [this] { return stopping; });
+  background_wakes.wait_for(lock, std::chrono::nanoseconds(pause),
+                            [&] { return stopping || (ends_with_probes && has_wanted_probes); });
+  return !stopping;
 }
 
 // Read the catalogue of one server. Retry a live server until it replies or counts as gone, so that

@@ -12,7 +12,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -47,6 +49,12 @@ struct TlsOptions {
   std::string server_name;
 };
 
+// What a pull does with the keys of a shard that no server answers for.
+enum class OnUnavailable : uint8_t {
+  kError,    // the pull fails
+  kDefault,  // they receive the table's default row, and are marked (TablePull::unavailable)
+};
+
 struct Options {
   std::string name;                 // shown in the servers' reports; at most 255 bytes
   uint32_t deadline_ms = 2'000;     // for calls that set none
@@ -67,6 +75,12 @@ struct Options {
   std::string token;
   std::string token_file;
   TlsOptions tls;  // for a petps+tls:// URL
+  // Returns the numeric addresses of a host's name, or an error: kNotFound if the name is unknown,
+  // another one if they are not known now. Called on threads of the client. Empty: the system's
+  // resolver. Numeric hosts are passed too.
+  std::function<base::Result<std::vector<std::string>>(const std::string& host)> resolve = {};
+  // For pulls that set none. Not set: that of the URL ("?on_unavailable=default"), or kError.
+  std::optional<OnUnavailable> on_unavailable = {};
 };
 
 // Whether a pull requests each repeated key once.
@@ -81,6 +95,7 @@ struct PullOptions {
   uint64_t min_version = 0;  // rows must be at least this new, else kStale
   uint32_t wait_ms = 0;      // limit of the servers' wait for min_version; the deadline holds too
   Dedup dedup = Dedup::kWhenItPays;
+  std::optional<OnUnavailable> on_unavailable = {};  // not set: that of the client
 };
 
 enum class Form : uint8_t {
@@ -90,20 +105,32 @@ enum class Form : uint8_t {
 
 // One table of a pull. `out` receives the rows in the order of `keys`: n * dim * 4 bytes,
 // or n * row_bytes. Missing keys receive the table's default row. `mask` is empty, or
-// receives n bytes: 1 = found.
+// receives n bytes: 1 = found. `unavailable` is empty, or receives n bytes: 1 = no server answered
+// for the key, so whether it exists is unknown; its row is the default row, and its mask is 0.
+// With OnUnavailable::kDefault, a pull that takes `mask` must take `unavailable` too.
 struct TablePull {
   std::string_view table;
   std::span<const uint64_t> keys;
   std::span<std::byte> out;
   std::span<uint8_t> mask = {};
   Form form = Form::kFloat32;
+  std::span<uint8_t> unavailable = {};
 };
 
 struct PullReport {
-  // Every row is at least this new: the lowest version of the shards that replied. 0: no keys.
+  // Every row of a key that a server answered for is at least this new: the lowest version of the
+  // shards that replied. 0: there were no such keys.
   uint64_t applied_version = 0;
-  uint64_t found = 0;    // keys found; a repeated key counts each time
-  std::string instance;  // of all rows ("ranking@7"); may be empty when there are no keys
+  uint64_t found = 0;        // keys found; a repeated key counts each time
+  uint64_t unavailable = 0;  // keys that no server answered for; only with kDefault
+  std::string instance;      // of all rows ("ranking@7"); may be empty when there are no keys
+};
+
+// Counts since the client was connected.
+struct PullCounts {
+  uint64_t pulls = 0;             // that succeeded
+  uint64_t partial_pulls = 0;     // of these, pulls with unavailable keys
+  uint64_t unavailable_keys = 0;  // keys of these that no server answered for
 };
 
 struct PushOptions {
@@ -143,7 +170,7 @@ class [[nodiscard]] Client {
   // reads a changed map. Without one, the addresses are replicas, tried one after another. The
   // default port is 7070. A numeric IPv6 host is written in brackets. The model (an alias,
   // instance or model) may be omitted when the server has only one. With "petps+tls://" all
-  // connections use TLS 1.3.
+  // connections use TLS 1.3. "?on_unavailable=default" at the end sets Options::on_unavailable.
   // Errors: kInvalidArgument (the URL, an option); kUnavailable (no server is reachable; the
   // message names each server and its reason); kUnauthenticated (a certificate is not accepted);
   // kNotFound (the model; lists the known ones).
@@ -153,9 +180,10 @@ class [[nodiscard]] Client {
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
-  // Pull rows into `out`: float32[n, dim].
+  // Pull rows into `out`: float32[n, dim]. For OnUnavailable::kDefault use pull_many, or no mask.
   // Errors: kNotFound (lists the tables), kInvalidArgument (sizes), kStale,
-  // kDeadlineExceeded, kUnavailable.
+  // kDeadlineExceeded, kUnavailable. With kDefault the last two mean that no server of the model
+  // answers.
   base::Result<PullReport> pull(std::string_view table, std::span<const uint64_t> keys,
                                 std::span<float> out, std::span<uint8_t> mask = {},
                                 const PullOptions& options = {});
@@ -191,6 +219,7 @@ class [[nodiscard]] Client {
   // Return the status text (JSON) of server number `server` of the URL, or, for -1, of the
   // first one that replies.
   base::Result<std::string> status(int server = -1, uint32_t deadline_ms = 0);
+  PullCounts pull_counts() const;
   // Return the number of servers in the URL.
   size_t servers() const;
 

@@ -19,9 +19,24 @@ namespace {
 // than this in one call point to another error.
 constexpr int kMaxPlans = 8;
 
-Status check_arguments(std::span<const TablePull> pulls) {
+Status check_arguments(std::span<const TablePull> pulls, OnUnavailable on_unavailable) {
   for (const TablePull& pull : pulls) {
     const std::string name = "pull from '" + std::string(pull.table) + "': ";
+    if (!pull.unavailable.empty() && pull.unavailable.size() != pull.keys.size()) {
+      return Status(Code::kInvalidArgument, name + "the mask of unavailable keys has " +
+                                                std::to_string(pull.unavailable.size()) +
+                                                " bytes for " + std::to_string(pull.keys.size()) +
+                                                " keys");
+    }
+    if (on_unavailable == OnUnavailable::kDefault && !pull.mask.empty() &&
+        pull.unavailable.empty()) {
+      return Status(Code::kInvalidArgument,
+                    name +
+                        "with on_unavailable 'default', a mask of the keys that were found must "
+                        "come with a mask of the keys that are unavailable (TablePull.unavailable; "
+                        "in Python unavailable=, or pull_answer): without it, a key that was not "
+                        "asked for looks like a missing one");
+    }
     if (!pull.mask.empty() && pull.mask.size() != pull.keys.size()) {
       return Status(Code::kInvalidArgument, name + "the mask has " +
                                                 std::to_string(pull.mask.size()) + " bytes for " +
@@ -57,20 +72,7 @@ bool wants_dedup(Dedup option, DedupEstimate& estimate, const PullPart& part) {
 
 }  // namespace
 
-// One table of a call, and the positions of its distinct keys.
-struct PullCall::Plan {
-  const TablePull* pull = nullptr;
-  std::span<const uint64_t> keys;  // distinct after dedup
-  uint8_t* mask = nullptr;
-  Distinct distinct;
-  bool is_deduped = false;
-  std::vector<uint8_t> own_mask;  // to count found keys when the caller has no mask
-
-  void dedup(Dedup option, DedupEstimate& estimate, const PullPart& part);
-  uint64_t finish(size_t row_bytes, uint64_t found_count);
-};
-
-void PullCall::Plan::dedup(Dedup option, DedupEstimate& estimate, const PullPart& part) {
+void PullCall::Plan::dedup(Dedup option, DedupEstimate& estimate) {
   if (keys.size() < 2 || !wants_dedup(option, estimate, part)) return;
   distinct.build(keys);
   estimate.record(keys.size(), distinct.keys().size());
@@ -85,10 +87,12 @@ void PullCall::Plan::dedup(Dedup option, DedupEstimate& estimate, const PullPart
 
 // Copy the row and the mask of every distinct key to all positions of the key. Return the number
 // of positions found.
-uint64_t PullCall::Plan::finish(size_t row_bytes, uint64_t found_count) {
+uint64_t PullCall::Plan::finish(uint64_t found_count) {
   if (!is_deduped) return found_count;
   const std::span<const uint32_t> positions = distinct.positions();
-  spread(positions, row_bytes, pull->out.data());
+  spread(positions, part.out_row_bytes(), pull->out.data());
+  for (size_t i = unavailable == nullptr ? 0 : positions.size(); i-- > 0;)
+    unavailable[i] = unavailable[positions[i]];
   found_count = 0;
   for (size_t i = positions.size(); i-- > 0;) {
     mask[i] = mask[positions[i]];
@@ -97,37 +101,14 @@ uint64_t PullCall::Plan::finish(size_t row_bytes, uint64_t found_count) {
   return found_count;
 }
 
-// The part of a call for one group of servers, and its result.
-struct PullCall::Share {
-  size_t group = 0;
-  std::vector<Slice> slices;  // by table of the call; empty: all keys, in order
-  bool is_done = false;
-  uint64_t applied_version = 0;
-  std::vector<uint64_t> found_counts;  // by table of the call
-  std::string instance;
-};
-
-// One share in flight at one server.
-struct PullCall::Flight {
-  Flight(Share& its_share, RemoteServer& its_server, Lease lease, const Deadline& deadline)
-      : share(its_share), server(its_server), leased(std::move(lease)), until(deadline) {}
-  Share& share;
-  RemoteServer& server;
-  Lease leased;
-  Deadline until;
-  std::shared_ptr<const Catalogue> catalogue;
-  std::vector<PullPart> parts;
-  std::unique_ptr<PullExchange> exchange;
-  bool is_ready = false;  // bytes can be read, or the exchange is done
-};
-
 PullCall::PullCall(Client::Impl& client, std::span<const TablePull> pulls,
                    const PullOptions& options, const Deadline& deadline)
     : client_(client),
       pulls_(pulls),
       options_(options),
       deadline_(deadline),
-      wait_until_ns_(base::monotonic_ns() + uint64_t{options.wait_ms} * 1'000'000) {}
+      wait_until_ns_(base::monotonic_ns() + uint64_t{options.wait_ms} * 1'000'000),
+      may_leave_out_(client.on_unavailable(options) == OnUnavailable::kDefault) {}
 
 PullCall::~PullCall() = default;
 
@@ -173,21 +154,29 @@ bool PullCall::is_switched(const Routing& by,
 Status PullCall::run_once(const Routing& by, PullReport& report) {
   PETPS_RETURN_IF_ERROR(plan(by));
   std::vector<Share> shares = split_by_group(by);
-  if (shares.size() > 1) PETPS_RETURN_IF_ERROR(pull_all_groups(by, shares));
-  for (Share& share : shares) {
-    if (!share.is_done) PETPS_RETURN_IF_ERROR(pull_group(by, share));
+  if (may_leave_out_) {
+    PETPS_RETURN_IF_ERROR(pull_or_leave_out(by, shares));
+  } else {
+    if (shares.size() > 1) PETPS_RETURN_IF_ERROR(pull_all_groups(by, shares));
+    for (Share& share : shares) {
+      if (!share.is_done) PETPS_RETURN_IF_ERROR(pull_group(by, share));
+    }
   }
   report = {};
   for (size_t i = 0; i < plans_.size(); ++i) {
     uint64_t found_count = 0;
     for (const Share& share : shares) found_count += share.found_counts[i];
-    report.found += plans_[i].finish(row_bytes_[i], found_count);
+    report.found += plans_[i].finish(found_count);
+    report.unavailable += plans_[i].count_unavailable();
   }
-  if (!shares.empty()) report.applied_version = UINT64_MAX;
+  report.applied_version = UINT64_MAX;
   for (Share& share : shares) {
+    if (share.is_left_out) continue;
     report.applied_version = std::min(report.applied_version, share.applied_version);
     if (report.instance.empty()) report.instance = std::move(share.instance);
   }
+  if (report.applied_version == UINT64_MAX) report.applied_version = 0;  // no share has an answer
+  if (report.instance.empty()) report.instance = choice_.instance;
   client_.record_answer(by, report.instance);
   return {};
 }
@@ -222,9 +211,9 @@ Status PullCall::find_catalogue(const Routing& by, CataloguePointer& catalogue, 
 // Choose the instance, look up the tables' shapes and dedup the keys. With several servers the
 // instance is then requested by name from each, so that no answer mixes two.
 Status PullCall::plan(const Routing& by) {
-  CataloguePointer catalogue;
+  CataloguePointer& catalogue = catalogue_;
   for (int plans = 1;; ++plans) {
-    PETPS_RETURN_IF_ERROR(client_.choose_instance(by, deadline_, choice_));
+    PETPS_RETURN_IF_ERROR(client_.choose_instance(by, deadline_, choice_, patience()));
     bool was_known = true;
     const Status status = find_catalogue(by, catalogue, was_known);
     if (!status.ok() && status.code() != Code::kNotFound) return status;
@@ -236,20 +225,20 @@ Status PullCall::plan(const Routing& by) {
     break;
   }
   plans_ = std::vector<Plan>(pulls_.size());
-  row_bytes_.assign(pulls_.size(), 0);
   for (size_t i = 0; i < pulls_.size(); ++i) {
     const auto entry = catalogue->find(pulls_[i].table, choice_.instance);
     if (!entry.ok()) return entry.status();
-    PullPart part;
-    part.table = entry.value();
-    part.form = pulls_[i].form;
-    part.keys = pulls_[i].keys;
-    PETPS_RETURN_IF_ERROR(check_size(pulls_[i], part));
-    row_bytes_[i] = part.out_row_bytes();
-    plans_[i].pull = &pulls_[i];
-    plans_[i].keys = pulls_[i].keys;
-    plans_[i].mask = pulls_[i].mask.data();
-    plans_[i].dedup(options_.dedup, client_.statistics_of(pulls_[i].table).dedup, part);
+    Plan& plan = plans_[i];
+    plan.part.table = entry.value();
+    plan.part.form = pulls_[i].form;
+    plan.part.keys = pulls_[i].keys;
+    PETPS_RETURN_IF_ERROR(check_size(pulls_[i], plan.part));
+    plan.pull = &pulls_[i];
+    plan.keys = pulls_[i].keys;
+    plan.mask = pulls_[i].mask.data();
+    plan.unavailable = pulls_[i].unavailable.data();
+    std::fill(pulls_[i].unavailable.begin(), pulls_[i].unavailable.end(), uint8_t{0});
+    plan.dedup(options_.dedup, client_.statistics_of(pulls_[i].table).dedup);
   }
   return {};
 }
@@ -366,9 +355,9 @@ Status PullCall::pull_group(const Routing& by, Share& share) {
     return client_.try_servers(
         "pull", by, replicas, deadline_,
         [&](RemoteServer& server, const Deadline& until) {
-          return pull_from(share, server, until, may_wait);
+          return pull_from(share, server, limit(until, server), may_wait);
         },
-        is_choice_outdated);
+        is_choice_outdated, patience());
   };
   Status status = try_replicas(replicas.size() == 1);
   if (status.code() == Code::kStale && replicas.size() > 1 && options_.wait_ms != 0)
@@ -378,7 +367,7 @@ Status PullCall::pull_group(const Routing& by, Share& share) {
 
 Status PullCall::pull_from(Share& share, RemoteServer& server, const Deadline& until,
                            bool may_wait) {
-  auto leased = server.lease(until);
+  auto leased = server.lease(until, Use::kRead, patience());
   if (!leased.ok()) return leased.status();
   Flight flight(share, server, std::move(leased).value(), until);
   Status status;
@@ -404,87 +393,6 @@ Status PullCall::pull_from(Share& share, RemoteServer& server, const Deadline& u
   }
 }
 
-// Pull from all groups at once, from one replica of each. The caller retries shares that are not
-// done afterwards. A final error, such as WRONG_SHARD, fails the call.
-Status PullCall::pull_all_groups(const Routing& by, std::vector<Share>& shares) {
-  std::vector<std::unique_ptr<Flight>> flights;
-  const size_t rotation = client_.next_rotation();
-  Status refusal;
-  RemoteServer* wrong_shard = nullptr;
-  const auto record_error = [&](const Share& share, RemoteServer& server, const Status& status) {
-    if (status.code() == Code::kUnavailable) server.record_failure();
-    // A single replica has already waited for the version, so its STALE is final.
-    const bool is_stale = status.code() == Code::kStale && by.groups[share.group].size() == 1;
-    if (!is_final(status.code()) && !is_stale) return;
-    if (refusal.ok()) refusal = status;
-    if (status.code() == Code::kWrongShard) wrong_shard = &server;
-  };
-  for (Share& share : shares) {
-    RemoteServers able;
-    const RemoteServers& replicas =
-        Client::Impl::replicas_with(by.groups[share.group], choice_, able);
-    const std::vector<RemoteServer*> awake = Client::Impl::awake_servers(replicas, rotation);
-    if (awake.empty()) continue;
-    const Deadline until = deadline_.share(awake.size());
-    auto leased = awake[0]->lease(until);
-    if (!leased.ok()) {
-      record_error(share, *awake[0], leased.status());
-      continue;
-    }
-    auto flight = std::make_unique<Flight>(share, *awake[0], std::move(leased).value(), until);
-    const Status status = start(*flight, replicas.size() == 1);
-    if (status.ok()) {
-      flights.push_back(std::move(flight));
-    } else if (!flight->leased->was_closed_while_idle()) {
-      record_error(share, *awake[0], status);
-    }
-  }
-  while (!flights.empty()) {
-    wait_for_any(flights);
-    std::erase_if(flights, [&](const std::unique_ptr<Flight>& flight) {
-      const bool is_readable = flight->leased->has_read_ahead() || flight->is_ready;
-      if (!is_readable && !flight->until.passed()) return false;
-      Status status;
-      if (!flight->exchange->is_done()) status = flight->exchange->receive_one(flight->until);
-      if (status.ok() && !flight->exchange->is_done()) return false;
-      if (status.ok()) status = flight->exchange->error();
-      if (status.ok()) {
-        flight->server.record_reply();
-        finish(*flight);
-      } else if (!flight->leased->was_closed_while_idle()) {  // otherwise the caller retries it
-        record_error(flight->share, flight->server, status);
-      }
-      return true;
-    });
-  }
-  // Reading the map needs a connection, and there may be only one. No flight holds one any more.
-  if (wrong_shard != nullptr) (void)client_.read_shard_map(*wrong_shard, deadline_);
-  return refusal;
-}
-
-// Wait until a reply begins to arrive on one flight, or until the earliest of their deadlines.
-// Sends queued bytes.
-void PullCall::wait_for_any(std::span<const std::unique_ptr<Flight>> flights) {
-  std::vector<pollfd> entries;
-  uint64_t until_ns = UINT64_MAX;
-  bool has_bytes = false;
-  for (const auto& flight : flights) {
-    entries.push_back(flight->leased->poll_entry());
-    until_ns = std::min(until_ns, flight->until.at_ns);
-    has_bytes = has_bytes || flight->leased->has_read_ahead() || flight->exchange->is_done();
-  }
-  const uint64_t now = base::monotonic_ns();
-  const timespec limit = timespec_of(has_bytes || now >= until_ns ? 0 : until_ns - now);
-  const int count = ppoll(entries.data(), entries.size(), &limit, nullptr);
-  for (size_t i = 0; i < flights.size(); ++i) {
-    const short events = count > 0 ? entries[i].revents : short{0};
-    flights[i]->is_ready =
-        flights[i]->leased->has_arrived(events) || flights[i]->exchange->is_done();
-    // A connection that fails here reports the error when its reply is read.
-    if ((events & POLLOUT) != 0) (void)flights[i]->leased->flush();
-  }
-}
-
 Result<PullReport> Client::pull(std::string_view table, std::span<const uint64_t> keys,
                                 std::span<float> out, std::span<uint8_t> mask,
                                 const PullOptions& options) {
@@ -494,12 +402,13 @@ Result<PullReport> Client::pull(std::string_view table, std::span<const uint64_t
 
 Result<PullReport> Client::pull_many(std::span<const TablePull> pulls, const PullOptions& options) {
   PETPS_RETURN_IF_ERROR(impl_->check_process());
-  PETPS_RETURN_IF_ERROR(check_arguments(pulls));
+  PETPS_RETURN_IF_ERROR(check_arguments(pulls, impl_->on_unavailable(options)));
   PullReport report;
   const Deadline deadline = impl_->deadline(options.deadline_ms);
   PullCall call(*impl_, pulls, options, deadline);
   PETPS_RETURN_IF_ERROR(
       impl_->by_shard_map(deadline, [&](const Routing& by) { return call.run(by, report); }));
+  impl_->count_pull(report);
   const uint32_t every = impl_->options.hot_sample_every;
   if (every != 0 && impl_->calls.fetch_add(1, std::memory_order_relaxed) % every == 0) {
     for (const TablePull& pull : pulls) impl_->statistics_of(pull.table).hot.sample(pull.keys);

@@ -223,8 +223,34 @@ struct PushPart {
   }
 };
 
+namespace {
+
+bool have_one_host(const RemoteServers& replicas) {
+  return std::all_of(replicas.begin(), replicas.end(),
+                     [&](const auto& server) { return server->host() == replicas[0]->host(); });
+}
+
+// Return whether all addresses of a host lead to one pool, such as those of a load balancer.
+bool have_one_pool(const RemoteServers& replicas) {
+  const auto first = replicas[0]->last_catalogue();
+  return first != nullptr && std::all_of(replicas.begin(), replicas.end(), [&](const auto& server) {
+           const auto catalogue = server->last_catalogue();
+           return catalogue != nullptr && catalogue->state().pool_uuid == first->state().pool_uuid;
+         });
+}
+
+// Return the server that takes the pushes to a group, which has one pool.
+RemoteServer& owner_of(const RemoteServers& replicas) {
+  const auto alive = std::find_if(replicas.begin(), replicas.end(),
+                                  [](const auto& server) { return !server->is_dead(); });
+  return alive == replicas.end() ? *replicas[0] : **alive;
+}
+
+}  // namespace
+
 // Refuse the whole push, before anything is sent, if any of its keys has more than one server.
-Status Client::Impl::refuse_replicas(const Routing& by, const PushWork& work) {
+Status Client::Impl::refuse_replicas(const Routing& by, const Deadline& until,
+                                     const PushWork& work) {
   std::vector<bool> is_pushed_to(by.groups.size(), by.groups.size() == 1);
   if (by.groups.size() > 1) {
     for (const uint64_t key : work.keys) is_pushed_to[by.group(key)] = true;
@@ -232,6 +258,10 @@ Status Client::Impl::refuse_replicas(const Routing& by, const PushWork& work) {
   for (size_t group = 0; group < by.groups.size(); ++group) {
     const RemoteServers& replicas = by.groups[group];
     if (!is_pushed_to[group] || replicas.size() < 2) continue;
+    if (have_one_host(replicas)) {
+      read_missing_catalogues(by, until, Patience::kShort);
+      if (have_one_pool(replicas)) continue;
+    }
     std::vector<std::string> names;
     for (const auto& server : replicas) names.push_back(server->name());
     return wire::refuse_replicated_push(work.table, names);
@@ -291,7 +321,8 @@ Status Client::Impl::push_by(const Routing& by, const Deadline& until, const Pus
     if (shares[group].empty()) continue;
     const PushPart part(work, shares[group]);
     size_t rows = 0;
-    const Status status = push_to_owner(*by.groups[group][0], until, part.work(work), report, rows);
+    const Status status =
+        push_to_owner(owner_of(by.groups[group]), until, part.work(work), report, rows);
     if (status.code() == Code::kResourceExhausted) full = status;
     if (status.ok() || status.code() == Code::kResourceExhausted) continue;
     if (status.code() != Code::kWrongShard) return status;
@@ -314,11 +345,11 @@ Result<PushReport> Client::Impl::push(PushWork work) {
   std::iota(left.begin(), left.end(), 0u);
   bool is_encoded = false;
   const Status status = by_shard_map(until, [&](const Routing& by) -> Status {
-    PETPS_RETURN_IF_ERROR(refuse_replicas(by, work));
+    PETPS_RETURN_IF_ERROR(refuse_replicas(by, until, work));
     // One group and nothing acknowledged yet: send the caller's own memory.
     if ((by.groups.size() == 1 && left.size() == work.keys.size()) || work.keys.empty()) {
       size_t rows = 0;
-      Status result = push_to_owner(*by.groups[0][0], until, work, report, rows);
+      Status result = push_to_owner(owner_of(by.groups[0]), until, work, report, rows);
       left.erase(left.begin(), left.begin() + static_cast<ptrdiff_t>(rows));
       return result;
     }

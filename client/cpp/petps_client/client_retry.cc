@@ -42,17 +42,61 @@ Status Client::Impl::read_shard_map(RemoteServer& server, const Deadline& deadli
   if (!map.ok()) return map.status();
   const std::lock_guard lock(routing_mutex);
   if (map.value().version <= routing->version) return {};
-  const RemoteServers known[] = {seeds, routing->all};
-  auto next = route_by_map(map.value(), server.name(), known,
-                           [this](Address address) { return make_server(std::move(address)); });
-  if (!next.ok()) return next.status();
-  routing = next.value();
+  return route_locked(map.value(), server.name());
+}
+
+// Route by the map, or if its version is 0 to all servers of the URL. Hosts that stay keep their
+// servers.
+Status Client::Impl::route_locked(wire::ShardMap map, const std::string& peer) {
+  Hosts hosts;
+  const auto servers_at = [&](const Address& address) {
+    for (const Hosts* known : {&seeds, &hosts, &map_hosts}) {
+      for (const auto& host : *known) {
+        if (host->address() != address) continue;
+        if (known == &map_hosts) hosts.push_back(host);
+        return host->servers();
+      }
+    }
+    hosts.push_back(make_host(address));
+    return hosts.back()->servers();
+  };
+  std::shared_ptr<Routing> next;
+  if (map.version == 0) {
+    next = route_to_all(seed_servers());
+  } else {
+    auto by_map = route_by_map(map, peer, servers_at);
+    if (!by_map.ok()) return by_map.status();
+    next = std::move(by_map).value();
+  }
+  next->generation = (routing == nullptr ? 0 : routing->generation) + 1;
+  routing = std::move(next);
+  map_hosts = std::move(hosts);
+  shard_map = std::move(map);
+  map_peer = peer;
   return {};
+}
+
+uint64_t Client::Impl::refresh_hosts(const Deadline& deadline) {
+  Hosts hosts = seeds;
+  {
+    const std::lock_guard lock(routing_mutex);
+    hosts.insert(hosts.end(), map_hosts.begin(), map_hosts.end());
+  }
+  bool is_changed = false;
+  uint64_t next_ns = UINT64_MAX;
+  for (size_t i = 0; i < hosts.size(); ++i) {
+    if (hosts[i]->refresh(deadline.share(hosts.size() - i + 1))) is_changed = true;
+    next_ns = std::min(next_ns, hosts[i]->refresh_due_ns());
+  }
+  if (!is_changed) return next_ns;
+  const std::lock_guard lock(routing_mutex);
+  (void)route_locked(shard_map, map_peer);  // cannot fail: this map was in use
+  return next_ns;
 }
 
 bool Client::Impl::find_newer_map(const Routing& than, const RemoteServers& group,
                                   const Deadline& deadline) {
-  RemoteServers others = seeds;
+  RemoteServers others = seed_servers();
   others.insert(others.end(), than.all.begin(), than.all.end());
   std::erase_if(others, [&](const auto& server) {
     return std::find(group.begin(), group.end(), server) != group.end();
@@ -75,7 +119,7 @@ Status Client::Impl::by_shard_map(const Deadline& deadline,
     const auto by = current_routing();
     const Status status = attempt(*by);
     if (status.code() != Code::kWrongShard) return status;
-    if (current_routing()->version > by->version) {
+    if (current_routing()->generation != by->generation) {
       if (deadline.passed()) return status;
       continue;
     }
@@ -86,18 +130,26 @@ Status Client::Impl::by_shard_map(const Deadline& deadline,
 }
 
 std::vector<RemoteServer*> Client::Impl::awake_servers(const RemoteServers& replicas,
-                                                       size_t rotation) {
+                                                       size_t first) {
   const uint64_t now = base::monotonic_ns();
   std::vector<RemoteServer*> awake;
   for (size_t i = 0; i < replicas.size(); ++i) {
-    RemoteServer* server = replicas[(rotation + i) % replicas.size()].get();
+    RemoteServer* server = replicas[(first + i) % replicas.size()].get();
     if (server->backoff_until_ns() <= now) awake.push_back(server);
   }
-  if (awake.size() > 1) {
-    std::stable_partition(awake.begin(), awake.end(),
-                          [](const RemoteServer* server) { return !server->is_in_doubt(); });
-  }
+  if (awake.size() <= 1) return awake;
+  std::stable_partition(awake.begin(), awake.end(),
+                        [](const RemoteServer* server) { return !server->is_in_doubt(); });
+  const auto dead = std::stable_partition(
+      awake.begin(), awake.end(), [](const RemoteServer* server) { return !server->is_dead(); });
+  for (auto server = dead; dead != awake.begin() && server != awake.end(); ++server)
+    want_probe(**server);
   return awake;
+}
+
+bool Client::Impl::are_all_dead(const RemoteServers& servers) {
+  return std::all_of(servers.begin(), servers.end(),
+                     [](const auto& server) { return server->is_dead(); });
 }
 
 Status Client::Impl::try_any(std::string_view call, const Deadline& deadline,
@@ -119,7 +171,9 @@ Status Client::Impl::try_once(RemoteServer& server, const Deadline& deadline, si
 
 Status Client::Impl::try_servers(std::string_view call, const Routing& by,
                                  const RemoteServers& replicas, const Deadline& deadline,
-                                 const Attempt& attempt, const std::function<bool()>& is_outdated) {
+                                 const Attempt& attempt, const std::function<bool()>& is_outdated,
+                                 Patience patience) {
+  const bool is_short = patience == Patience::kShort;
   Status last(Code::kUnavailable, "every server is in backoff after a failure");
   // The failure before the last one. If the deadline cuts the last attempt short, this one explains
   // more.
@@ -127,7 +181,9 @@ Status Client::Impl::try_servers(std::string_view call, const Routing& by,
   Status refusal;  // of a reachable server: explains more than another one's being unreachable
   size_t tried = 0;
   for (;;) {
-    const std::vector<RemoteServer*> awake = awake_servers(replicas, next_rotation());
+    std::vector<RemoteServer*> awake = awake_servers(replicas, next_rotation());
+    if (is_short)
+      std::erase_if(awake, [](const RemoteServer* server) { return server->is_dead(); });
     size_t refused = 0;
     for (size_t i = 0; i < awake.size() && !deadline.passed(); ++i) {
       // A silent server must leave time for its replicas.
@@ -148,8 +204,15 @@ Status Client::Impl::try_servers(std::string_view call, const Routing& by,
     }
     if (refused > 0 && refused == awake.size()) return refusal;
     if (is_outdated != nullptr && is_outdated()) return refusal.ok() ? last : refusal;
-    if (by.version != 0 && refused == 0 && find_newer_map(by, replicas, deadline))
+    const Deadline until = is_short ? deadline.limited(replicas[0]->patience_ns()) : deadline;
+    if (by.version != 0 && refused == 0 && find_newer_map(by, replicas, until))
       return Status(Code::kWrongShard, "the shard map has changed");
+    for (const auto& server : replicas) {
+      if (server->is_one_of_several() && server->is_dead()) want_probe(*server);
+    }
+    if (by.generation != 0 && current_routing()->generation != by.generation)
+      return Status(Code::kWrongShard, "the servers have other addresses now");
+    if (is_short && are_all_dead(replicas)) return refusal.ok() ? last : refusal;
     const uint64_t wake = earliest_backoff_end_ns(replicas);
     if (wake >= deadline.at_ns || deadline.passed()) {
       if (!refusal.ok()) return refusal;

@@ -43,6 +43,11 @@ Deadline Deadline::share(size_t parts) const {
   return {now + part, (part + kNsPerMs - 1) / kNsPerMs};
 }
 
+Deadline Deadline::limited(uint64_t ns) const {
+  const uint64_t limit = base::monotonic_ns() + ns;
+  return limit < at_ns ? Deadline{limit, (ns + kNsPerMs - 1) / kNsPerMs} : *this;
+}
+
 bool Deadline::passed() const { return base::monotonic_ns() >= at_ns; }
 
 uint64_t Deadline::left_ns() const {

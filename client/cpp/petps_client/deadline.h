@@ -12,7 +12,8 @@ struct Deadline {
   uint64_t at_ns = 0;
   uint64_t given_ms = 0;
   static Deadline in_ms(uint64_t ms);
-  Deadline share(size_t parts) const;  // the first of `parts` equal parts of the time left
+  Deadline share(size_t parts) const;   // the first of `parts` equal parts of the time left
+  Deadline limited(uint64_t ns) const;  // at most `ns` from now
   bool passed() const;
   uint64_t left_ns() const;
 };

@@ -109,6 +109,30 @@ HostLookup::HostLookup(Address address, Resolve resolve)
       resolve_(resolve != nullptr ? resolve : resolve_by_system),
       numeric_(resolve != nullptr ? std::vector<SocketAddress>() : resolve_numeric(address_)) {}
 
+HostLookup::HostLookup(Address address, const SocketAddress& at)
+    : address_(std::move(address)), resolve_(resolve_by_system), numeric_({at}) {}
+
+HostLookup::Resolve resolver_of(const Options& options) {
+  if (options.resolve == nullptr) return nullptr;
+  return
+      [resolve = options.resolve](const Address& address, std::vector<SocketAddress>& addresses) {
+        const auto hosts = resolve(address.host);
+        if (!hosts.ok()) return hosts.status().code() == Code::kNotFound ? EAI_NONAME : EAI_AGAIN;
+        for (const std::string& host : hosts.value()) {
+          const int failure = resolve_with({host, address.port}, AI_NUMERICHOST, addresses);
+          if (failure != 0) return failure;
+        }
+        return 0;
+      };
+}
+
+std::string text_of(const SocketAddress& address) {
+  char host[NI_MAXHOST] = "?";
+  (void)getnameinfo(reinterpret_cast<const sockaddr*>(&address.bytes), address.size, host,
+                    sizeof(host), nullptr, 0, NI_NUMERICHOST);
+  return host;
+}
+
 // Called with shared_->mutex held.
 void HostLookup::start() {
   shared_->is_running = true;

@@ -15,6 +15,7 @@
 
 #include "base/status.h"
 #include "petps_client/address.h"
+#include "petps_client/client.h"
 #include "petps_client/deadline.h"
 
 namespace petps::client {
@@ -36,6 +37,10 @@ class HostLookup {
   // Returns getaddrinfo's code, 0 for success. Tests supply their own.
   using Resolve = std::function<int(const Address&, std::vector<SocketAddress>&)>;
   explicit HostLookup(Address address, Resolve resolve = nullptr);
+  // A host whose socket address is known.
+  HostLookup(Address address, const SocketAddress& at);
+  // Return whether the host needs no lookup.
+  bool is_numeric() const { return !numeric_.empty(); }
 
   // Return the socket addresses. Numeric hosts and recent results need no lookup. If no newer
   // result arrives in time, return an older one.
@@ -63,6 +68,11 @@ class HostLookup {
   const std::vector<SocketAddress> numeric_;  // empty: the host is a name
   const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
 };
+
+// Return the resolver that asks Options::resolve; null if that is empty.
+HostLookup::Resolve resolver_of(const Options& options);
+// Return the numeric address, without the port: "10.0.0.1".
+std::string text_of(const SocketAddress& address);
 
 // Return a connected, non-blocking socket. Begin the addresses one after another, each a moment
 // after the previous one or as soon as that failed. The first connection wins.

@@ -19,6 +19,7 @@
 #include "petps_client/choice.h"
 #include "petps_client/client.h"
 #include "petps_client/dedup.h"
+#include "petps_client/host.h"
 #include "petps_client/hot_keys.h"
 #include "petps_client/pull.h"
 #include "petps_client/remote_server.h"
@@ -75,15 +76,19 @@ struct PushWork {
 };
 
 struct Client::Impl {
+  using Hosts = std::vector<std::shared_ptr<Host>>;
   using Attempt = std::function<base::Status(RemoteServer&, const Deadline&)>;
 
   Url url;
   Options options;
   std::shared_ptr<tls::ClientContext> tls;  // null: plain text
-  RemoteServers seeds;                      // of the URL; fixed after connect
+  Hosts seeds;                              // of the URL; fixed after connect
   std::atomic<size_t> rotation{0};
   std::atomic<uint64_t> calls{0};  // pull calls, for sampling
-  pid_t process = 0;               // that created this client
+  std::atomic<uint64_t> pulls{0};  // these three: PullCounts
+  std::atomic<uint64_t> partial_pulls{0};
+  std::atomic<uint64_t> unavailable_keys{0};
+  pid_t process = 0;  // that created this client
 
   std::shared_mutex statistics_mutex;
   // By table; only tables that exist are added.
@@ -92,6 +97,7 @@ struct Client::Impl {
   std::mutex background_mutex;
   std::condition_variable background_wakes;
   bool stopping = false;
+  bool has_wanted_probes = false;  // see want_probe
   std::thread background;
 
   // Return an error in a forked child: the background thread and the connections are the parent's.
@@ -99,14 +105,26 @@ struct Client::Impl {
   Deadline deadline(uint32_t ms) const {
     return Deadline::in_ms(ms != 0 ? ms : options.deadline_ms);
   }
-  std::shared_ptr<RemoteServer> make_server(Address address) const {
-    return std::make_shared<RemoteServer>(std::move(address), url.model, options, BackoffOptions(),
-                                          nullptr, tls);
-  }
+  std::shared_ptr<Host> make_host(Address address) const;
+  RemoteServers seed_servers() const;
   TableStatistics& statistics_of(std::string_view table);
+  // Return what a pull with these options does with keys that no server answers for.
+  OnUnavailable on_unavailable(const PullOptions& pull) const {
+    const OnUnavailable of_client =
+        options.on_unavailable.value_or(url.on_unavailable.value_or(OnUnavailable::kError));
+    return pull.on_unavailable.value_or(of_client);
+  }
+  void count_pull(const PullReport& report);
 
-  std::mutex routing_mutex;  // guards routing
+  std::mutex routing_mutex;  // guards these four
   std::shared_ptr<const Routing> routing;
+  wire::ShardMap shard_map;  // of routing; version 0: none
+  std::string map_peer;      // the server that sent it
+  Hosts map_hosts;           // of its addresses that are not in seeds
+  base::Status route_locked(wire::ShardMap map, const std::string& peer);
+  // Look up the names whose addresses are old, or have a dead server, and route to the servers that
+  // they have now. Return when the next lookup is due.
+  uint64_t refresh_hosts(const Deadline& deadline);
   std::shared_ptr<const Routing> current_routing() {
     const std::lock_guard lock(routing_mutex);
     return routing;
@@ -129,36 +147,51 @@ struct Client::Impl {
   // Run `attempt` on one replica after another until it succeeds. Retry unreachable or silent
   // replicas, with backoff, until the deadline, until a newer map is found, or until `is_outdated`
   // returns true. Other errors are final once every replica that is not in backoff gave one.
-  // `call` names the call in errors.
+  // `call` names the call in errors. With short patience ask no dead replica, and give up once all
+  // of them are dead.
   base::Status try_servers(std::string_view call, const Routing& by, const RemoteServers& replicas,
                            const Deadline& deadline, const Attempt& attempt,
-                           const std::function<bool()>& is_outdated = nullptr);
+                           const std::function<bool()>& is_outdated = nullptr,
+                           Patience patience = Patience::kUntilDeadline);
   base::Status try_any(std::string_view call, const Deadline& deadline, const Attempt& attempt);
   size_t next_rotation() { return rotation.fetch_add(1, std::memory_order_relaxed); }
-  // Return the replicas that are not in backoff, rotated by `rotation`, those in doubt last. All
-  // groups of a call share one rotation: with one each, two groups of two replicas would always
-  // start with the same ones.
-  static std::vector<RemoteServer*> awake_servers(const RemoteServers& replicas, size_t rotation);
+  // Return the replicas that are not in backoff, beginning with number `first`: the good ones, then
+  // those in doubt, then the dead ones, which the background thread contacts. All groups of a call
+  // have one `first`: with one each, two groups of two replicas would always start with the same
+  // ones.
+  std::vector<RemoteServer*> awake_servers(const RemoteServers& replicas, size_t first);
+  static bool are_all_dead(const RemoteServers& servers);
+
+  // Let the background thread contact a server that a call does without, once its backoff is over.
+  void want_probe(RemoteServer& server);
+  // Contact the wanted servers whose backoff is over, all at the same time, and look for a newer
+  // shard map if one of them does not reply. Return when the next backoff of a wanted one ends;
+  // UINT64_MAX: there is none.
+  uint64_t probe_servers();
 
   NewestAnswer newest_answer;  // later pulls return no older instance
 
   // Choose the instance that is requested by name from all servers (choice.h). It is empty with a
   // single server, whose own current instance counts, and while no server is known.
+  // With short patience no server is waited for longer than it allows.
   // Errors: kStale when all live servers have only older rows than the client has returned, and
   // no other server comes back by the deadline.
-  base::Status choose_instance(const Routing& by, const Deadline& deadline, Choice& choice);
+  base::Status choose_instance(const Routing& by, const Deadline& deadline, Choice& choice,
+                               Patience patience = Patience::kUntilDeadline);
   Choice choose_now(const Routing& by) const;
   void record_answer(const Routing& by, const std::string& instance);
   // Read the catalogue of one server, and record whether it replied or failed.
   static base::Status read_catalogue_of(RemoteServer& server, const Deadline& deadline);
-  // Read the catalogues of servers that have none yet; skip servers in backoff.
-  static void read_missing_catalogues(const Routing& by, const Deadline& deadline);
+  // Read the catalogues of servers that have none yet; skip servers in backoff. With short patience
+  // also skip dead ones.
+  static void read_missing_catalogues(const Routing& by, const Deadline& deadline,
+                                      Patience patience);
   // Read the catalogues of all servers that are not in backoff. A silent server leaves time for
   // the others and for `spare` further shares.
   static void read_catalogues(const Routing& by, const Deadline& deadline, size_t spare);
   // Return false when the client is stopping.
   bool read_catalogue_in_background(RemoteServer& server);
-  bool pause_background(uint64_t until_ns);
+  bool pause_background(uint64_t until_ns, bool ends_with_probes = false);
   // Return the replicas that can serve the instance or whose catalogue is unknown; all replicas if
   // there are none. `able` holds the result when it is not `replicas`.
   static const RemoteServers& replicas_with(const RemoteServers& replicas, const Choice& choice,
@@ -168,7 +201,8 @@ struct Client::Impl {
   base::Result<PushReport> push(PushWork work);
   base::Status push_to(RemoteServer& server, const Deadline& deadline, const PushWork& work,
                        PushReport& report, size_t& acknowledged);
-  static base::Status refuse_replicas(const Routing& by, const PushWork& work);
+  static base::Status refuse_replicas(const Routing& by, const Deadline& until,
+                                      const PushWork& work);
   base::Status push_to_owner(RemoteServer& owner, const Deadline& deadline, const PushWork& work,
                              PushReport& report, size_t& acknowledged);
   base::Status encode_push(const Routing& by, const Deadline& deadline, PushWork& work,

@@ -77,15 +77,33 @@ Result<std::unique_ptr<Connection>> RemoteServer::open(const Deadline& deadline)
   return opened;
 }
 
-Result<Lease> RemoteServer::lease(const Deadline& deadline, Use use) {
+// Return the error of a call that got no connection between `since_ns` and its deadline.
+Status RemoteServer::no_connection_error(const Deadline& deadline, uint64_t since_ns,
+                                         Patience patience) const {
+  const std::string ms = std::to_string(deadline.given_ms);
+  const std::string connections = std::to_string(options_.connections);
+  if (patience == Patience::kShort && last_reply_ns_ < since_ns) {
+    return Status(Code::kDeadlineExceeded, name_ + ": no reply within " + ms + " ms on any of " +
+                                               connections + " connections");
+  }
+  // This is no failure of the server, so it causes no backoff.
+  return Status(Code::kResourceExhausted, name_ + ": all " + connections +
+                                              " connections were in use for " + ms +
+                                              " ms: raise Options.connections or the deadline");
+}
+
+Result<Lease> RemoteServer::lease(const Deadline& deadline, Use use, Patience patience) {
+  const bool is_short = patience == Patience::kShort;
+  const uint64_t since_ns = base::monotonic_ns();
   std::unique_lock lock(mutex_);
-  const std::chrono::nanoseconds left(deadline.left_ns());
-  if (!returned_.wait_for(lock, left, [this] { return leased_ < options_.connections; })) {
-    // This is no failure of the server, so it causes no backoff.
-    return Status(Code::kResourceExhausted,
-                  name_ + ": all " + std::to_string(options_.connections) +
-                      " connections were in use for " + std::to_string(deadline.given_ms) +
-                      " ms: raise Options.connections or the deadline");
+  const auto is_over = [&] {
+    return leased_ < options_.connections || (is_short && is_dead_locked());
+  };
+  if (!returned_.wait_for(lock, std::chrono::nanoseconds(deadline.left_ns()), is_over))
+    return no_connection_error(deadline, since_ns, patience);
+  if (is_short && is_dead_locked()) {
+    // Not kUnavailable: the callers would count that as a further failure.
+    return Status(Code::kDeadlineExceeded, name_ + ": no reply since its last failure");
   }
   ++leased_;
   while (!idle_.empty()) {
@@ -98,7 +116,7 @@ Result<Lease> RemoteServer::lease(const Deadline& deadline, Use use) {
   }
   lock.unlock();
   const uint64_t began_at = base::monotonic_ns();
-  auto opened = open(deadline);
+  auto opened = open(is_short ? deadline.limited(patience_ns()) : deadline);
   lock.lock();
   if (!opened.ok()) {
     --leased_;
@@ -230,6 +248,7 @@ Result<wire::ShardMap> RemoteServer::read_shard_map(const Deadline& deadline) {
 void RemoteServer::record_failure_locked() {
   ++failures_;
   backoff_until_ns_ = base::monotonic_ns() + backoff_.next_ns();
+  if (is_dead_locked()) returned_.notify_all();  // calls with short patience do not wait
 }
 
 void RemoteServer::record_failure() {
@@ -238,13 +257,18 @@ void RemoteServer::record_failure() {
 }
 
 void RemoteServer::record_timeout_locked(uint64_t waited_ns) {
-  if (waited_ns >= backoff_options_.silence_ns) return record_failure_locked();
+  if (waited_ns >= backoff_options_.silence_ns) {
+    is_silent_ = true;
+    return record_failure_locked();
+  }
   doubt_until_ns_ = base::monotonic_ns() + doubt_.next_ns();
 }
 
 void RemoteServer::record_reply() {
   const std::lock_guard lock(mutex_);
   failures_ = 0;
+  is_silent_ = false;
+  last_reply_ns_ = base::monotonic_ns();
   backoff_.reset();
   doubt_.reset();
   backoff_until_ns_ = 0;
@@ -264,6 +288,11 @@ bool RemoteServer::is_in_doubt() const {
 bool RemoteServer::is_live() const {
   const std::lock_guard lock(mutex_);
   return failures_ < backoff_options_.failures_until_gone;
+}
+
+bool RemoteServer::is_dead() const {
+  const std::lock_guard lock(mutex_);
+  return is_dead_locked();
 }
 
 uint64_t RemoteServer::idle_losses() const {

@@ -1,7 +1,8 @@
-// One server address: its connections, its catalogue, and its state (live, in doubt, in backoff).
+// One server: its connections, its catalogue, and its state (live, in doubt, in backoff).
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -46,31 +47,47 @@ class Lease {
 // a write uses no connection that was idle for long.
 enum class Use : uint8_t { kRead, kWrite };
 
-// One server address.
+// How long a call waits for a server.
+enum class Patience : uint8_t { kUntilDeadline, kShort };
+
+// One server, at an address or at one of several addresses of a name.
 // Threads: every method from any thread. Each call leases a connection of its own, so the calling
 // thread receives the rows itself, straight into its memory.
 class RemoteServer {
  public:
+  // `at`: the one socket address of this server, of several that its name has; null: resolve the
+  // name.
   RemoteServer(Address address, std::string model, const Options& options,
                const BackoffOptions& backoff_options = {}, HostLookup::Resolve resolve = nullptr,
-               std::shared_ptr<tls::ClientContext> tls = nullptr)
-      : name_(address.text()),
+               std::shared_ptr<tls::ClientContext> tls = nullptr, const SocketAddress* at = nullptr)
+      : name_(address.text() + (at == nullptr ? "" : " (" + text_of(*at) + ")")),
+        host_name_(address.text()),
+        is_one_of_several_(at != nullptr),
         tls_(std::move(tls)),
         certificate_name_(options.tls.server_name.empty() ? address.host : options.tls.server_name),
         model_(std::move(model)),
         options_(options),
         backoff_options_(backoff_options),
-        host_(std::move(address), std::move(resolve)),
+        host_(at == nullptr ? HostLookup(std::move(address), std::move(resolve))
+                            : HostLookup(std::move(address), *at)),
         backoff_(backoff_options),
         doubt_(backoff_options) {}
 
   const std::string& name() const { return name_; }
+  // Return whether the name of host() has further servers. Then the client looks the name up again
+  // when this one is dead.
+  bool is_one_of_several() const { return is_one_of_several_; }
+  // Return the "host:port" that leads to this server, and perhaps to others.
+  const std::string& host() const { return host_name_; }
 
   // Lease an idle connection, or open a new one; wait while all are in use. For a write, skip
   // connections that were idle for longer than kIdleForWriteNs.
+  // `patience`: kShort for a call that may leave out the keys of this server. It waits for the
+  // server no longer than BackoffOptions::patience_ns, and not at all once the server is dead.
   // Errors: kUnavailable, kDeadlineExceeded, kResourceExhausted (all in use until the deadline),
   // kUnimplemented.
-  base::Result<Lease> lease(const Deadline& deadline, Use use = Use::kRead);
+  base::Result<Lease> lease(const Deadline& deadline, Use use = Use::kRead,
+                            Patience patience = Patience::kUntilDeadline);
   // Return the last catalogue of the pool behind the connection. Read it now if this connection has
   // not read one yet, because the address may lead to another server, or to a restored pool.
   base::Result<std::shared_ptr<const Catalogue>> catalogue(Connection& connection,
@@ -99,6 +116,15 @@ class RemoteServer {
   bool is_in_doubt() const;
   // Return whether the server is live: fewer than kFailuresUntilGone failures since its last reply.
   bool is_live() const;
+  // Return whether the server is dead: it is not live, or its last failure was a silence. A call
+  // that may leave out keys does not ask a dead server.
+  bool is_dead() const;
+  // Ask the background thread to contact the server, because a call did without it. Return whether
+  // this is the first request since the last contact.
+  bool want_probe() { return !is_probe_wanted_.exchange(true, std::memory_order_acq_rel); }
+  bool is_probe_wanted() const { return is_probe_wanted_.load(std::memory_order_acquire); }
+  void begin_probe() { is_probe_wanted_.store(false, std::memory_order_release); }
+  uint64_t patience_ns() const { return backoff_options_.patience_ns(); }
   // Return how many leased connections the server had closed while they were idle.
   uint64_t idle_losses() const;
   // Return the period that the last hello requested; 0 before the first hello.
@@ -119,6 +145,11 @@ class RemoteServer {
   void take_back(std::unique_ptr<Connection> connection);
   void record_timeout_locked(uint64_t waited_ns);
   void record_failure_locked();
+  bool is_dead_locked() const {
+    return is_silent_ || failures_ >= backoff_options_.failures_until_gone;
+  }
+  base::Status no_connection_error(const Deadline& deadline, uint64_t since_ns,
+                                   Patience patience) const;
   base::Result<std::unique_ptr<Connection>> open(const Deadline& deadline);
   base::Result<std::shared_ptr<Catalogue>> request_catalogue(Connection& connection,
                                                              const Deadline& deadline) const;
@@ -126,12 +157,15 @@ class RemoteServer {
   base::Status restored_pool_error(const Catalogue& seen, const Catalogue& now) const;
 
   const std::string name_;
+  const std::string host_name_;
+  const bool is_one_of_several_;
   const std::shared_ptr<tls::ClientContext> tls_;  // null: plain text
   const std::string certificate_name_;             // that the server's certificate must have
   const std::string model_;
   const Options options_;
   const BackoffOptions backoff_options_;
   HostLookup host_;
+  std::atomic<bool> is_probe_wanted_{false};
 
   mutable std::mutex mutex_;  // guards everything below
   std::condition_variable returned_;
@@ -145,7 +179,9 @@ class RemoteServer {
   Backoff doubt_;
   uint64_t backoff_until_ns_ = 0;
   uint64_t doubt_until_ns_ = 0;
-  uint32_t failures_ = 0;  // since the last reply
+  uint32_t failures_ = 0;   // since the last reply
+  bool is_silent_ = false;  // a failure since the last reply was a silence
+  uint64_t last_reply_ns_ = 0;
   uint64_t idle_losses_ = 0;
 };
 

@@ -8,7 +8,7 @@ using base::Code;
 using base::Result;
 using base::Status;
 
-std::shared_ptr<const Routing> route_to_all(const RemoteServers& servers) {
+std::shared_ptr<Routing> route_to_all(const RemoteServers& servers) {
   auto routing = std::make_shared<Routing>();
   routing->groups = {servers};
   routing->group_of = {0};
@@ -16,9 +16,9 @@ std::shared_ptr<const Routing> route_to_all(const RemoteServers& servers) {
   return routing;
 }
 
-Result<std::shared_ptr<const Routing>> route_by_map(
-    const wire::ShardMap& map, const std::string& peer, std::span<const RemoteServers> known,
-    const std::function<std::shared_ptr<RemoteServer>(Address)>& make) {
+Result<std::shared_ptr<Routing>> route_by_map(
+    const wire::ShardMap& map, const std::string& peer,
+    const std::function<RemoteServers(const Address&)>& servers_at) {
   auto routing = std::make_shared<Routing>();
   routing->version = map.version;
   routing->partitions = map.partitions;
@@ -30,14 +30,8 @@ Result<std::shared_ptr<const Routing>> route_by_map(
       return Status(Code::kUnavailable, peer + ": its shard map has a wrong server address: " +
                                             std::string(address.status().message()));
     }
-    std::shared_ptr<RemoteServer> server;
-    for (const RemoteServers& list : known) {
-      for (const auto& other : list) {
-        if (other->name() == address.value().text()) server = other;
-      }
-    }
-    if (server == nullptr) server = make(std::move(address).value());
-    routing->all.push_back(server);
+    const RemoteServers servers = servers_at(address.value());
+    routing->all.insert(routing->all.end(), servers.begin(), servers.end());
     // The decoder has checked the map: servers that share one partition share all of them.
     const auto at = std::find(sets.begin(), sets.end(), entry.partitions);
     const auto group = static_cast<size_t>(at - sets.begin());
@@ -49,9 +43,10 @@ Result<std::shared_ptr<const Routing>> route_by_map(
           routing->group_of[p] = static_cast<uint32_t>(group);
       }
     }
-    routing->groups[group].push_back(std::move(server));
+    RemoteServers& replicas = routing->groups[group];
+    replicas.insert(replicas.end(), servers.begin(), servers.end());
   }
-  return std::shared_ptr<const Routing>(std::move(routing));
+  return routing;
 }
 
 std::vector<Slice> split(const Routing& routing, std::span<const uint64_t> keys) {

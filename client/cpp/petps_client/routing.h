@@ -17,6 +17,8 @@ using RemoteServers = std::vector<std::shared_ptr<RemoteServer>>;
 // Groups of servers. The servers of a group own the same keys, so they are replicas.
 // ASSUMPTIONS: immutable. Calls in flight keep the routing that they began with.
 struct Routing {
+  // Grows with each routing of a client, also when only addresses changed; 0: none of a client.
+  uint64_t generation = 0;
   uint64_t version = 0;  // of the shard map; 0: no map, one group owns all keys
   uint32_t partitions = 1;
   std::vector<RemoteServers> groups;
@@ -29,13 +31,12 @@ struct Routing {
 };
 
 // Return the routing without a map: every server has all keys.
-std::shared_ptr<const Routing> route_to_all(const RemoteServers& servers);
-// Return the routing of a map. Servers in `known` keep their connections and catalogues; `make`
-// creates the others.
+std::shared_ptr<Routing> route_to_all(const RemoteServers& servers);
+// Return the routing of a map. `servers_at` returns the servers of an address of the map.
 // Errors: kUnavailable when the map of server `peer` contains an invalid address.
-base::Result<std::shared_ptr<const Routing>> route_by_map(
-    const wire::ShardMap& map, const std::string& peer, std::span<const RemoteServers> known,
-    const std::function<std::shared_ptr<RemoteServer>(Address)>& make);
+base::Result<std::shared_ptr<Routing>> route_by_map(
+    const wire::ShardMap& map, const std::string& peer,
+    const std::function<RemoteServers(const Address&)>& servers_at);
 
 // The keys of a list that go to one group, and their positions in the list.
 struct Slice {

@@ -26,16 +26,19 @@ class Client:
         tls_certificate: str,
         tls_key: str,
         tls_server_name: str,
+        on_unavailable: str | None,
     ) -> None: ...
     def pull(
         self,
-        pulls: list[tuple[str, Any, Any, Any]],
+        pulls: list[tuple[str, Any, Any, Any, Any]],
         dtype: str,
         deadline_ms: int,
         min_version: int,
         wait_ms: int,
         dedup: bool | None,
+        on_unavailable: str | None,
     ) -> tuple[int, int, str]: ...
+    def pull_counts(self) -> dict[str, int]: ...
     def push(
         self,
         table: str,

@@ -29,10 +29,11 @@ Rows = npt.NDArray[Any]
 """float32[n, dim], or uint8[n, row_bytes] of stored rows."""
 Mask = npt.NDArray[np.bool_]
 Form = Literal["f32", "stored"]
+OnUnavailable = Literal["error", "default"]
 TOKEN_FILE_VARIABLE: Final = "PETPS_TOKEN_FILE"
 T = TypeVar("T")
-_PullRequest = tuple[str, npt.NDArray[np.uint64], Any, Mask | None]
-"""(table, keys, rows, mask) of a pull; rows are None if the caller passed none."""
+_PullRequest = tuple[str, npt.NDArray[np.uint64], Any, Mask | None, Mask | None]
+"""(table, keys, rows, mask, unavailable) of a pull; rows are None if the caller passed none."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,10 @@ class PullOptions(TypedDict, total=False):
     """How long servers may wait for ``min_version``, within the deadline. 0: not at all."""
     dedup: bool | None
     """Whether to request a repeated key once. None: when it pays."""
+    on_unavailable: OnUnavailable | None
+    """What to do with the keys of a shard that no server answers for. "error": the pull fails.
+    "default": they have the table's default row, and are marked as unavailable. None: as the
+    client does."""
 
 
 class Answer(NamedTuple):
@@ -87,9 +92,13 @@ class Answer(NamedTuple):
     """bool[n]: which keys were found. The others have the table's default row."""
     found: int
     applied_version: int
-    """Every row is at least this new: the lowest version of all shards. 0: there were no keys."""
+    """Every row is at least this new: the lowest version of the shards that replied. 0: there were
+    no keys, or none of their shards replied."""
     instance: str
     """The instance of all rows ("ranking@7"); may be empty when there were no keys."""
+    unavailable: Mask
+    """bool[n]: for which keys no server answered, so that it is unknown whether they exist. All
+    False unless ``on_unavailable`` is "default"."""
 
 
 class ManyAnswer(NamedTuple):
@@ -100,9 +109,11 @@ class ManyAnswer(NamedTuple):
     """{table: bool[n]}: which keys were found. The others have the table's default row."""
     found: int
     applied_version: int
-    """Every row is at least this new: the lowest version of all shards. 0: there were no keys."""
+    """As in :class:`Answer`."""
     instance: str
     """The instance of all rows ("ranking@7"); may be empty when there were no keys."""
+    unavailable: dict[str, Mask]
+    """{table: bool[n]}: for which keys no server answered, as in :class:`Answer`."""
 
 
 def connect(
@@ -121,6 +132,7 @@ def connect(
     token_file: str | os.PathLike[str] | None = None,
     tls: Tls | None = None,
     signed_keys: bool = False,
+    on_unavailable: OnUnavailable | None = None,
 ) -> Client:
     """Connect to the servers of ``petps://h1:7070,h2:7070/model``.
 
@@ -152,6 +164,9 @@ def connect(
             PETPS_TLS_SERVER_NAME give.
         signed_keys: Take a key below 0 as the unsigned key with the same 64 bits, instead of
             refusing it. Integers from 0 on are accepted in any dtype either way.
+        on_unavailable: What pulls do with the keys of a shard that no server answers for, see
+            :class:`PullOptions`. None: what the URL says (``?on_unavailable=default`` at its end),
+            or "error".
 
     Raises:
         InvalidArgument: The URL or an option is wrong.
@@ -181,6 +196,7 @@ def connect(
         **tls_options(url, tls),
         "token": token or "",
         "token_file": os.fspath(token_file or ""),
+        "on_unavailable": on_unavailable,
     }
     return Client(
         _native.Client(url, name=name, **arguments), threads=connections, signed_keys=signed_keys
@@ -229,6 +245,7 @@ class Client:
         dtype: Form = ...,
         *,
         mask: Mask | None = ...,
+        unavailable: Mask | None = ...,
         **options: Unpack[PullOptions],
     ) -> Rows: ...
     @overload
@@ -241,6 +258,7 @@ class Client:
         return_mask: Literal[True],
         dtype: Form = ...,
         mask: Mask | None = ...,
+        unavailable: Mask | None = ...,
         **options: Unpack[PullOptions],
     ) -> tuple[Rows, Mask]: ...
     def pull(
@@ -252,6 +270,7 @@ class Client:
         dtype: Form = "f32",
         *,
         mask: Mask | None = None,
+        unavailable: Mask | None = None,
         **options: Unpack[PullOptions],
     ) -> Rows | tuple[Rows, Mask]:
         """Pull rows. A missing key has the table's default row.
@@ -264,6 +283,8 @@ class Client:
             return_mask: Return (rows, mask); mask, bool[n], says which keys were found.
             dtype: "f32", or "stored" for uint8[n, row_bytes] as the server stores them.
             mask: A bool[n] that receives the mask.
+            unavailable: A bool[n] that receives which keys no server answered for. With
+                ``on_unavailable="default"``, a pull that takes a mask must take this one too.
             options: See :class:`PullOptions`.
 
         Returns:
@@ -274,12 +295,13 @@ class Client:
             InvalidArgument: Names the array.
             Stale: The rows are older than ``min_version``.
             DeadlineExceeded: Names the server.
-            Unavailable: Names the server.
+            Unavailable: Names the server. With ``on_unavailable="default"`` these two mean that no
+                server of the model answers.
         """
+        key_array = as_keys(keys, self.signed_keys)
         if return_mask and mask is None:
-            answer = self.pull_answer(table, keys, out, dtype, **options)
-            return answer.rows, answer.mask
-        requests = [(table, as_keys(keys, self.signed_keys), out, mask)]
+            mask = np.empty(key_array.shape[0], np.bool_)
+        requests = [(table, key_array, out, mask, unavailable)]
         if out is None:
             (out,), *_ = self._pull(requests, dtype, options)
         else:  # fast path: no array is created
@@ -297,10 +319,11 @@ class Client:
         """Pull like :meth:`pull`, and return the complete result with the applied version."""
         key_array = as_keys(keys, self.signed_keys)
         mask = np.empty(key_array.shape[0], np.bool_)
+        unavailable = np.empty_like(mask)
         (rows,), found_count, version, instance = self._pull(
-            [(table, key_array, out, mask)], dtype, options
+            [(table, key_array, out, mask, unavailable)], dtype, options
         )
-        return Answer(rows, mask, found_count, version, instance)
+        return Answer(rows, mask, found_count, version, instance, unavailable)
 
     @overload
     def pull_many(
@@ -336,7 +359,7 @@ class Client:
         ``out`` is {table: array} for tables whose rows go into the caller's arrays. The other
         arguments and the errors are those of :meth:`pull`.
         """
-        answer = self.pull_many_answer(keys, out=out, dtype=dtype, **options)
+        answer = self._pull_tables(keys, out, dtype, options, return_mask, False)
         if return_mask:
             return {table: (answer.rows[table], answer.masks[table]) for table in keys}
         return answer.rows
@@ -350,6 +373,18 @@ class Client:
         **options: Unpack[PullOptions],
     ) -> ManyAnswer:
         """Pull like :meth:`pull_many`, and return the complete result."""
+        return self._pull_tables(keys, out, dtype, options, True, True)
+
+    def _pull_tables(
+        self,
+        keys: Mapping[str, npt.ArrayLike],
+        out: Mapping[str, Rows] | None,
+        dtype: Form,
+        options: PullOptions,
+        has_masks: bool,
+        has_unavailable: bool,
+    ) -> ManyAnswer:
+        """Pull several tables, with the masks that the caller can see."""
         out_arrays = {} if out is None else out
         unknown = set(out_arrays) - set(keys)
         if unknown:
@@ -357,27 +392,31 @@ class Client:
         key_arrays = {
             table: as_keys(table_keys, self.signed_keys) for table, table_keys in keys.items()
         }
-        masks = {
-            table: np.empty(len(table_keys), np.bool_) for table, table_keys in key_arrays.items()
-        }
+
+        def masks_of(is_wanted: bool) -> dict[str, Mask]:
+            arrays = key_arrays if is_wanted else {}
+            return {table: np.empty(len(array), np.bool_) for table, array in arrays.items()}
+
+        masks, unavailable = masks_of(has_masks), masks_of(has_unavailable)
         requests = [
-            (table, table_keys, out_arrays.get(table), masks[table])
+            (table, table_keys, out_arrays.get(table), masks.get(table), unavailable.get(table))
             for table, table_keys in key_arrays.items()
         ]
         rows, found_count, version, instance = self._pull(requests, dtype, options)
-        return ManyAnswer(dict(zip(keys, rows, strict=True)), masks, found_count, version, instance)
+        rows_by_table = dict(zip(keys, rows, strict=True))
+        return ManyAnswer(rows_by_table, masks, found_count, version, instance, unavailable)
 
     def _pull(
         self, requests: Sequence[_PullRequest], dtype: Form, options: PullOptions
     ) -> tuple[list[Rows], int, int, str]:
         """Return (rows, found, applied version, instance). Create the arrays that are None."""
-        remaining_ms, min_version, wait_ms, dedup = _check_options(**options)
+        remaining_ms, min_version, wait_ms, dedup, on_unavailable = _check_options(**options)
         end = time.monotonic() + remaining_ms / 1e3
         pulls = self._with_rows(requests, dtype, remaining_ms)
         while True:
             try:
                 found_count, version, instance = self._native.pull(
-                    pulls, dtype, remaining_ms, min_version, wait_ms, dedup
+                    pulls, dtype, remaining_ms, min_version, wait_ms, dedup, on_unavailable
                 )
             except InvalidArgument:
                 # The model may resolve to another instance now, whose rows have another length.
@@ -390,14 +429,14 @@ class Client:
                 ):
                     raise
             else:
-                return [rows for _, _, rows, _ in pulls], found_count, version, instance
+                return [pull[2] for pull in pulls], found_count, version, instance
 
     def _with_rows(
         self, requests: Sequence[_PullRequest], dtype: Form, deadline_ms: int
     ) -> list[_PullRequest]:
         """Create the arrays that are None, with the length of rows that describe() returns."""
         pulls = []
-        for table, keys, out, mask in requests:
+        for table, keys, out, mask, unavailable in requests:
             rows = out
             if rows is None:
                 description = self._native.describe(table, deadline_ms)
@@ -406,7 +445,7 @@ class Client:
                     if dtype == "stored"
                     else np.empty((keys.shape[0], description["dim"]), np.float32)
                 )
-            pulls.append((table, keys, rows, mask))
+            pulls.append((table, keys, rows, mask, unavailable))
         return pulls
 
     # ---- push
@@ -480,6 +519,15 @@ class Client:
         status: dict[str, Any] = json.loads(self._native.status(number, _deadline(deadline_ms)))
         return status
 
+    def pull_counts(self) -> dict[str, int]:
+        """Return the counts of this client since :func:`connect`.
+
+        Returns:
+            {"pulls": pulls that succeeded, "partial_pulls": those of them with unavailable keys,
+            "unavailable_keys": the keys that no server answered for}.
+        """
+        return self._native.pull_counts()
+
     def send_hot_sets(self) -> None:
         """Send the sampled hot sets now. A background thread does this every 10 s."""
         self._native.send_hot_sets()
@@ -500,6 +548,12 @@ class Client:
     ) -> Answer:
         """Pull like :meth:`pull_answer`, without blocking the event loop."""
         return await self._in_thread(lambda: self.pull_answer(table, keys, out, **options))
+
+    async def pull_many_answer_async(
+        self, keys: Mapping[str, npt.ArrayLike], **options: Any
+    ) -> ManyAnswer:
+        """Pull like :meth:`pull_many_answer`, without blocking the event loop."""
+        return await self._in_thread(lambda: self.pull_many_answer(keys, **options))
 
     async def pull_many_async(self, keys: Mapping[str, npt.ArrayLike], **options: Any) -> Any:
         """Pull like :meth:`pull_many`, without blocking the event loop."""
@@ -540,12 +594,13 @@ def _check_options(
     min_version: int = 0,
     wait_ms: int = 0,
     dedup: bool | None = None,
-) -> tuple[int, int, int, bool | None]:
+    on_unavailable: OnUnavailable | None = None,
+) -> tuple[int, int, int, bool | None, OnUnavailable | None]:
     """Return the options as native code takes them."""
     if not 0 <= min_version < 1 << 64:
         raise InvalidArgument(f"min_version is {min_version}, expected 0 to 2**64 - 1")
     _check_u32("wait_ms", wait_ms)
-    return _deadline(deadline_ms), min_version, wait_ms, dedup
+    return _deadline(deadline_ms), min_version, wait_ms, dedup, on_unavailable
 
 
 def _report(outcome: tuple[str | None, tuple[int, int, int, int, int]]) -> PushReport:

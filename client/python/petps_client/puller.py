@@ -24,7 +24,7 @@ import numpy.typing as npt
 from petps_client import _native
 from petps_client.arrays import as_keys
 from petps_client.cache import RowCache
-from petps_client.client import Client
+from petps_client.client import Client, OnUnavailable
 from petps_client.errors import InvalidArgument, PetpsError
 
 __all__ = ["Pulled", "Puller"]
@@ -49,6 +49,9 @@ class Pulled:
     """The instance of all rows; empty when there were no keys."""
     asked: float
     """Request time of the oldest row, by the clock."""
+    unavailable: dict[str, npt.NDArray[np.bool_]]
+    """{table: bool[distinct keys]}: for which keys no server answered; they have the default row.
+    All False unless ``on_unavailable`` is "default"."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Puller:
     Args:
         client: The client that pulls.
         tables: The names of the tables.
-        min_version, wait_ms, deadline_ms: As in :meth:`Client.pull`. The attribute
+        min_version, wait_ms, deadline_ms, on_unavailable: As in :meth:`Client.pull`. The attribute
             ``min_version`` may be changed later, and applies to cached and prefetched rows too.
         cache_bytes: Limit of the cache of pulled rows, which includes the default rows of missing
             keys; 0: no cache. A cache needs ``staleness_ms``.
@@ -88,6 +91,7 @@ class Puller:
         min_version: int = 0,
         wait_ms: int = 0,
         deadline_ms: int | None = None,
+        on_unavailable: OnUnavailable | None = None,
         cache_bytes: int = 0,
         staleness_ms: float = 0,
         clock: Callable[[], float] = time.monotonic,
@@ -103,7 +107,11 @@ class Puller:
             )
         self.min_version = min_version
         self._client = client
-        self._options: dict[str, Any] = {"wait_ms": wait_ms, "deadline_ms": deadline_ms}
+        self._options: dict[str, Any] = {
+            "wait_ms": wait_ms,
+            "deadline_ms": deadline_ms,
+            "on_unavailable": on_unavailable,
+        }
         self._staleness = staleness_ms / 1000
         self._clock = clock
         self.dims = {table: client.describe(table).dim for table in tables}
@@ -170,7 +178,7 @@ class Puller:
             distinct_keys[table], places[table] = _native.distinct(table_keys)
         if not any(map(len, distinct_keys.values())):
             rows = {table: np.empty((0, self.dims[table]), np.float32) for table in distinct_keys}
-            pulled = Pulled(rows, places, 0, "", self._clock())
+            pulled = Pulled(rows, places, 0, "", self._clock(), _all_answered(rows))
         elif (cache := self._cache) is None:
             pulled = self._request(distinct_keys)
         else:
@@ -182,7 +190,14 @@ class Puller:
         answer = self._client.pull_many_answer(
             distinct_keys, dedup=False, min_version=self.min_version, **self._options
         )
-        return Pulled(answer.rows, {}, answer.applied_version, answer.instance, requested_at)
+        return Pulled(
+            answer.rows,
+            {},
+            answer.applied_version,
+            answer.instance,
+            requested_at,
+            answer.unavailable,
+        )
 
     def _pull_through(self, cache: RowCache, distinct_keys: dict[str, Keys]) -> Pulled:
         now = self._clock()
@@ -191,7 +206,14 @@ class Puller:
             table: distinct_keys[table][~hit] for table, hit in cached.hits.items() if not hit.all()
         }
         if not missing:
-            return Pulled(cached.rows, {}, cached.version, cached.instance, cached.requested_at)
+            return Pulled(
+                cached.rows,
+                {},
+                cached.version,
+                cached.instance,
+                cached.requested_at,
+                _all_answered(cached.rows),
+            )
         pulled = self._request(missing)
         is_switched = cached.instance != pulled.instance
         if is_switched and any(hit.any() for hit in cached.hits.values()):
@@ -206,19 +228,46 @@ class Puller:
                     self.dims = dims
             except InvalidArgument:  # the new rows are longer: continue without a cache
                 self._cache, self.dims = None, dims
-        cache.store(pulled.instance, missing, pulled.rows, pulled.asked, pulled.applied_version)
+        # The default rows of unavailable keys are not stored: the keys may have other rows.
+        answered = {table: ~mask for table, mask in pulled.unavailable.items()}
+        cache.store(
+            pulled.instance,
+            {table: missing[table][mask] for table, mask in answered.items()},
+            {table: pulled.rows[table][mask] for table, mask in answered.items()},
+            pulled.asked,
+            pulled.applied_version,
+        )
+        unavailable = _all_answered(cached.rows)
         if is_switched:
             # The union includes the tables without keys.
-            return replace(pulled, rows=cached.rows | pulled.rows)
+            return replace(
+                pulled,
+                rows=cached.rows | pulled.rows,
+                unavailable=unavailable | pulled.unavailable,
+            )
         for table, rows in pulled.rows.items():
             if len(rows) == len(distinct_keys[table]):  # no key was cached; the dim may differ
                 cached.rows[table] = rows
             else:
                 cached.rows[table][~cached.hits[table]] = rows
+            unavailable[table][~cached.hits[table]] = pulled.unavailable[table]
+        has_cached = any(hit.any() for hit in cached.hits.values())
+        has_answered = any(mask.any() for mask in answered.values())
         version = min(cached.version, pulled.applied_version)
+        if has_cached and not has_answered:  # the rows are those of the cache
+            version = cached.version
         return Pulled(
-            cached.rows, {}, version, pulled.instance, min(cached.requested_at, pulled.asked)
+            cached.rows,
+            {},
+            version,
+            pulled.instance,
+            min(cached.requested_at, pulled.asked),
+            unavailable,
         )
+
+
+def _all_answered(rows: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.bool_]]:
+    return {table: np.zeros(len(table_rows), np.bool_) for table, table_rows in rows.items()}
 
 
 def _have_same_keys(first: Mapping[str, Keys], second: Mapping[str, Keys]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from petps_client.client import Client
 from petps_client.errors import InvalidArgument
-from petps_client.puller import Puller
+from petps_client.puller import Pulled, Puller
 
 try:
     import torch
@@ -58,7 +58,12 @@ class EmbeddingBag(torch.nn.Module):  # type: ignore[misc]
         mode: "sum" or "mean".
         include_last_offset: Whether offsets end with the number of ids, as in PyTorch.
         options: Those of :class:`petps_client.Puller`: min_version, wait_ms, deadline_ms,
-            cache_bytes, staleness_ms.
+            on_unavailable, cache_bytes, staleness_ms.
+
+    Attributes:
+        unavailable: How many of the distinct ids of the last forward no server answered for. They
+            were pooled with the table's default row. Always 0 unless ``on_unavailable`` is
+            "default".
 
     Raises:
         NotFound: The table is unknown; lists the tables.
@@ -79,6 +84,7 @@ class EmbeddingBag(torch.nn.Module):  # type: ignore[misc]
         self.mode = _check_mode(table, mode)
         self.include_last_offset = include_last_offset
         self.puller = Puller(client, [table], **options)
+        self.unavailable = 0
 
     @property
     def embedding_dim(self) -> int:
@@ -99,6 +105,7 @@ class EmbeddingBag(torch.nn.Module):  # type: ignore[misc]
         """
         bags = self._bags(input, offsets, per_sample_weights)
         pulled = self.puller.pull({self.table: bags.keys()})
+        self.unavailable = _count_unavailable(pulled)
         return _reduce(bags, pulled.rows[self.table], pulled.places[self.table], self.mode)
 
     def prefetch(self, input: Any) -> None:
@@ -123,6 +130,9 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         features: {feature: table}, or names of tables that are their own features.
         mode: "sum" or "mean" for all features, or {feature: mode}.
         options: Those of :class:`petps_client.Puller`.
+
+    Attributes:
+        unavailable: As in :class:`EmbeddingBag`.
 
     Raises:
         NotFound: A table is unknown; lists the tables.
@@ -151,6 +161,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
             )
         self.modes = {name: _check_mode(name, feature_mode) for name, feature_mode in modes.items()}
         self.puller = Puller(client, sorted(set(self.features.values())), **options)
+        self.unavailable = 0
 
     def forward(self, batch: Any) -> Any:
         """Pool {feature: bags} into {feature: float32[bags, dim]}.
@@ -162,6 +173,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         """
         bags = self._bags(batch)
         pulled = self.puller.pull(self._keys(bags))
+        self.unavailable = _count_unavailable(pulled)
         begins = dict.fromkeys(self.puller.dims, 0)
         outputs = {}
         for name, table in self.features.items():
@@ -231,6 +243,10 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         return ", ".join(
             f"{name!r}: {table!r} ({self.modes[name]})" for name, table in self.features.items()
         )
+
+
+def _count_unavailable(pulled: Pulled) -> int:
+    return sum(int(mask.sum()) for mask in pulled.unavailable.values())
 
 
 def _torchrec_of(batch: Any) -> Any:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 COMMAND = CommandWithKeys
+UNAVAILABLE = "unavailable"  # instead of "yes" or "no"
 VALUES_SHOWN = 6  # values of a row on a terminal; --json and --out write all
 
 
@@ -40,13 +41,18 @@ def pull(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write to this file: .npy (rows), or .npz (keys, rows, found)."),
+        typer.Option(
+            help="Write to this file: .npy (rows), or .npz (keys, rows, found, unavailable)."
+        ),
     ] = None,
     model: ModelOption = None,
     signed_keys: SignedKeys = False,
     json_: JsonReport = False,
 ) -> None:
     """Show the rows of keys. A missing key is marked, and shows the table's default row.
+
+    With ?on_unavailable=default at the end of the server's address, so does a key of a shard that
+    no server answers for: it is marked as unavailable.
 
     [bold]Examples[/bold]
 
@@ -64,19 +70,22 @@ def pull(
         raise InvalidArgument(f"--out {out}: write .npy (rows alone) or .npz (keys, rows, found)")
     key_array = _keys(keys or [], keys_file, signed_keys)
     with closing(open_target(target, model=model, read_only=True)) as handle:
-        rows, mask = handle.pull(table_, key_array)
+        rows, mask, unavailable = handle.pull(table_, key_array)
     if signed_keys:
         key_array = key_array.view(np.int64)
     if out is not None:
-        _write(out, key_array, rows, mask)
+        _write(out, key_array, rows, mask, unavailable)
     if json_:
-        _show_json(table_, key_array, rows, mask, out)
+        _show_json(table_, key_array, rows, mask, unavailable, out)
     elif out is not None:
-        note(f"{len(key_array):,} keys, {int(mask.sum()):,} found -> {out}")
+        count = int(unavailable.sum())
+        others = f", {count:,} unavailable" if count > 0 else ""
+        note(f"{len(key_array):,} keys, {int(mask.sum()):,} found{others} -> {out}")
     else:
+        found = np.where(unavailable, UNAVAILABLE, np.where(mask, "yes", "no"))
         lines = [
-            (str(key), "yes" if is_found else "no", _row_text(row))
-            for key, is_found, row in zip(key_array.tolist(), mask.tolist(), rows, strict=True)
+            (str(key), key_found, _row_text(row))
+            for key, key_found, row in zip(key_array.tolist(), found.tolist(), rows, strict=True)
         ]
         table(("key", "found", f"row (dim {rows.shape[1]})"), lines)
 
@@ -107,13 +116,14 @@ def _write(
     keys: npt.NDArray[np.uint64] | npt.NDArray[np.int64],
     rows: npt.NDArray[np.float32],
     mask: npt.NDArray[np.bool_],
+    unavailable: npt.NDArray[np.bool_],
 ) -> None:
     import numpy as np
 
     if out.suffix == ".npy":
         np.save(out, rows)
     else:
-        np.savez(out, keys=keys, rows=rows, found=mask)
+        np.savez(out, keys=keys, rows=rows, found=mask, unavailable=unavailable)
 
 
 def _show_json(
@@ -121,14 +131,22 @@ def _show_json(
     keys: npt.NDArray[np.uint64] | npt.NDArray[np.int64],
     rows: npt.NDArray[np.float32],
     mask: npt.NDArray[np.bool_],
+    unavailable: npt.NDArray[np.bool_],
     out: Path | None,
 ) -> None:
-    report: dict[str, object] = {"table": name, "keys": len(keys), "found": int(mask.sum())}
+    report: dict[str, object] = {
+        "table": name,
+        "keys": len(keys),
+        "found": int(mask.sum()),
+        UNAVAILABLE: int(unavailable.sum()),
+    }
     if out is not None:
         report["out"] = str(out)
     else:
         report["rows"] = [
-            {"key": key, "found": is_found, "row": row}
-            for key, is_found, row in zip(keys.tolist(), mask.tolist(), rows.tolist(), strict=True)
+            {"key": key, "found": is_found, UNAVAILABLE: is_unavailable, "row": row}
+            for key, is_found, is_unavailable, row in zip(
+                keys.tolist(), mask.tolist(), unavailable.tolist(), rows.tolist(), strict=True
+            )
         ]
     json_out(report)

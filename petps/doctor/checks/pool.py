@@ -179,9 +179,7 @@ def server_state(subject: Subject) -> Iterator[Finding]:
         )
     if status.get("unready"):
         findings.append(
-            warning(
-                f"the server is not ready: {status['unready']}", "docs/runbook/not-ready.md"
-            )
+            warning(f"the server is not ready: {status['unready']}", "docs/runbook/not-ready.md")
         )
     for incident in status.get("incidents", []):
         findings.append(warning(f"incident: {incident}", "see the server's log"))

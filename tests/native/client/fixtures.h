@@ -41,9 +41,11 @@ std::unique_ptr<Client> connect_to(const std::string& url, const Options& option
 void expect_error(const base::Status& status, base::Code code,
                   std::initializer_list<std::string_view> parts);
 
-// A pool in memory, served on a port of 127.0.0.1 that stays the same over restarts.
+// A pool in memory, served on a port that stays the same over restarts: a free one of 127.0.0.1, or
+// that of the options if they have another host.
 class RealServer {
  public:
+  static constexpr const char* kHost = "127.0.0.1";
   explicit RealServer(server::ServerOptions options = {}, uint32_t partitions = 2);
   ~RealServer() { stop(); }
   // `default_row`: dim values, or empty. Fills the keys 0 .. rows - 1.
@@ -60,7 +62,7 @@ class RealServer {
   table::Tables& tables() { return *tables_; }
   server::Server& server() { return *server_; }
   uint32_t instance() const { return instance_; }
-  std::string address() const { return "127.0.0.1:" + std::to_string(options_.port); }
+  std::string address() const { return options_.host + ":" + std::to_string(options_.port); }
   std::string url() const { return "petps://" + address() + "/ranking"; }
 
  private:

@@ -293,12 +293,11 @@ class World {
       routing->groups.emplace_back();
       for (size_t i = 0; i < groups_[group]; ++i, ++server) {
         const std::string address = fleet_.address(server);
-        impl.seeds.push_back(std::make_shared<RemoteServer>(parse_address(address, address).value(),
-                                                            "m", impl.options, backoff_options));
-        routing->groups.back().push_back(impl.seeds.back());
+        routing->all.push_back(std::make_shared<RemoteServer>(
+            parse_address(address, address).value(), "m", impl.options, backoff_options));
+        routing->groups.back().push_back(routing->all.back());
       }
     }
-    routing->all = impl.seeds;
     impl.routing = routing;
     subject.by = routing;
   }

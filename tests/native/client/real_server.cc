@@ -64,7 +64,7 @@ RealServer::RealServer(server::ServerOptions options, uint32_t partitions)
   const auto record = tables_->pool().create_instance("ranking", "ranking@1", partitions);
   EXPECT_TRUE(record.ok()) << record.status().to_string();
   instance_ = record.value().id;
-  options_.port = stable_port();
+  if (options_.host == kHost) options_.port = stable_port();
 }
 
 table::Table& RealServer::add_table(const std::string& name, codec::Dtype dtype, uint32_t dim,

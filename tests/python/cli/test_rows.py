@@ -39,9 +39,10 @@ def test_pull_shows_found_and_missing_keys(run: Command, filled: Path) -> None:
         "table": "items",
         "keys": 2,
         "found": 1,
+        "unavailable": 0,
         "rows": [
-            {"key": 3, "found": True, "row": [3.0, 3.125, 3.25, 3.375]},
-            {"key": 999_999, "found": False, "row": [0.0] * DIM},
+            {"key": 3, "found": True, "unavailable": False, "row": [3.0, 3.125, 3.25, 3.375]},
+            {"key": 999_999, "found": False, "unavailable": False, "row": [0.0] * DIM},
         ],
     }
 

@@ -324,3 +324,27 @@ def test_hot_sets_reach_the_server(served: Served) -> None:
             client.pull("f32", [1, 2, 3])
         client.send_hot_sets()
     assert served.stats()["hot_sets"] == 1
+
+
+def test_a_mask_must_come_with_the_mask_of_unavailable_keys(
+    served: Served, client: petps_client.Client
+) -> None:
+    with pytest.raises(petps_client.InvalidArgument, match="must come with a mask"):
+        client.pull("f32", [1], return_mask=True, on_unavailable="default")
+    with pytest.raises(petps_client.InvalidArgument, match="must come with a mask"):
+        client.pull_many({"f32": [1]}, return_mask=True, on_unavailable="default")
+    unavailable = np.ones(2, np.bool_)
+    _, mask = client.pull(
+        "f32", [1, ROWS], return_mask=True, unavailable=unavailable, on_unavailable="default"
+    )
+    assert mask.tolist() == [True, False]
+    assert unavailable.tolist() == [False, False]
+    assert client.pull("f32", [1], on_unavailable="default").shape == (1, DIM)
+    for wrong in ("zeros", 1):
+        options: Any = {"on_unavailable": wrong}
+        with pytest.raises(petps_client.InvalidArgument, match="'error' or 'default'"):
+            client.pull("f32", [1], **options)
+    with pytest.raises(petps_client.InvalidArgument, match="got 'zeros'"):
+        petps_client.connect(served.url + "?on_unavailable=zeros")
+    with pytest.raises(petps_client.InvalidArgument, match="the option 'deadline=1' is unknown"):
+        petps_client.connect(served.url + "?deadline=1")

@@ -37,6 +37,8 @@ class FakeClient:
         self.calls: list[dict[str, int]] = []
         self.lock = threading.Lock()
         self.fails = False
+        self.dead_from = 1 << 64
+        """Keys from this one on are unavailable."""
         self.dims: dict[str, int] = {}
         """Dims of tables whose rows are longer than describe() says."""
 
@@ -51,14 +53,18 @@ class FakeClient:
                 raise petps_client.Unavailable("no server is reachable")
             assert min_version <= self.version
             self.calls.append({table: len(table_keys) for table, table_keys in keys.items()})
-            rows = {}
+            rows, unavailable = {}, {}
             for table, table_keys in keys.items():
+                unavailable[table] = np.array(
+                    [int(key) >= self.dead_from for key in table_keys], np.bool_
+                )
                 assert len(np.unique(table_keys)) == len(table_keys)
                 shared = [self.number, self.clock.now, self.version]
                 values = np.c_[table_keys, np.tile(shared, (len(table_keys), 1))]
                 padding = self.dims.get(table, 4) - 4
                 rows[table] = np.pad(values.astype(np.float32), ((0, 0), (0, padding)))
-            return ManyAnswer(rows, {}, 0, self.version, f"m@{self.number}")
+                rows[table][unavailable[table]] = 0
+            return ManyAnswer(rows, {}, 0, self.version, f"m@{self.number}", unavailable)
 
 
 def make_puller(client: Any, **options: Any) -> petps_client.Puller:
@@ -294,3 +300,20 @@ def test_without_torch_the_error_says_how_to_install_it() -> None:
     assert process.returncode != 0
     assert "petps_client.torch needs PyTorch" in process.stderr
     assert "pip install petps[torch]" in process.stderr
+
+
+def test_default_rows_of_unavailable_keys_are_marked_and_not_cached() -> None:
+    fake = FakeClient(Clock())
+    puller = make_puller(fake, cache_bytes=100_000, staleness_ms=60_000, on_unavailable="default")
+    puller.pull({"a": [1, 12]})
+    fake.dead_from = 10
+    pulled = puller.pull({"a": [1, 2, 12, 13], "b": [11]})
+    assert pulled.unavailable["a"].tolist() == [False, False, False, True]  # 12 is in the cache
+    assert pulled.unavailable["b"].tolist() == [True]
+    assert pulled.rows["a"][:, 0].tolist() == [1, 2, 12, 0]
+    assert pulled.applied_version == 1
+    fake.dead_from = 1 << 64
+    pulled = puller.pull({"a": [1, 2, 12, 13], "b": [11]})
+    assert not any(mask.any() for mask in pulled.unavailable.values())
+    assert pulled.rows["a"][:, 0].tolist() == [1, 2, 12, 13]
+    assert fake.calls[-1] == {"a": 1, "b": 1}  # only what was unavailable
