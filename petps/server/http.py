@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import socket
 import socketserver
 import ssl
@@ -18,12 +19,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from petps import _native
 from petps.errors import NotFound, PetpsError, Unavailable
+from petps.log import log_event, new_request_id, request_id
 from petps.server.access import token_of
 
 if TYPE_CHECKING:
     from petps.server.tls import TlsFiles
 
 __all__ = ["HttpServer"]
+
+_log = logging.getLogger("petps.server.http")
 
 MAX_CONNECTIONS: Final = 32  # a scraper, a probe and a few browsers; each connection has a thread
 # Of one address, so that no peer takes the places of all others and of the probe.
@@ -252,8 +256,24 @@ def _handler(
             self._answer(with_body=False)
 
         def _answer(self, *, with_body: bool) -> None:
-            body, kind, code = self._content()
+            request_id.set(new_request_id(self.headers.get("X-Request-Id")))
+            began = time.monotonic()
+            try:
+                body, kind, code = self._content()
+            except Exception:  # a mistake of ours; the request must not end without a word
+                _log.exception("[http] %s failed", self.path, extra=log_event("http_failed"))
+                code, kind = HTTPStatus.INTERNAL_SERVER_ERROR, TEXT
+                body = f"the server's log has the error of request {request_id.get()}\n".encode()
+            path, ms = self.path.partition("?")[0], 1e3 * (time.monotonic() - began)
+            _log.debug(
+                "[http] %s %s: %d in %.1f ms", self.command, path, code, ms,
+                extra=log_event(
+                    "http_request", method=self.command, path=path, status=int(code), ms=ms,
+                    peer=self._peer(),
+                ),
+            )  # fmt: skip
             self.send_response(code)
+            self.send_header("X-Request-Id", request_id.get())
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
@@ -289,9 +309,11 @@ def _handler(
             if gate.mode == "open":
                 return gate.authenticate("", [], "")
             token = token_of(self.headers.get("Authorization", ""))
+            return gate.authenticate(token, list(self.certificate_names), self._peer())
+
+        def _peer(self) -> str:
             host, port = self.client_address[:2]
-            peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            return gate.authenticate(token, list(self.certificate_names), peer)
+            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
         def _may_see_all(self) -> bool:
             """Return whether the caller may see why the server is not ready."""

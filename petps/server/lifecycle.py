@@ -6,10 +6,13 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from petps.config import Config, changes
+from petps import log as process_log
+from petps.config import Change, Config, changes, replaced
 from petps.errors import FailedPrecondition, NotFound, PetpsError
+from petps.log import ERROR, WARNING, Line
 from petps.server.credentials import Credentials
 from petps.server.native_server import open_tables, start_server
 from petps.server.status import normalise_status
@@ -22,14 +25,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Log", "Serving"]
 
-# (section, key) of the settings that SIGHUP reloads.
+# The keys that SIGHUP reloads; those of tables without the table's name.
 RELOADED: Final = frozenset(
     {
-        ("server", "ready_lag_seconds"),
-        ("server", "drain_seconds"),
-        ("ingest", "rows_per_second"),
-        ("scrub", "every"),
-        ("scrub", "bytes_per_second"),
+        "server.ready_lag_seconds",
+        "server.drain_seconds",
+        "tls.certificate",
+        "tls.key",
+        "tls.client_ca",
+        "access.file",
+        "ingest.rows_per_second",
+        "backup.every",
+        "backup.keep",
+        "scrub.every",
+        "scrub.bytes_per_second",
+        "log.format",
+        "log.level",
+        "tables.grow",
+        "tables.capacity_max",
     }
 )
 # How long HTTP and gRPC wait until ingest has read the log to its end. Their imports occupy the
@@ -73,6 +86,10 @@ class Serving:
         self._expiry: Any = None
         self._scrub: Any = None
         self._backups: Any = None
+        self._growth: Any = None
+        self._stuck: Callable[[], str] = lambda: ""
+        self._incident = 0  # the last one in the log
+        self._refusals: list[str] = []
         self._upkeep: list[Any] = []  # administration, growth, expiry, scrubbing, backups
         self._metrics: Any = None
         self._credentials = Credentials(config, log)
@@ -170,7 +187,7 @@ class Serving:
                 f"{type(failure).__name__}: {failure}"
             )
         if error and error != self._report_error:
-            self._log(error)
+            self._log(Line(error, "status_incomplete", ERROR))
         self._report_error = error
 
     def _report_unready(self) -> None:
@@ -193,7 +210,36 @@ class Serving:
         if error != self._map_error:
             self._map_error = error
             self._server.set_status_member("shard_map_error", json.dumps(error))
-            self._log(error or "the shard map can be used again")
+            if error:
+                self._log(Line(error, "shard_map_unusable", WARNING))
+            else:
+                self._log(Line("the shard map can be used again", "shard_map_usable"))
+
+    def progress(self) -> dict[str, int | None]:
+        """Return a count for each thread of this server, which grows; None: it has nothing to do.
+
+        petps.server.watch compares them. It never waits.
+        """
+        workers, pushes = self._server.progress()
+        counts: dict[str, int | None] = {f"worker {n}": count for n, count in enumerate(workers)}
+        counts["writer of pushes"] = pushes if pushes % 2 else None
+        ingest = self._ingest
+        counts["ingest"] = None if ingest is None else ingest.ingest.rounds()
+        return counts
+
+    def watch(self, stuck: Callable[[], str]) -> None:
+        """Report what ``stuck`` returns as a fault: which thread makes no progress, or ''."""
+        self._stuck = stuck
+
+    def log_incidents(self) -> None:
+        """Write a line for each incident of the native server since the last call.
+
+        serve() calls this each second. A flood of incidents has at most as many lines as the server
+        remembers.
+        """
+        for number, text, host in self._server.incidents_after(self._incident):
+            self._incident = number
+            self._log(Line(text, "incident", WARNING, **({"peer": host} if host else {})))
 
     def follow_credentials(self) -> None:
         """Look at the files of [tls] and [access] now, as a thread does four times a second."""
@@ -202,27 +248,40 @@ class Serving:
     def reload(self, config: Config) -> None:
         """Apply the settings that can change while serving, and log those that need a restart.
 
-        The shard map is read again too.
+        The shard map and the files of [tls] and [access] are read again too. Raises PetpsError if
+        the configuration or one of these files cannot be used. Then nothing has changed.
         """
-        applied_settings: list[str] = []
-        restart_settings: list[str] = []
+        config.check_doors()
+        applied: list[Change] = []
+        for_restart: list[str] = []
         with self._ingest_lock:
-            for section, key, old, new in changes(self._config, config):
-                if (section, key) not in RELOADED:
-                    restart_settings.append(f"{section}.{key}")
-                    continue
-                applied_settings.append(f"{section}.{key} = {new!r} (was {old!r})")
-                part = getattr(self._config, section).model_copy(update={key: new})
-                self._config = self._config.model_copy(update={section: part})
+            merged = self._config
+            for change in changes(self._config, config):
+                if _may_reload(change, self._config, config):
+                    applied.append(change)
+                    merged = replaced(merged, change.path, change.new)
+                else:
+                    for_restart.append(change.key)
+            self._credentials.move(merged)
+            old, self._config = self._config, merged
             if self._ingest is not None:
                 self._ingest.ingest.set_rate(self._config.ingest.rows_per_second or None)
-        if self._scrub is not None:
-            self._scrub.configure(self._config.scrub)
+        if old.log != merged.log:
+            process_log.set_up(merged.log.format, merged.log.level)
+        self._scrub.configure(merged.scrub)
+        self._backups.configure(merged)
+        self._growth.configure(merged)
+        self.follow_credentials()
         self.follow_shard_map()
+        settings = [
+            f"{change.key} = {_text(change.new)} (was {_text(change.old)})" for change in applied
+        ]
         nothing = "no setting that can change while serving has changed"
-        self._log(f"reloaded: {'; '.join(applied_settings) or nothing}")
-        if restart_settings:
-            self._log(f"changed, but needs a restart: {', '.join(restart_settings)}")
+        names = [change.key for change in applied]
+        self._log(Line(f"reloaded: {'; '.join(settings) or nothing}", "reloaded", settings=names))
+        if for_restart:
+            text = f"changed, but needs a restart: {', '.join(for_restart)}"
+            self._log(Line(text, "restart_needed", WARNING, settings=for_restart))
         for line in ignored_tables(config, self._tables):
             self._log(line)
 
@@ -283,17 +342,20 @@ class Serving:
         self._map = new_map
         partitions = ranges(new_map.owned_by(self._server.address))
         owned = ", ".join(map(str, partitions)) or "none"
-        self._log(f"shard map version {new_map.owners.version}: owned partitions are {owned}")
+        version = new_map.owners.version
+        text = f"shard map version {version}: owned partitions are {owned}"
+        self._log(Line(text, "shard_map_used", version=version, partitions=owned))
         self._warn_of_unknown_address()
 
     def _warn_of_unknown_address(self) -> None:
         """Say so if the map does not name this server, which then serves nothing."""
         address = self._server.address
         if self._map is not None and not self._map.names(address):
-            self._log(
+            text = (
                 f"WARNING: the shard map does not name {address}, so this server owns nothing; "
                 "--address must be an address of the map"
             )
+            self._log(Line(text, "address_unknown", WARNING, address=address))
 
     def _shard_map(self) -> dict[str, Any]:
         if self._map is None:
@@ -315,8 +377,9 @@ class Serving:
         self._expiry = Expiry(self._tables, self._log)
         self._scrub = Scrubbing(self._config, self._tables, self._between_applies, self._log)
         self._backups = Backups(self._config, self._tables, self._log, ingest=lambda: self._ingest)
+        self._growth = Growth(self._config, self._tables, self._log)
         self._upkeep = [
-            Growth(self._config, self._tables, self._log),
+            self._growth,
             self._expiry,
             self._scrub,
             self._backups,
@@ -424,6 +487,8 @@ class Serving:
                 "a write-back of the pool failed: it is read-only until the server is restarted; "
                 "check the disk first"
             )
+        if stuck := self._stuck():
+            return f"{stuck}: restart the server"
         return None
 
     def unready(self) -> str | None:
@@ -467,16 +532,35 @@ class Serving:
             part.close()
         if self._grpc is not None:
             self._grpc.drain()
-        for name, part in (("ingest", self._ingest), ("server", self._server)):
+        drain_seconds = self._config.server.drain_seconds
+        for name, stop in (
+            ("ingest", self._ingest.stop if self._ingest is not None else lambda: None),
+            ("server", lambda: self._server.stop(round(1e3 * drain_seconds))),
+        ):
             try:
-                if part is not None:
-                    part.stop()
+                stop()
             except PetpsError as error:
-                self._log(f"{name}: {error}")
+                self._log(Line(f"{name}: {error}", "stop_incomplete", WARNING, code=error.code))
         if self._grpc is not None:
-            self._grpc.close(self._config.server.drain_seconds)
+            self._grpc.close(drain_seconds)
         if self._http is not None:
             self._http.close()
+
+
+def _may_reload(change: Change, old: Config, new: Config) -> bool:
+    """Return whether a change takes effect without a restart."""
+    if change.path[0] == "tables" and len(change.path) == 3:
+        return f"tables.{change.path[2]}" in RELOADED
+    if change.path[0] == "tls":  # TLS itself, and whom it asks for a certificate, stay
+        is_same = old.tls.client_certificates == new.tls.client_certificates
+        return change.key in RELOADED and is_same and None not in (change.old, change.new)
+    if change.key == "access.file":
+        return None not in (change.old, change.new)
+    return change.key in RELOADED
+
+
+def _text(value: Any) -> str:
+    return repr(str(value) if isinstance(value, Path) else value)
 
 
 def _lag_reason(partition: PartitionHealth, limit: float) -> str | None:
