@@ -69,6 +69,8 @@ def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
         if command.hidden:
             continue
         if hasattr(command, "commands"):
+            if command.invoke_without_command:
+                yield f"{path} {name}", command
             yield from _commands(command, f"{path} {name}")
         else:
             yield f"{path} {name}", command

@@ -406,6 +406,14 @@ class ServerTls:
         """
     def reload(self) -> None:
         """Read all files again, for new connections. On an error the old ones stay in use."""
+    def move(
+        self,
+        certificate: str,
+        key: str,
+        client_ca: str = "",
+        client_certificates: Literal["off", "optional", "required"] = "off",
+    ) -> None:
+        """Read these files instead, from now on. On an error the old ones stay in use."""
 
 class Server:
     """Native server over the tables of an open pool. ``Tables.close`` raises while it runs."""
@@ -454,13 +462,26 @@ class Server:
         Raise InvalidArgument (another model or partition count) or FailedPrecondition (an older
         version).
         """
-    def stop(self) -> None:
+    def stop(self, drain_ms: int | None = None) -> None:
         """Accept no more requests, answer those that arrived, then stop.
+
+        drain_ms: another one than that of start().
 
         Raise DeadlineExceeded if requests were cut after drain_ms. Afterwards the other methods
         raise FailedPrecondition; port, address and calls remain usable.
         """
     def stats(self) -> dict[str, Any]: ...
+    def incidents_after(self, number: int) -> list[tuple[int, str, str]]:
+        """Return (number, text, host of the peer or "") of the newest incidents after this number.
+
+        Older ones, and some of a flood, are missing.
+        """
+    def progress(self) -> tuple[list[int], int]:
+        """Return counts that grow: of each worker, and of the writer of pushes.
+
+        That of a worker grows at least twice a second. That of the writer is odd while it applies
+        pushes.
+        """
     def status_json(self) -> str: ...
     def set_status_member(self, name: str, json: str) -> None: ...
 

@@ -15,8 +15,8 @@ transport::GatherMode parse_gather(const std::string& name) {
   invalid("gather '" + name + "' is unknown; write 'auto', 'copy', 'sendmsg' or 'zerocopy'");
 }
 
-std::shared_ptr<tls::ServerContext> open_tls(std::string certificate, std::string key,
-                                             std::string client_ca, const std::string& clients) {
+tls::ServerFiles tls_files(std::string certificate, std::string key, std::string client_ca,
+                           const std::string& clients) {
   tls::ServerFiles files{std::move(certificate), std::move(key), std::move(client_ca), {}};
   if (clients == "optional") {
     files.client_certificates = tls::ClientCertificates::kOptional;
@@ -26,8 +26,45 @@ std::shared_ptr<tls::ServerContext> open_tls(std::string certificate, std::strin
     invalid("client_certificates '" + clients +
             "' is unknown; write 'off', 'optional' or 'required'");
   }
+  return files;
+}
+
+std::shared_ptr<tls::ServerContext> open_tls(std::string certificate, std::string key,
+                                             std::string client_ca, const std::string& clients) {
+  tls::ServerFiles files =
+      tls_files(std::move(certificate), std::move(key), std::move(client_ca), clients);
   const Released released_gil;
   return unwrap(tls::ServerContext::open(std::move(files)));
+}
+
+void move_tls(tls::ServerContext& context, std::string certificate, std::string key,
+              std::string client_ca, const std::string& clients) {
+  tls::ServerFiles files =
+      tls_files(std::move(certificate), std::move(key), std::move(client_ca), clients);
+  const Released released_gil;
+  check(context.reload(std::move(files)));
+}
+
+py::list incidents_after(ServerHandle& handle, uint64_t number) {
+  std::vector<server::Incident> incidents;
+  {
+    const Released released_gil;
+    incidents =
+        handle.with([&](server::Server& running) { return running.incidents_after(number); });
+  }
+  py::list result;
+  for (const server::Incident& incident : incidents)
+    result.append(py::make_tuple(incident.number, incident.text, incident.host));
+  return result;
+}
+
+py::tuple progress(ServerHandle& handle) {
+  server::Progress progress;
+  {
+    const Released released_gil;
+    progress = handle.with([](server::Server& running) { return running.progress(); });
+  }
+  return py::make_tuple(progress.workers, progress.pushes);
 }
 
 // Move the limit called `name` from `limits` to `value`, if it is present.
@@ -133,7 +170,9 @@ void bind_server(py::module_& module) {
            py::arg("client_certificates") = "off")
       .def(
           "reload", [](tls::ServerContext& context) { check(context.reload()); },
-          py::call_guard<Released>());
+          py::call_guard<Released>())
+      .def("move", move_tls, py::arg("certificate"), py::arg("key"), py::arg("client_ca") = "",
+           py::arg("client_certificates") = "off");
   py::class_<ServerHandle> server(module, "Server",
                                   "The native server over an open pool's tables.");
   server.def_static("start", start, py::arg("tables"), py::kw_only(), py::arg("host") = "127.0.0.1",
@@ -153,7 +192,10 @@ void bind_server(py::module_& module) {
         check(handle.with([&](server::Server& running) { return running.set_shard_map(map); }));
       },
       py::arg("map"), py::call_guard<Released>());
-  server.def("stop", &ServerHandle::stop, py::call_guard<Released>());
+  server.def("stop", &ServerHandle::stop, py::arg("drain_ms") = py::none(),
+             py::call_guard<Released>());
+  server.def("incidents_after", incidents_after, py::arg("number"));
+  server.def("progress", progress);
   server.def("stats", stats,
              "Return the counters by name, and the latency by operation: count, sum, quantiles and "
              "buckets "

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <utility>
@@ -37,9 +38,9 @@ class ServerHandle {
 
   // Stop the server. Afterwards the pool may be closed, even if something was still in flight
   // after the drain time. Other calls continue during the drain. A second call does nothing.
-  void stop() {
+  void stop(std::optional<uint64_t> drain_ms) {
     const std::lock_guard one(stop_mutex_);
-    const base::Status status = server_->stop();
+    const base::Status status = drain_ms ? server_->stop(*drain_ms) : server_->stop();
     {
       const std::unique_lock lock(mutex_);
       hold_.reset();

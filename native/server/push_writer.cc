@@ -57,7 +57,9 @@ void PushWriter::run() {
     if (jobs_.empty()) return;
     const std::vector<PushJob> group = take_group();
     lock.unlock();
+    rounds_.fetch_add(1, std::memory_order_relaxed);
     apply(group);
+    rounds_.fetch_add(1, std::memory_order_relaxed);
     for (const PushJob& job : group) memory_.change(job.frame.size(), 0);
     lock.lock();
   }

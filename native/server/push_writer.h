@@ -87,6 +87,8 @@ class PushWriter {
   bool queue(PushJob& job);
   size_t waiting() const;
   uint64_t groups() const { return groups_.load(std::memory_order_relaxed); }
+  // Twice the number of groups taken; odd while one is applied.
+  uint64_t rounds() const { return rounds_.load(std::memory_order_relaxed); }
 
  private:
   void run();
@@ -104,6 +106,7 @@ class PushWriter {
   size_t bytes_ = 0;
   bool finishing_ = false;
   std::atomic<uint64_t> groups_{0};  // of pushes, applied so far
+  std::atomic<uint64_t> rounds_{0};
   // Only the writer's thread uses the rest.
   std::vector<table::Batch> batches_;
   std::vector<table::ApplyReport> reports_;

@@ -196,13 +196,15 @@ Server::~Server() {
   [[maybe_unused]] const Status status = stop();
 }
 
-Status Server::stop() {
+Status Server::stop() { return stop(impl_->shared.options.drain_ms); }
+
+Status Server::stop(uint64_t drain_ms) {
   if (impl_->stopped) return {};
   impl_->stopped = true;
   Shared& shared = impl_->shared;
   shared.transport->stop_accepting();
   if (shared.rdma != nullptr) shared.rdma->stop_accepting();
-  shared.drain_until_ns.store(base::monotonic_ns() + shared.options.drain_ms * 1'000'000,
+  shared.drain_until_ns.store(base::monotonic_ns() + drain_ms * 1'000'000,
                               std::memory_order_release);
   shared.stopping.store(true, std::memory_order_release);
   for (const auto& worker : shared.workers) worker->endpoint().wake();
@@ -220,7 +222,7 @@ Status Server::stop() {
   if (undrained == 0) return {};
   return Status(Code::kDeadlineExceeded,
                 std::to_string(undrained) + " workers still had requests in flight after " +
-                    std::to_string(shared.options.drain_ms) + " ms (" + std::to_string(pushes) +
+                    std::to_string(drain_ms) + " ms (" + std::to_string(pushes) +
                     " pushes were waiting): their connections were closed");
 }
 
@@ -231,6 +233,14 @@ Status Server::set_shard_map(const wire::ShardMap& map) { return impl_->shared.s
 wire::Shard Server::shard() const { return impl_->shared.current_ownership()->shard; }
 std::string Server::address() const { return impl_->shared.address; }
 StatsSnapshot Server::stats() const { return impl_->shared.stats(); }
+std::vector<Incident> Server::incidents_after(uint64_t number) const {
+  return impl_->shared.incidents_after(number);
+}
+Progress Server::progress() const {
+  Progress progress{{}, impl_->shared.writer->rounds()};
+  for (const auto& worker : impl_->shared.workers) progress.workers.push_back(worker->rounds());
+  return progress;
+}
 std::string Server::status_json() const { return impl_->shared.status_json(); }
 
 void Server::set_status_member(const std::string& name, std::string json) {

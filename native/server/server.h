@@ -17,6 +17,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "access/access.h"
 #include "base/status.h"
@@ -125,6 +126,19 @@ struct StatField {
 };
 extern const std::span<const StatField> kStatFields;
 
+// Something that the operator may want to know, such as a connection closed for a cause.
+struct Incident {
+  uint64_t number;  // of all incidents of the server, from 1 on
+  std::string text;
+  std::string host;  // of the peer that caused it; empty: none did
+};
+
+// Counts that show whether the threads make progress.
+struct Progress {
+  std::vector<uint64_t> workers;  // each grows at least twice a second
+  uint64_t pushes = 0;            // odd while pushes are applied, and grows then
+};
+
 class Server {
  public:
   // Listen and serve. `tables` must outlive the Server.
@@ -149,6 +163,7 @@ class Server {
   // second call does nothing. Errors: kDeadlineExceeded (requests were still in flight after
   // drain_ms; their connections are closed).
   base::Status stop();
+  base::Status stop(uint64_t drain_ms);  // with another drain_ms than the options'
 
   // Use this map from now on. Each request uses this map or the one before it, never both.
   // Errors: kInvalidArgument (the map is invalid, or its model or partitions differ from those of
@@ -158,6 +173,9 @@ class Server {
   std::string address() const;  // this server's address in the shard map
 
   StatsSnapshot stats() const;
+  // Return the newest incidents after this number. Older ones, and some of a flood, are missing.
+  std::vector<Incident> incidents_after(uint64_t number) const;
+  Progress progress() const;
   // Return what `petps status` shows: one JSON object.
   std::string status_json() const;
   // Add or replace a member of the status object. `json` must be a JSON value (Python's ingest

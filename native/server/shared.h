@@ -79,11 +79,8 @@ struct Shared {
 
   std::mutex mutex;                            // guards members and incidents
   std::map<std::string, std::string> members;  // of the status, by name
-  struct Incident {
-    std::string text;
-    std::string host;  // of the peer that caused it; empty: none did
-  };
   std::deque<Incident> incidents;
+  uint64_t incidents_reported = 0;
 
   base::Status set_shard_map(const wire::ShardMap& map);
   base::Status open_rdma();
@@ -101,6 +98,7 @@ struct Shared {
   // the oldest one of the peer with the most is dropped.
   void report_incident(std::string text, std::string_view peer = {});
   std::string status_json();
+  std::vector<Incident> incidents_after(uint64_t number);
   StatsSnapshot stats() const;
 };
 

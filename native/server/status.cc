@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 
 #include "base/clock.h"
 #include "base/peer.h"
@@ -258,7 +259,7 @@ std::string Shared::status_json() {
 
 void Shared::report_incident(std::string text, std::string_view peer) {
   const std::lock_guard lock(mutex);
-  incidents.push_back({std::move(text), base::host_of(peer)});
+  incidents.push_back({++incidents_reported, std::move(text), base::host_of(peer)});
   std::map<std::string_view, size_t> of_host;
   size_t of_peers = 0;
   for (const Incident& incident : incidents) {
@@ -277,6 +278,14 @@ void Shared::report_incident(std::string text, std::string_view peer) {
     while (!dropped->host.empty()) ++dropped;
   }
   if (dropped != incidents.end()) incidents.erase(dropped);
+}
+
+std::vector<Incident> Shared::incidents_after(uint64_t number) {
+  const std::lock_guard lock(mutex);
+  std::vector<Incident> after;
+  std::ranges::copy_if(incidents, std::back_inserter(after),
+                       [&](const Incident& incident) { return incident.number > number; });
+  return after;
 }
 
 StatsSnapshot Shared::stats() const {

@@ -36,6 +36,7 @@ void Worker::run() {
     if (waiting) resume_blocked();
     renew_callers();
     for (const Event& event : events) handle(event);
+    transport::Counters::add(rounds_, 1);
   }
   drain();
 }
@@ -55,6 +56,7 @@ void Worker::drain() {
                parked_.empty() && endpoint_.pending_posts() == 0;
     if (drained_ || base::monotonic_ns() >= until) break;
     for (const Event& event : endpoint_.poll(kRetryMs)) handle(event);
+    transport::Counters::add(rounds_, 1);
     unblocked_.clear();
   }
   for (const ConnectionId connection : endpoint_.connections()) {

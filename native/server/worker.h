@@ -37,6 +37,8 @@ class Worker {
   void close_soon(transport::ConnectionId connection);  // called by any thread
 
   const WorkerStats& stats() const { return stats_; }
+  // Grows at least twice a second while the worker makes progress, also without requests.
+  uint64_t rounds() const { return rounds_.load(std::memory_order_relaxed); }
   transport::Endpoint& endpoint() { return endpoint_; }
   epoch::Reader& reader() { return reader_; }
 
@@ -172,6 +174,7 @@ class Worker {
   std::atomic<bool> has_to_close_{false};
   std::vector<PushDone> done_now_;
   std::atomic<bool> has_done_{false};
+  std::atomic<uint64_t> rounds_{0};  // of run() and drain()
   WorkerStats stats_;
 };
 

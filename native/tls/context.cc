@@ -67,12 +67,22 @@ Result<std::shared_ptr<ServerContext>> ServerContext::open(ServerFiles files) {
 }
 
 Status ServerContext::reload() {
-  auto loaded = load(files_);
+  ServerFiles files;
+  {
+    const std::lock_guard lock(mutex_);
+    files = files_;
+  }
+  return reload(std::move(files));
+}
+
+Status ServerContext::reload(ServerFiles files) {
+  auto loaded = load(files);
   if (!loaded.ok()) return loaded.status();
   SSL_CTX* old = loaded->release();
   {
     const std::lock_guard lock(mutex_);
     std::swap(old, context_);
+    files_ = std::move(files);
   }
   SSL_CTX_free(old);  // the streams that use it have their own references
   return {};

@@ -140,13 +140,15 @@ class ServerContext {
 
   // Read all files again, for streams made from now on. On an error the old ones stay in use.
   base::Status reload();
+  // Read these files instead, from now on. On an error the old ones stay in use.
+  base::Status reload(ServerFiles files);
   // Return the server's side of a new connection. Errors: kResourceExhausted (no memory).
   base::Result<std::unique_ptr<Stream>> accept() const;
 
  private:
   explicit ServerContext(ServerFiles files);
-  const ServerFiles files_;
-  mutable std::mutex mutex_;  // guards context_
+  mutable std::mutex mutex_;  // guards the next two
+  ServerFiles files_;
   ssl_ctx_st* context_ = nullptr;
 };
 

@@ -80,7 +80,7 @@ def report_errors() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None
     except OSError as error:
-        _print_error(_text_of(error))
+        _print_error(text_of(error))
         raise typer.Exit(1) from None
 
 
@@ -96,7 +96,7 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
 
 
-def _text_of(error: OSError) -> str:
+def text_of(error: OSError) -> str:
     """Return one sentence: the file, and the operating system's error."""
     text = error.strerror or str(error)
     return f"{error.filename}: {text}" if error.filename else text

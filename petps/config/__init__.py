@@ -1,18 +1,20 @@
 """Room config: the keys of the TOML configuration file, with their meanings and defaults.
 
-Owns:        the schema, its checks, and the document of its keys (deploy/config/KEYS.md).
-Never does:  open pools or ports; read the environment; guess an unknown key.
+Owns:        the schema, its checks, the names of its variables (environment.py), and the document
+             of its keys (deploy/config/KEYS.md).
+Never does:  open pools or ports; guess an unknown key; read a variable of a process by itself.
 Called by:   cli and server.
 """
 
-from petps.config.changes import changes
-from petps.config.load import load, merge, parse
+from petps.config.changes import Change, changes, replaced
+from petps.config.load import COMMAND_LINE, Settings, load, merge, parse, read_settings
 from petps.config.reference import Key, keys, keys_markdown
 from petps.config.schema import (
     AccessConfig,
     Config,
     IngestConfig,
     LimitsConfig,
+    LogConfig,
     ModelConfig,
     PoolConfig,
     ServerConfig,
@@ -20,16 +22,21 @@ from petps.config.schema import (
     TlsConfig,
 )
 from petps.config.secret import hide_password, hide_secrets
+from petps.config.variable import variable_of
 
 __all__ = [
+    "COMMAND_LINE",
     "AccessConfig",
+    "Change",
     "Config",
     "IngestConfig",
     "Key",
     "LimitsConfig",
+    "LogConfig",
     "ModelConfig",
     "PoolConfig",
     "ServerConfig",
+    "Settings",
     "TableConfig",
     "TlsConfig",
     "changes",
@@ -40,4 +47,7 @@ __all__ = [
     "load",
     "merge",
     "parse",
+    "read_settings",
+    "replaced",
+    "variable_of",
 ]

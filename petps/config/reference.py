@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from petps.config.schema import Config
+from petps.config.variable import variable_of
 
 __all__ = ["Key", "keys", "keys_markdown"]
 
@@ -30,6 +31,11 @@ class Key:
     default: str
     """In TOML's notation; or 'required' or 'none'."""
     description: str
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Return the parts of the key's full name: ("server", "limits", "pin_ms")."""
+        return (*self.section.split("."), self.name)
 
 
 def keys() -> Iterator[Key]:
@@ -105,13 +111,19 @@ def keys_markdown() -> str:
     lines = [
         "# Configuration keys",
         "",
-        "`petps config --markdown` writes this document. Unknown keys are refused.",
+        "`petps config --markdown` writes this document. Unknown keys and variables are refused.",
+        "A command option wins over the environment, the environment over the file, and the file",
+        "over the default. A variable is `PETPS_` and the key's path in upper case, with `_` for",
+        "`.`; `[tls]` and the names of tables differ: docs/how-to/configure.md.",
     ]
     section = None
     for key in keys():
         if key.section != section:
             section = key.section
             lines += ["", f"## [{section}]", ""]
-            lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
-        lines.append(f"| `{key.name}` | {key.kind} | `{key.default}` | {key.description} |")
+            lines += ["| key | variable | value | default | meaning |", "|---|---|---|---|---|"]
+        lines.append(
+            f"| `{key.name}` | `{variable_of(key.path)}` | {key.kind} | `{key.default}` | "
+            f"{key.description} |"
+        )
     return "\n".join(lines) + "\n"

@@ -29,12 +29,14 @@ __all__ = [
     "Config",
     "IngestConfig",
     "LimitsConfig",
+    "LogConfig",
     "ModelConfig",
     "PoolConfig",
     "ScrubConfig",
     "ServerConfig",
     "TableConfig",
     "TlsConfig",
+    "flattened",
 ]
 
 MAX_DIM = 4096  # native/pool/pool.h kMaxDim
@@ -222,6 +224,21 @@ class ScrubConfig(Section):
         return parse_duration(self.every, "every")
 
 
+class LogConfig(Section):
+    """What the server writes about itself. (The log of deltas is `ingest.log`.)"""
+
+    format: Literal["text", "json"] = Field(
+        default="text",
+        description="'text': lines for people. 'json': one JSON object a line, on standard output, "
+        "with time, level, event, message and fields (docs/reference/log.md). SIGHUP reloads it.",
+    )
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info",
+        description="The lowest level of a line; 'debug' has a line for each request over HTTP and "
+        "gRPC. `petps log-level` changes it in a running server. SIGHUP reloads it.",
+    )
+
+
 class TableConfig(Section):
     """One table."""
 
@@ -323,6 +340,7 @@ class Config(Section):
     ingest: IngestConfig = section("Source of deltas.")
     backup: BackupConfig = section("Backups by schedule.")
     scrub: ScrubConfig = section("The check of all rows while they are served.")
+    log: LogConfig = section("What the server writes about itself.")
     kafka: dict[str, str | int | float | bool] = Field(
         default_factory=dict,
         description="Options of Kafka by librdkafka's names (TLS, SASL, ...), and "
@@ -336,7 +354,7 @@ class Config(Section):
     @classmethod
     def _flat(cls, value: object) -> object:
         """Join nested tables to dotted names: TOML reads security.protocol = "SSL" as a table."""
-        return dict(_flattened(value, "")) if isinstance(value, dict) else value
+        return dict(flattened(value)) if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _servers_have_stores_of_their_own(self) -> Config:
@@ -434,9 +452,10 @@ def _remedy(server: ServerConfig) -> str:
     )
 
 
-def _flattened(table: dict[str, object], prefix: str) -> Iterator[tuple[str, object]]:
+def flattened(table: dict[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield (dotted name, value) of each value in nested tables."""
     for name, value in table.items():
         if isinstance(value, dict):
-            yield from _flattened(value, f"{prefix}{name}.")
+            yield from flattened(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

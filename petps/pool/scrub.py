@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from petps import _native
 from petps.errors import FailedPrecondition
+from petps.log import WARNING, Line
 from petps.pool.damage import DamageLog
 
 __all__ = ["ScrubReport", "TablePass", "scrub_tables"]
@@ -99,12 +100,15 @@ class TablePass:
         TablePass.lines_logged += 1
         name = f"table '{self.report.table}' of {self.report.instance}"
         if TablePass.lines_logged > LINES_MAX:
-            self._log(f"{name}: more rows are damaged; {self._damage.path} lists all of them")
+            text = f"{name}: more rows are damaged; {self._damage.path} lists all of them"
+            self._log(Line(text, "rows_damaged", WARNING, table=self.report.table))
             return
-        self._log(
+        text = (
             f"{name}: the row of key {row.key} in slot {row.slot} is damaged ({row.fault}) and was "
             "removed: the key is missing"
         )
+        facts = {"table": self.report.table, "key": row.key, "slot": row.slot}
+        self._log(Line(text, "row_damaged", WARNING, **facts))
 
 
 def scrub_tables(

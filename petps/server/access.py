@@ -12,6 +12,7 @@ from typing import Any, Final
 from petps import _native
 from petps.config import Config
 from petps.errors import InvalidArgument, PetpsError
+from petps.log import WARNING, Line
 
 __all__ = ["Access", "peer_of", "token_of"]
 
@@ -56,11 +57,24 @@ class Access:
         except PetpsError as error:
             if str(error) != self._error:
                 self._error = str(error)
-                self._log(f"access: the present grants stay in use: {error}")
+                text = f"access: the present grants stay in use: {error}"
+                self._log(Line(text, "access_reload_failed", WARNING, code=error.code))
             return
         self._error = ""
         are = "grant is" if self._grants == 1 else "grants are"
-        self._log(f"access: {self._grants} {are} in use")
+        text = f"access: {self._grants} {are} in use"
+        self._log(Line(text, "access_reloaded", grants=self._grants))
+
+    def move(self, path: Path | None, *, only_check: bool = False) -> None:
+        """Use another access file, unless it is the present one. Raises as the constructor."""
+        if path is None or self._path is None or path == self._path:
+            return
+        from petps.server.access_file import read_access_file
+
+        read_access_file(path)
+        if not only_check:
+            self._path = path
+            self._use_file()
 
     def status(self) -> dict[str, Any]:
         """Return the member `access` of the status."""

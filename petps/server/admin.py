@@ -6,9 +6,9 @@ If the configuration asks for it, also on a TCP port.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import json
-import logging
 import os
 import queue
 import stat
@@ -28,13 +28,14 @@ from petps.admin import MAX_SOCKET_BYTES, USER_KEY, socket_of
 from petps.admin.admin_pb2_grpc import add_AdminServicer_to_server
 from petps.config.duration import duration_text
 from petps.errors import InvalidArgument, IoError, PetpsError, Unavailable
+from petps.log import LEVELS, WARNING, Line, new_request_id, request_id, set_level
 from petps.pool.audited import AuditedPool, audited
 from petps.server.access import peer_of, token_of
 from petps.server.changes import Changes
 from petps.server.grpc.codes import GRPC_CODES
 from petps.server.grpc.limits import CONNECTION_LIMITS
 from petps.server.tls import peer_names
-from petps.v1.service import CODE_KEY
+from petps.v1.service import CODE_KEY, REQUEST_ID_KEY
 
 if TYPE_CHECKING:
     from petps.pool.export import Bar
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["AdminServer", "Served", "open_admin_door"]
 
 MAX_CALLS: Final = 8
-LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 SOCKET_MODE: Final = 0o600
 # Calls for which the role `admin` of the model that they name is enough. Others concern the whole
 # server, write files, or change a name that another model may use.
@@ -107,7 +107,7 @@ def open_admin_door(
             return [*doors, AdminServer(path, tables, served, log, gate)]
         except (OSError, RuntimeError) as error:
             why = f"{path}: {error}"
-    log(f"no admin socket: {why}")
+    log(Line(f"no admin socket: {why}", "no_admin_socket", WARNING))
     return doors
 
 
@@ -210,6 +210,8 @@ class _Call:
     """A call whose caller may make it."""
 
     context: Any
+    name: str
+    """As admin.proto has it."""
     user: str
     """Who makes it, for the log and the audit log."""
 
@@ -276,9 +278,11 @@ class _Service:
         Raises Unauthenticated, PermissionDenied, ResourceExhausted.
         """
         metadata = dict(context.invocation_metadata())
+        request_id.set(new_request_id(metadata.get(REQUEST_ID_KEY)))
+        context.set_trailing_metadata(((REQUEST_ID_KEY, request_id.get()),))
         user = str(metadata.get(USER_KEY, "unknown"))
         if self._is_socket:  # it admits only the server's user and root
-            return _Call(context, user)
+            return _Call(context, name, user)
         caller = self._changes.admit(
             token_of(metadata.get("authorization", "")),
             peer_names(context.auth_context()),
@@ -286,8 +290,8 @@ class _Service:
             request.ByteSize(),
             request.model if name in OF_ONE_MODEL else "",
         )
-        name = "" if caller.is_anyone else f"'{caller.name}' at "
-        return _Call(context, f"{name}{context.peer()}, who says {user}")
+        grant = "" if caller.is_anyone else f"'{caller.name}' at "
+        return _Call(context, name, f"{grant}{context.peer()}, who says {user}")
 
     def join(self) -> None:
         """Wait for the threads of long work, which look at ``stopping``."""
@@ -376,11 +380,11 @@ class _Service:
         """See admin.proto."""
         text = f"the log has lines from level {request.level} on"
         with audited(self._tables.info().path, call.user, f"log level {request.level}"):
-            if request.level not in LOG_LEVELS:
+            if request.level not in LEVELS:
                 raise InvalidArgument(
-                    f"log level '{request.level}' is unknown; write {', '.join(LOG_LEVELS)}"
+                    f"log level '{request.level}' is unknown; write {', '.join(LEVELS)}"
                 )
-            logging.getLogger("petps").setLevel(request.level.upper())
+            set_level(request.level)
         self._note(call, text)
         return {}
 
@@ -519,7 +523,8 @@ class _Service:
             except Exception as error:
                 replies.put(error)
 
-        thread = threading.Thread(target=run, name=name, daemon=True)
+        present = contextvars.copy_context()  # for the request's id
+        thread = threading.Thread(target=present.run, args=(run,), name=name, daemon=True)
         with self._working_lock:
             self._working = {*filter(threading.Thread.is_alive, self._working), thread}
             thread.start()
@@ -536,7 +541,8 @@ class _Service:
                 return
 
     def _note(self, call: _Call, text: str) -> None:
-        self._changes.note(call.user, text)
+        peer = "socket" if self._is_socket else call.context.peer()
+        self._changes.note(call.user, text, call=call.name, peer=peer)
 
     def _pool(self, call: _Call) -> AuditedPool:
         return AuditedPool(self._tables, call.user, is_borrowed=True)
@@ -545,6 +551,6 @@ class _Service:
 def _refuse(context: Any, error: PetpsError | OSError) -> NoReturn:
     if not isinstance(error, PetpsError):  # of PetpsErrors, some are OSErrors too
         error = IoError(f"{error.filename or 'the server'}: {error.strerror or error}")
-    context.set_trailing_metadata(((CODE_KEY, error.code),))
+    context.set_trailing_metadata(((CODE_KEY, error.code), (REQUEST_ID_KEY, request_id.get())))
     context.abort(GRPC_CODES[error.code], str(error))
     raise AssertionError("abort returned")  # it raises

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from petps import _native
 from petps.config import Config
 from petps.errors import FailedPrecondition, NotFound, PetpsError, Unavailable
+from petps.log import ERROR, WARNING, Line
 from petps.server.ingest.priority import lower_priority
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Backups:
         self._model = config.backup.model or config.model.name
         self._one = threading.Lock()  # held while a backup is written
         self._stopping = threading.Event()
+        self._changed = threading.Event()  # the schedule has changed, or the server stops
         self._last: dict[str, Any] | None = None
         self._error: str | None = None
         self._failures = self._written = 0
@@ -74,9 +76,16 @@ class Backups:
             "written": self._written,
         }
 
+    def configure(self, config: Config) -> None:
+        """Use this ``every`` and ``keep`` from now on."""
+        if config.backup != self._config:
+            self._config = config.backup
+            self._changed.set()
+
     def close(self) -> None:
         """Stop. A backup in progress is cancelled; the next one makes up for it."""
         self._stopping.set()
+        self._changed.set()
         if self._thread is not None:
             self._thread.join()
 
@@ -146,9 +155,13 @@ class Backups:
     # ---- the schedule
 
     def _run_schedule(self, store: str) -> None:
-        every, logged = self._config.every_seconds(), ""
-        wait = 0.0
-        while not self._stopping.wait(wait):
+        logged, wait = "", 0.0
+        while not self._stopping.is_set():
+            if wait > 0 and self._changed.wait(wait):
+                self._changed.clear()
+                wait = 0.0
+                continue
+            every = self._config.every_seconds()
             try:
                 wait = self._seconds_to_next(store, every)
                 if wait > 0:
@@ -156,13 +169,16 @@ class Backups:
                 report = self.run(store, self._model)
                 report["warnings"] += self._drop_old(store)
                 wait, logged = every, ""
-                self._log(
+                text = (
                     f"backup {report['version']} of {report['instance']} ({report['kind']}, "
                     f"{report['rows_written']} rows, {report['bytes']} bytes) in "
                     f"{report['seconds']:.1f} s to {report['store']}"
                 )
+                version = report["version"]
+                self._log(Line(text, "backup_written", version=version, store=report["store"]))
                 for warning in report["warnings"]:
-                    self._log(f"backup {report['version']}: {warning}")
+                    text = f"backup {version}: {warning}"
+                    self._log(Line(text, "backup_warning", WARNING, version=version))
             except Exception as error:  # report any error, but continue to serve
                 if self._stopping.is_set():
                     return
@@ -170,7 +186,7 @@ class Backups:
                 self._error = f"{type(error).__name__}: {error}"
                 if str(error) != logged:
                     logged = str(error)
-                    self._log(f"no backup was made: {error}")
+                    self._log(Line(f"no backup was made: {error}", "backup_failed", ERROR))
                 wait = min(every, RETRY_SECONDS)
 
     def _seconds_to_next(self, store: str, every: int) -> float:

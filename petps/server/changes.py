@@ -22,6 +22,7 @@ from petps.errors import (
     PetpsError,
     Unauthenticated,
 )
+from petps.log import Line
 from petps.pool.audited import AuditedPool
 
 if TYPE_CHECKING:
@@ -71,11 +72,12 @@ class Changes:
                     "meanwhile; look again"
                 )
             AuditedPool(self._tables, user, is_borrowed=True).switch_alias(alias, instance)
-        self.note(user, f"alias '{alias}' names {instance} now")
+        self.note(user, f"alias '{alias}' names {instance} now", call="SwitchAlias")
 
-    def note(self, user: str, text: str) -> None:
+    def note(self, user: str, text: str, *, call: str, peer: str = "") -> None:
         """Log what was done, and for whom: a pool on a device has no audit log."""
-        self._log(f"{text} (for {user})")
+        whole = f"{text} (for {user})"
+        self._log(Line(whole, "admin", call=call, user=user, peer=peer, change=text))
 
     def _named_by(self, alias: str) -> str:
         try:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from petps import _native
 from petps.config import Config
+from petps.errors import PetpsError
 from petps.server.access import Access
-from petps.server.native_server import native_tls
+from petps.server.native_server import native_tls, native_tls_files
 
 if TYPE_CHECKING:
     from petps.server.tls import TlsFiles
@@ -51,9 +52,7 @@ class Credentials:
             from petps.server.tls import TlsFiles, use_safe_grpc_ciphers
 
             use_safe_grpc_ciphers()
-            self.tls = TlsFiles(
-                self._config.tls, reload_native=self.native_tls.reload, log=self._log
-            )
+            self.tls = TlsFiles(self._config.tls, reload_native=self._reload_native, log=self._log)
         self._thread.start()
 
     def check(self) -> None:
@@ -62,6 +61,26 @@ class Credentials:
             self._access.check()
             if self.tls is not None:
                 self.tls.check()
+
+    def move(self, config: Config) -> None:
+        """Use the files that ``config`` names for [tls] and [access], which it must still have.
+
+        Raises PetpsError if one cannot be used. Then all stay as they were.
+        """
+        with self._lock:
+            old, self._config = self._config, config
+            try:
+                self._access.move(config.access.file, only_check=True)
+                if self.tls is not None and config.tls != old.tls:
+                    self.tls.move(config.tls)
+                self._access.move(config.access.file)
+            except PetpsError:
+                self._config = old
+                raise
+
+    def _reload_native(self) -> None:
+        assert self.native_tls is not None
+        self.native_tls.move(*native_tls_files(self._config.tls))
 
     def status(self) -> dict[str, Any]:
         """Return the members `access` and, with TLS, `tls` of the status."""

@@ -12,6 +12,7 @@ from typing import Final
 
 from petps import _native
 from petps.errors import FailedPrecondition, NotFound, PetpsError
+from petps.log import WARNING, Line
 
 __all__ = ["Expiry"]
 
@@ -106,4 +107,4 @@ class Expiry:
             return
         if self._faults.get(key) != text:
             self._faults[key] = text
-            self._log(text)
+            self._log(Line(text, "expiry_failed", WARNING))

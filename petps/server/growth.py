@@ -9,6 +9,7 @@ from typing import Final
 from petps import _native
 from petps.config import Config, TableConfig
 from petps.errors import NotFound, PetpsError
+from petps.log import WARNING, Line
 
 __all__ = ["Growth"]
 
@@ -27,9 +28,7 @@ class Growth:
 
     def __init__(self, config: Config, tables: _native.Tables, log: Callable[[str], None]) -> None:
         self._model = config.model.name
-        self._growing = {
-            name: table for name, table in config.tables.items() if table.grow == "auto"
-        }
+        self._growing: dict[str, TableConfig] = {}
         self._evicting = {
             name: table.when_full
             for name, table in config.tables.items()
@@ -40,8 +39,18 @@ class Growth:
         self._stopping = threading.Event()
         self._logged: dict[int, str] = {}  # by the table's id
         self._thread = threading.Thread(target=self._run, name="petps-growth", daemon=True)
-        if self._growing or self._evicting:
+        if self._evicting:
             self._look()
+        self.configure(config)
+        if self._evicting and not self._thread.is_alive():
+            self._thread.start()
+
+    def configure(self, config: Config) -> None:
+        """Use these ``grow`` and ``capacity_max`` from now on."""
+        self._growing = {
+            name: table for name, table in config.tables.items() if table.grow == "auto"
+        }
+        if self._growing and not self._thread.is_alive():
             self._thread.start()
 
     def close(self) -> None:
@@ -93,7 +102,8 @@ class Growth:
                 return
             capacity = min(FACTOR * status.capacity, ceiling)
             self._tables.grow(number, capacity, progress=lambda *_: not self._stopping.is_set())
-            self._log(f"table '{name}' has grown from {status.capacity:,} to {capacity:,} rows")
+            text = f"table '{name}' has grown from {status.capacity:,} to {capacity:,} rows"
+            self._log(Line(text, "table_grown", table=name, capacity=capacity))
             self._logged.pop(number, None)
         except NotFound:
             return  # it has been dropped
@@ -104,4 +114,4 @@ class Growth:
     def _log_once(self, number: int, text: str) -> None:
         if self._logged.get(number) != text:
             self._logged[number] = text
-            self._log(text)
+            self._log(Line(text, "growth_failed", WARNING))

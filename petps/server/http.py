@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import socket
 import socketserver
 import ssl
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from petps import _native
 from petps.errors import NotFound, PetpsError, Unavailable, Unimplemented
+from petps.log import log_event, new_request_id, request_id
 from petps.server.access import token_of
 from petps.server.changes import SWITCH_BYTES_MAX
 from petps.server.docs_folder import read_page
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from petps.server.tls import TlsFiles
 
 __all__ = ["HttpServer"]
+
+_log = logging.getLogger("petps.server.http")
 
 MAX_CONNECTIONS: Final = 32  # a scraper, a probe and a few browsers; each connection has a thread
 # Of one address, so that no peer takes the places of all others and of the probe.
@@ -289,18 +293,36 @@ def _handler(
                 self.certificate_names = certificate_names(self.connection.getpeercert() or {})
 
         def do_GET(self) -> None:
-            self._answer(self._content())
+            self._answer(self._content)
 
         def do_HEAD(self) -> None:
-            self._answer(self._content(), with_body=False)
+            self._answer(self._content, with_body=False)
 
         def do_POST(self) -> None:
             # No realm: the page asks for the token, and the browser must not.
-            self._answer(self._switch(), asks=False)
+            self._answer(self._switch, asks=False)
 
-        def _answer(self, answer: Answer, *, with_body: bool = True, asks: bool = True) -> None:
-            body, kind, code = answer
+        def _answer(
+            self, content: Callable[[], Answer], *, with_body: bool = True, asks: bool = True
+        ) -> None:
+            request_id.set(new_request_id(self.headers.get("X-Request-Id")))
+            began = time.monotonic()
+            try:
+                body, kind, code = content()
+            except Exception:  # a mistake of ours; the request must not end without a word
+                _log.exception("[http] %s failed", self.path, extra=log_event("http_failed"))
+                code, kind = HTTPStatus.INTERNAL_SERVER_ERROR, TEXT
+                body = f"the server's log has the error of request {request_id.get()}\n".encode()
+            path, ms = self.path.partition("?")[0], 1e3 * (time.monotonic() - began)
+            _log.debug(
+                "[http] %s %s: %d in %.1f ms", self.command, path, code, ms,
+                extra=log_event(
+                    "http_request", method=self.command, path=path, status=int(code), ms=ms,
+                    peer=self._peer(),
+                ),
+            )  # fmt: skip
             self.send_response(code)
+            self.send_header("X-Request-Id", request_id.get())
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")

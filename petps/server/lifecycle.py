@@ -9,10 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from petps.config import Config, changes
+from petps import log as process_log
+from petps.config import Config
 from petps.errors import FailedPrecondition, NotFound, PetpsError
+from petps.log import ERROR, WARNING, Line
 from petps.server.credentials import Credentials
 from petps.server.native_server import open_tables, start_server
+from petps.server.reload import Reload
 from petps.server.status import normalise_status
 from petps.server.tables import ignored_tables
 
@@ -23,16 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Log", "Serving"]
 
-# (section, key) of the settings that SIGHUP reloads.
-RELOADED: Final = frozenset(
-    {
-        ("server", "ready_lag_seconds"),
-        ("server", "drain_seconds"),
-        ("ingest", "rows_per_second"),
-        ("scrub", "every"),
-        ("scrub", "bytes_per_second"),
-    }
-)
 # How long HTTP and gRPC wait until ingest has read the log to its end. Their imports occupy the
 # interpreter for 0.2 s, which would delay the newest version. If the log takes longer, they start.
 READ_FIRST_SECONDS: Final = 0.5
@@ -75,6 +68,10 @@ class Serving:
         self._expiry: Any = None
         self._scrub: Any = None
         self._backups: Any = None
+        self._growth: Any = None
+        self._stuck: Callable[[], str] = lambda: ""
+        self._incident = 0  # the last one in the log
+        self._refusals: list[str] = []
         # The watch, growth, expiry, scrubbing, backups, administration.
         self._upkeep: list[Any] = []
         self._metrics: Any = None
@@ -181,7 +178,7 @@ class Serving:
         if error != self._report_error:
             self._server.set_status_member("report_error", json.dumps(error))
             if error:
-                self._log(error)
+                self._log(Line(error, "status_incomplete", ERROR))
         self._report_error = error
 
     def _report_unready(self) -> None:
@@ -204,7 +201,34 @@ class Serving:
         if error != self._map_error:
             self._map_error = error
             self._server.set_status_member("shard_map_error", json.dumps(error))
-            self._log(error or "the shard map can be used again")
+            if error:
+                self._log(Line(error, "shard_map_unusable", WARNING))
+            else:
+                self._log(Line("the shard map can be used again", "shard_map_usable"))
+
+    def progress(self) -> dict[str, int | None]:
+        """Return a count for each thread of this server, which grows; None: it has nothing to do.
+
+        petps.server.progress compares them. It never waits.
+        """
+        from petps.server.progress import counts_of
+
+        ingest = self._ingest
+        return counts_of(self._server, None if ingest is None else ingest.ingest)
+
+    def watch(self, stuck: Callable[[], str]) -> None:
+        """Report what ``stuck`` returns as a fault: which thread makes no progress, or ''."""
+        self._stuck = stuck
+
+    def log_incidents(self) -> None:
+        """Write a line for each incident of the native server since the last call.
+
+        serve() calls this each second. A flood of incidents has at most as many lines as the server
+        remembers.
+        """
+        for number, text, host in self._server.incidents_after(self._incident):
+            self._incident = number
+            self._log(Line(text, "incident", WARNING, **({"peer": host} if host else {})))
 
     def follow_credentials(self) -> None:
         """Look at the files of [tls] and [access] now, as a thread does four times a second."""
@@ -213,28 +237,25 @@ class Serving:
     def reload(self, config: Config) -> None:
         """Apply the settings that can change while serving, and log those that need a restart.
 
-        The shard map is read again too.
+        The shard map and the files of [tls] and [access] are read again too. Raises PetpsError if
+        the configuration or one of these files cannot be used. Then nothing has changed.
         """
-        applied_settings: list[str] = []
-        restart_settings: list[str] = []
+        config.check_doors()
         with self._ingest_lock:
-            for section, key, old, new in changes(self._config, config):
-                if (section, key) not in RELOADED:
-                    restart_settings.append(f"{section}.{key}")
-                    continue
-                applied_settings.append(f"{section}.{key} = {new!r} (was {old!r})")
-                part = getattr(self._config, section).model_copy(update={key: new})
-                self._config = self._config.model_copy(update={section: part})
+            reload = Reload(self._config, config)
+            merged = reload.merged
+            self._credentials.move(merged)
+            old, self._config = self._config, merged
             if self._ingest is not None:
                 self._ingest.ingest.set_rate(self._config.ingest.rows_per_second or None)
-        if self._scrub is not None:
-            self._scrub.configure(self._config.scrub)
+        if old.log != merged.log:
+            process_log.set_up(merged.log.format, merged.log.level)
+        self._scrub.configure(merged.scrub)
+        self._backups.configure(merged)
+        self._growth.configure(merged)
+        self.follow_credentials()
         self.follow_shard_map()
-        nothing = "no setting that can change while serving has changed"
-        self._log(f"reloaded: {'; '.join(applied_settings) or nothing}")
-        if restart_settings:
-            self._log(f"changed, but needs a restart: {', '.join(restart_settings)}")
-        for line in ignored_tables(config, self._tables):
+        for line in (*reload.lines(), *ignored_tables(config, self._tables)):
             self._log(line)
 
     def set_ingest(self, *, paused: bool | None = None, rows_per_second: int | None = None) -> None:
@@ -294,17 +315,20 @@ class Serving:
         self._map = new_map
         partitions = ranges(new_map.owned_by(self._server.address))
         owned = ", ".join(map(str, partitions)) or "none"
-        self._log(f"shard map version {new_map.owners.version}: owned partitions are {owned}")
+        version = new_map.owners.version
+        text = f"shard map version {version}: owned partitions are {owned}"
+        self._log(Line(text, "shard_map_used", version=version, partitions=owned))
         self._warn_of_unknown_address()
 
     def _warn_of_unknown_address(self) -> None:
         """Say so if the map does not name this server, which then serves nothing."""
         address = self._server.address
         if self._map is not None and not self._map.names(address):
-            self._log(
+            text = (
                 f"WARNING: the shard map does not name {address}, so this server owns nothing; "
                 "--address must be an address of the map"
             )
+            self._log(Line(text, "address_unknown", WARNING, address=address))
 
     def _shard_map(self) -> dict[str, Any]:
         if self._map is None:
@@ -327,8 +351,9 @@ class Serving:
         self._expiry = Expiry(self._tables, self._log)
         self._scrub = Scrubbing(self._config, self._tables, self._between_applies, self._log)
         self._backups = Backups(self._config, self._tables, self._log, ingest=lambda: self._ingest)
+        self._growth = Growth(self._config, self._tables, self._log)
         self._upkeep += [
-            Growth(self._config, self._tables, self._log),
+            self._growth,
             self._expiry,
             self._scrub,
             self._backups,
@@ -358,7 +383,6 @@ class Serving:
             lambda: [] if self._map is None else self._map.others(self._server.address),
             partial(find_fault, tls=self._config.tls, says_hello=gate.mode == "open"),
         )
-        self._upkeep.append(members)
         self._watch = Watch(
             stats=self._server.stats,
             status=self._counters,
@@ -368,7 +392,7 @@ class Serving:
             log=self._log,
             can_switch=gate.mode == "grants",
         )
-        self._upkeep.append(self._watch)
+        self._upkeep += [members, self._watch]
 
     def _start_http(self) -> None:
         server = self._config.server
@@ -462,6 +486,8 @@ class Serving:
                 "a write-back of the pool failed: it is read-only until the server is restarted; "
                 "check the disk first"
             )
+        if stuck := self._stuck():
+            return f"{stuck}: restart the server"
         return None
 
     def unready(self) -> str | None:
@@ -505,14 +531,17 @@ class Serving:
             part.close()
         if self._grpc is not None:
             self._grpc.drain()
-        for name, part in (("ingest", self._ingest), ("server", self._server)):
+        drain_seconds = self._config.server.drain_seconds
+        for name, stop in (
+            ("ingest", self._ingest.stop if self._ingest is not None else lambda: None),
+            ("server", lambda: self._server.stop(round(1e3 * drain_seconds))),
+        ):
             try:
-                if part is not None:
-                    part.stop()
+                stop()
             except PetpsError as error:
-                self._log(f"{name}: {error}")
+                self._log(Line(f"{name}: {error}", "stop_incomplete", WARNING, code=error.code))
         if self._grpc is not None:
-            self._grpc.close(self._config.server.drain_seconds)
+            self._grpc.close(drain_seconds)
         if self._http is not None:
             self._http.close()
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from petps import _native
-from petps.config import Config
+from petps.config import Config, TlsConfig
 from petps.config.schema import LimitsConfig
 from petps.errors import InUse, NotFound
 
-__all__ = ["native_tls", "open_tables", "start_server"]
+__all__ = ["native_tls", "native_tls_files", "open_tables", "start_server"]
 
 MAX_AUTOMATIC_WORKERS: Final = 8
 DYING_SECONDS: Final = 5.0  # for which a killed process may hold a pool, on a busy machine
@@ -50,8 +50,15 @@ def native_tls(config: Config) -> _native.ServerTls | None:
     tls = config.tls
     if tls.certificate is None:
         return None
+    return _native.ServerTls(*native_tls_files(tls))
+
+
+def native_tls_files(
+    tls: TlsConfig,
+) -> tuple[str, str, str, Literal["off", "optional", "required"]]:
+    """Return the arguments of ServerTls."""
     client_ca = "" if tls.client_ca is None else str(tls.client_ca)
-    return _native.ServerTls(str(tls.certificate), str(tls.key), client_ca, tls.client_certificates)
+    return str(tls.certificate), str(tls.key), client_ca, tls.client_certificates
 
 
 def start_server(

@@ -14,9 +14,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from petps import _native
 from petps.config import Config
 from petps.errors import InvalidArgument, IoError, PetpsError
+from petps.log import ERROR, WARNING, Line
 from petps.server.lifecycle import Log, Serving
+from petps.server.notify import Notifier
+from petps.server.progress import Progress
 
 __all__ = ["serve"]
 
@@ -102,21 +106,62 @@ def serve(
         # Exclude the imported objects from garbage collection: a full collection over them would
         # pause the first apply for 25 ms.
         gc.freeze()
+    notifier = Notifier(os.environ)
     try:
         with _Signals() as signals:
             announce = partial(_announce, config=config, ready_file=ready_file, log=log)
-            with Serving(config, log=log, on_serving=announce) as serving:
-                while signals.wait(REPORT_SECONDS):
-                    if signals.take_reload():
-                        _reload(serving, reread, log)
-                    serving.follow_shard_map()
-                    serving.report()
+            with notifier.extending():
+                serving = Serving(config, log=log, on_serving=announce)
+            try:
+                _run(serving, signals, notifier, reread, log)
                 assert signals.stopped_by is not None
-                log(f"{signal.Signals(signals.stopped_by).name}: draining")
+                log(Line(f"{signal.Signals(signals.stopped_by).name}: draining", "draining"))
+                notifier.stopping()
                 _remove(ready_file)
-            log("closed cleanly")
+            finally:
+                with notifier.extending():
+                    serving.close()
+            log(Line("closed cleanly", "closed"))
     finally:
         _remove(ready_file)
+
+
+def _run(
+    serving: Serving,
+    signals: _Signals,
+    notifier: Notifier,
+    reread: Callable[[], Config] | None,
+    log: Log,
+) -> None:
+    """Report, reload and watch until a signal stops the server."""
+    watch = Progress(serving.progress, notifier.watchdog_seconds)
+    serving.watch(watch.stuck)
+    notifier.ready(_sentence(serving))
+    stuck = ""
+    period = min(REPORT_SECONDS, (notifier.watchdog_seconds or REPORT_SECONDS * 4) / 4)
+    while signals.wait(period):
+        if signals.take_reload():
+            notifier.reloading()
+            _reload(serving, reread, log)
+            notifier.ready(_sentence(serving))
+        serving.follow_shard_map()
+        serving.report()
+        serving.log_incidents()
+        before, stuck = stuck, watch.look()
+        if stuck and not before:
+            log(Line(f"{stuck}: this server is not healthy, restart it", "stuck", ERROR))
+        elif before and not stuck:
+            log(Line("all threads make progress again", "unstuck"))
+        if not stuck:
+            notifier.alive()
+        notifier.set_status(_sentence(serving))
+    serving.watch(lambda: "")  # this thread looks no more
+
+
+def _sentence(serving: Serving) -> str:
+    """Return how the server is, for the status of the service manager."""
+    reason = serving.unready()
+    return "ready" if reason is None else f"not ready: {reason}"
 
 
 def _forbid_core_dumps() -> None:
@@ -132,14 +177,15 @@ def _forbid_core_dumps() -> None:
 
 
 def _reload(serving: Serving, reread: Callable[[], Config] | None, log: Log) -> None:
-    log("SIGHUP: reloading")
+    log(Line("SIGHUP: reloading", "reloading"))
     if reread is None:
         serving.follow_shard_map()
         return
     try:
         serving.reload(reread())
     except PetpsError as error:
-        log(f"nothing is reloaded, and the current settings stay: {error}")
+        text = f"nothing is reloaded, and the current settings stay: {error}"
+        log(Line(text, "reload_failed", WARNING, code=error.code))
 
 
 def _remove(ready_file: Path | None) -> None:
@@ -183,5 +229,15 @@ def _announce(serving: Serving, *, config: Config, ready_file: Path | None, log:
     if serving.admin_port is not None:
         doors.append(f"administration on {host}:{serving.admin_port}")
     if risks := config.risks():
-        log(f"INSECURE: {'; '.join(risks)}")
-    log(f"serving {', '.join(doors)} from {config.pool.path} (opened in {serving.open_ms:.1f} ms)")
+        log(Line(f"INSECURE: {'; '.join(risks)}", "insecure", WARNING, risks=risks))
+    text = f"serving {', '.join(doors)} from {config.pool.path}"
+    log(
+        Line(
+            f"{text} (opened in {serving.open_ms:.1f} ms)",
+            "serving",
+            software=_native.software,
+            pool=str(config.pool.path),
+            doors=doors,
+            open_ms=round(serving.open_ms, 1),
+        )
+    )

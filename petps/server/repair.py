@@ -12,6 +12,7 @@ import numpy as np
 from petps import _native
 from petps.delta.schema import partition_of
 from petps.errors import DataLoss, NotFound, PetpsError, Unavailable
+from petps.log import WARNING, Line
 from petps.pool.damage import DamageLog, MissingRow
 from petps.server.ingest.priority import lower_priority
 from petps.server.ingest.protocols import BaseReader, BaseSource
@@ -83,7 +84,7 @@ class Repairs:
             except Exception as error:  # report any error, but continue to serve
                 fault = f"missing rows cannot be restored: {type(error).__name__}: {error}"
             if fault and fault != self.fault and not self._stopping.is_set():
-                self._log(fault)
+                self._log(Line(fault, "repair_failed", WARNING))
             self.fault = fault
 
     def look(self) -> None:
@@ -177,12 +178,13 @@ class Repairs:
                     stamp = None if stamps is None else int(stamps[at])
                     found[int(keys[at])] = (stored[at].tobytes(), stamp)
         except PetpsError as error:
+            fault = f"missing rows of table '{table}': {error}"
             if not isinstance(error, DataLoss | NotFound):
-                self._log(f"missing rows of table '{table}': {error}")
+                self._log(Line(fault, "repair_failed", WARNING, table=table))
                 return None  # it may be readable later
             for row in rows.values():
                 row.tried.add(_name_of(base))
-            self._log(f"missing rows of table '{table}': {error}")
+            self._log(Line(fault, "repair_failed", WARNING, table=table))
             return None
         return found
 
@@ -230,10 +232,11 @@ class Repairs:
             row.tried.add(_name_of(base))
         if restored:
             self.restored[table.id] = self.restored.get(table.id, 0) + len(restored)
-            self._log(
+            text = (
                 f"table '{table.name}' of {instance.name}: {len(restored):,} missing rows are "
                 f"restored from {base.name}"
             )
+            self._log(Line(text, "rows_restored", table=table.name, rows=len(restored)))
 
     def _write(self, table: _native.Table, chosen: Mapping[int, tuple[bytes, int]]) -> list[int]:
         with self._damage.lock:

@@ -11,6 +11,7 @@ from petps import _native
 from petps.config import Config
 from petps.config.schema import ScrubConfig
 from petps.errors import InvalidArgument, IoError
+from petps.log import WARNING, Line
 from petps.pool import Pool
 from petps.pool.damage import DamageLog
 from petps.server.ingest_part import open_bases
@@ -42,12 +43,13 @@ class Scrubbing:
             self.damage = DamageLog(tables, _folder_of(config))
         except IoError as error:
             self._fault = f"tables cannot be scrubbed: {error}; move it away, then restart"
-            log(self._fault)
+            log(Line(self._fault, "scrub_failed", WARNING))
             return
         if self.damage.path is None and tables.info().path:
-            log(
+            text = (
                 "missing rows are listed in memory only: set pool.folder to a folder for their list"
             )
+            log(Line(text, "damage_in_memory", WARNING))
         self.damage.adopt(tables)
         self.scrubber = Scrubber(tables, config.scrub, self.damage, log)
         bases = open_bases(config, tables)

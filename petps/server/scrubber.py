@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 from petps import _native
 from petps.config.schema import ScrubConfig
 from petps.errors import FailedPrecondition, NotFound, PetpsError, Unavailable
+from petps.log import WARNING, Line
 from petps.pool.damage import DamageLog
 from petps.pool.scrub import TablePass
 from petps.server.ingest.priority import lower_priority
@@ -69,10 +70,11 @@ class Scrubber:
         self._not_before = 0.0  # when the limit allows the next step
         self._struck_out = 0.0  # when missing rows were last struck out
         if damage.unreadable_lines:
-            log(
+            text = (
                 f"{damage.unreadable_lines} lines of {damage.path} cannot be read: keys that they "
                 "listed as missing are forgotten"
             )
+            log(Line(text, "damage_unreadable", WARNING))
         self._thread = threading.Thread(target=self._run, name="petps-scrub", daemon=True)
         self._thread.start()
 
@@ -257,4 +259,4 @@ class Scrubber:
         if self._stopping.is_set() or self._faults.get(number) == text:
             return
         self._faults[number] = text
-        self._log(text)
+        self._log(Line(text, "scrub_failed", WARNING))

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from petps.config import TlsConfig
 from petps.errors import InvalidArgument, PetpsError
+from petps.log import WARNING, Line
 
 __all__ = [
     "Certificates",
@@ -111,11 +112,32 @@ class TlsFiles:
         except PetpsError as error:
             if str(error) != self._error:
                 self._error = str(error)
-                self._log(f"TLS: the current certificate stays in use: {error}")
+                text = f"TLS: the current certificate stays in use: {error}"
+                self._log(Line(text, "tls_reload_failed", WARNING, code=error.code))
             return
         self._error = ""
         names = ", ".join(self._current.names)
-        self._log(f"TLS: new connections use the certificate of {names}, {self._expiry_text()}")
+        text = f"TLS: new connections use the certificate of {names}, {self._expiry_text()}"
+        self._log(Line(text, "tls_reloaded", names=self._current.names))
+
+    def move(self, config: TlsConfig) -> None:
+        """Use the files that ``config`` names. Raises InvalidArgument; then all stay as they were.
+
+        ``reload_native`` must read these files too.
+        """
+        assert config.certificate is not None
+        assert config.key is not None
+        old = self._certificate, self._key, self._client_ca
+        self._certificate, self._key, self._client_ca = (
+            config.certificate, config.key, config.client_ca,
+        )  # fmt: skip
+        try:
+            if not self._read_all():
+                raise InvalidArgument(f"{self._certificate} changes just now: reload again")
+        except PetpsError:
+            self._certificate, self._key, self._client_ca = old
+            raise
+        self._error = ""
 
     def status(self) -> dict[str, Any]:
         """Return the member `tls` of the status."""

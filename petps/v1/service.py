@@ -7,9 +7,11 @@ from typing import Any, Final
 import grpc
 from google.protobuf import message_factory
 
-__all__ = ["CODE_KEY", "add_calls", "register"]
+__all__ = ["CODE_KEY", "REQUEST_ID_KEY", "add_calls", "register"]
 
 CODE_KEY: Final = "petps-code"  # of an error, in the trailing metadata
+# Of a request, in its metadata, and of its reply, in the trailing metadata.
+REQUEST_ID_KEY: Final = "x-request-id"
 
 
 def _classes_of(method: Any) -> tuple[Any, Any]:

@@ -171,7 +171,7 @@ sasl.password = "{PLANTED}"
     replace(pair, new)
     wait_until("the new certificate is used", lambda: door.tls()["names"] == ["new.example"])
     assert door.tls()["error"] == ""
-    texts += [petps("config", config), petps("config", config, "--json")]
+    texts += [petps("config", "check", config), petps("config", "check", config, "--json")]
     server.end()
     assert server.output.count("TLS: the current certificate stays in use") == 1
     texts += [server.output, server.errors]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -121,10 +122,14 @@ def create(
         )
     specs = [_parse(text, feed, age) for text in table or []]
     names = [spec.name for spec in specs]
-    if config is not None:
-        from petps.config import load
+    if config is not None or pool is None:
+        if config is None and "PETPS_POOL_PATH" not in os.environ:
+            raise InvalidArgument(
+                "name the new pool: `petps create PATH ...`, --config FILE, or PETPS_POOL_PATH"
+            )
+        from petps.config import read_settings
 
-        settings = load(config)
+        settings = read_settings(config, os.environ, {"pool": {"path": pool}}).config
         pool = pool or str(settings.pool.path)
         durability = durability or settings.pool.durability
         model = model or settings.model.name
@@ -132,12 +137,11 @@ def create(
         for name, section in settings.tables.items():
             if name in names:
                 raise InvalidArgument(
-                    f"table '{name}' is both in --table and in {config}; name it once"
+                    f"table '{name}' is both in --table and in "
+                    f"{config or 'the environment'}; name it once"
                 )
             created = section.model_dump(include=_CREATED)
             specs.append(_TableSpec(name, **created, expire_after=section.expire_after_seconds()))
-    if pool is None:
-        raise InvalidArgument("name the new pool: `petps create PATH ...`, or --config FILE")
     if partitions is not None and not 1 <= partitions <= MAX_PARTITIONS:
         raise InvalidArgument(f"--partitions must be 1 to {MAX_PARTITIONS}, got {partitions}")
     check_administered(pool)

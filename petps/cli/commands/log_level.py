@@ -18,12 +18,12 @@ def log_level(
 ) -> None:
     """Set which lines the log of a running server has, until the server ends.
 
-    It begins with warnings and errors, and with what the server itself reports. 'info' adds what
-    ingest and checkpoints do.
+    It begins with the level of [log] level (info); 'debug' adds a line for each request over HTTP
+    and gRPC.
 
     [bold]Examples[/bold]
 
-        petps log-level my.pool info
+        petps log-level my.pool debug
     """
     with closing(open_server(pool, "log")) as server:
         server.set_log_level(level)

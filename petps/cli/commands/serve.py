@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from petps.cli.options import LOG_HELP, KafkaOption, kafka_options
-from petps.errors import InvalidArgument
+from petps.errors import InvalidArgument, PetpsError
 
 if TYPE_CHECKING:
     from petps.config import Config
@@ -20,7 +20,10 @@ def serve(
         Path | None, typer.Argument(metavar="[POOL]", help="The pool; by default that of --config.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A configuration file (`petps config` lists its keys).")
+        Path | None,
+        typer.Option(
+            help="A configuration file. `petps config` lists its keys, and their variables."
+        ),
     ] = None,
     host: Annotated[
         str | None, typer.Option(help="Address of all ports; by default 127.0.0.1.")
@@ -78,6 +81,20 @@ def serve(
         str | None,
         typer.Option(help="This server's address in the shard map; by default HOST:PORT."),
     ] = None,
+    log_format: Annotated[
+        str | None,
+        typer.Option(
+            help="How the server's own log is written: text (the default), or json, one object a "
+            "line."
+        ),
+    ] = None,
+    log_level: Annotated[
+        str | None,
+        typer.Option(
+            help="The lowest level of the lines of that log: debug, info (the default), warning or "
+            "error."
+        ),
+    ] = None,
     ready_file: Annotated[
         Path | None,
         typer.Option(help="Write this file (JSON: pid, port, ...) once the server serves."),
@@ -85,9 +102,10 @@ def serve(
 ) -> None:
     """Serve a pool over the network until SIGTERM or Ctrl-C.
 
-    It serves at once, whatever the pool's size, also after a crash. Options override --config.
-    SIGHUP reads --config and the shard map again, applies the settings that can change while
-    serving, and lists those that need a restart. A second Ctrl-C exits without draining.
+    It serves at once, whatever the pool's size, also after a crash. An option overrides the
+    environment (PETPS_SERVER_PORT, ...), which overrides --config. SIGHUP reads --config and the
+    shard map again, applies the settings that can change while serving, and lists those that need a
+    restart. A second Ctrl-C exits without draining.
 
     [bold]Examples[/bold]
 
@@ -103,15 +121,11 @@ def serve(
 
         petps serve my.pool --log kafka://kafka-1:9092,kafka-2:9092/ranking-deltas
     """
-    import logging
-
     from petps import _native
+    from petps import log as process_log
     from petps.server import serve as run
 
     _native.stop_on_lost_pool()
-
-    # The rooms log ([ingest] ...); the operator needs their warnings and errors.
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
 
     overrides: dict[str, dict[str, Any]] = {
         "pool": {"path": pool},
@@ -135,28 +149,47 @@ def serve(
             "client_certificates": client_certificates,
         },
         "ingest": {"log": log, "model": model},
+        "log": {"format": log_format, "level": log_level},
         "kafka": dict(kafka_options(kafka_option)),
     }
-    run(
-        _settings(config, overrides),
-        ready_file=ready_file,
-        log=_print_line,
-        reread=lambda: _settings(config, overrides),
-    )
+    # Of an error in the settings too; a format that only the file names is not known before.
+    is_json = (log_format or os.environ.get("PETPS_LOG_FORMAT")) == "json"
+    try:
+        settings = _settings(config, overrides)
+        process_log.set_up(settings.log.format, settings.log.level)
+        is_json = settings.log.format == "json"
+        run(
+            settings,
+            ready_file=ready_file,
+            log=process_log.write,
+            reread=lambda: _settings(config, overrides),
+        )
+    except (PetpsError, OSError) as error:
+        if not is_json:
+            raise
+        process_log.set_up("json", "info")
+        _log_end(error)
 
 
-def _print_line(text: str) -> None:
-    # typer.echo flushes, so a reader of the pipe gets each line at once. A reader that has closed
-    # the pipe must not stop the server.
-    with contextlib.suppress(OSError):
-        typer.echo(text)
+def _log_end(error: PetpsError | OSError) -> NoReturn:
+    """Write the error that ends the process as a line of the log, and exit."""
+    from petps import log as process_log
+    from petps.cli.app import exit_code, text_of
+
+    if isinstance(error, PetpsError):
+        text, code, status = str(error), error.code, exit_code(error)
+    else:
+        text, code, status = text_of(error), "IO_ERROR", 1
+    process_log.write(process_log.Line(text, "failed", process_log.ERROR, code=code))
+    raise typer.Exit(status)
 
 
 def _settings(file: Path | None, overrides: dict[str, dict[str, Any]]) -> Config:
-    """Return the configuration of ``file``, overridden by the command line."""
-    from petps.config import load, merge
+    """Return the settings of ``file``, the environment and the command line."""
+    from petps.config import read_settings
 
-    base = None if file is None else load(file)
-    if base is None and overrides["pool"]["path"] is None:
-        raise InvalidArgument("name the pool: `petps serve PATH`, or --config FILE")
-    return merge(base, overrides, "command line")
+    if file is None and overrides["pool"]["path"] is None and "PETPS_POOL_PATH" not in os.environ:
+        raise InvalidArgument(
+            "name the pool: `petps serve PATH`, --config FILE, or PETPS_POOL_PATH"
+        )
+    return read_settings(file, os.environ, overrides).config

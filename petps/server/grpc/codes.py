@@ -7,7 +7,8 @@ from typing import Final, NoReturn
 import grpc
 
 from petps.errors import PetpsError
-from petps.v1.service import CODE_KEY
+from petps.log import request_id
+from petps.v1.service import CODE_KEY, REQUEST_ID_KEY
 
 __all__ = ["GRPC_CODES", "refuse"]
 
@@ -39,6 +40,10 @@ async def refuse(
     error: PetpsError,
     metadata: tuple[tuple[str, str | bytes], ...] = (),
 ) -> NoReturn:
-    """End the call with this error. Its code and ``metadata`` are the trailing metadata."""
-    await context.abort(GRPC_CODES[error.code], str(error), ((CODE_KEY, error.code), *metadata))
+    """End the call with this error.
+
+    Its code, the request's id and ``metadata`` are the trailing metadata.
+    """
+    facts = ((CODE_KEY, error.code), (REQUEST_ID_KEY, request_id.get()))
+    await context.abort(GRPC_CODES[error.code], str(error), (*facts, *metadata))
     raise AssertionError("abort returned")  # it raises

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -23,14 +25,18 @@ from petps.errors import (
     Unavailable,
     WrongShard,
 )
+from petps.log import log_event, new_request_id, request_id
 from petps.pool.arrays import check_finite, check_refused
 from petps.server.access import peer_of, token_of
 from petps.server.grpc.calls import AwaitableCalls
 from petps.server.grpc.codes import refuse
 from petps.server.grpc.watch import InstanceState, Versions, instances_of
 from petps.server.tls import peer_names
+from petps.v1.service import REQUEST_ID_KEY
 
 __all__ = ["Service"]
+
+_log = logging.getLogger("petps.server.grpc")
 
 MAX_CACHED_TABLES: Final = 4096  # a fuller cache of tables by name is cleared
 
@@ -98,6 +104,9 @@ class Service(stubs.PetpsServicer):
         task = asyncio.current_task()
         assert task is not None
         self._in_flight.add(task)
+        self._begin(context)
+        began = time.monotonic()
+        code = "OK"
         try:
             if self._draining:
                 raise _stopping_error()
@@ -108,9 +117,21 @@ class Service(stubs.PetpsServicer):
                 caller.spend_bytes(answer.ByteSize())  # type: ignore[attr-defined]
             return answer
         except PetpsError as error:
+            code = error.code
             await refuse(context, error, self._details(error, request))
         finally:
             self._in_flight.discard(task)
+            if _log.isEnabledFor(logging.DEBUG):
+                name, ms = work.__name__.removeprefix("_"), 1e3 * (time.monotonic() - began)
+                facts = {"call": name, "code": code, "ms": ms, "peer": peer_of(context)}
+                text = f"[grpc] {name}: {code} in {ms:.1f} ms"
+                _log.debug("%s", text, extra=log_event("grpc_call", **facts))
+
+    def _begin(self, context: Context) -> None:
+        """Give the call the id that its caller chose, or a new one."""
+        given = dict(context.invocation_metadata() or ()).get(REQUEST_ID_KEY)
+        request_id.set(new_request_id(given))
+        context.set_trailing_metadata(((REQUEST_ID_KEY, request_id.get()),))
 
     def _details(self, error: PetpsError, request: Any) -> Metadata:
         if isinstance(error, Stale):
@@ -196,6 +217,7 @@ class Service(stubs.PetpsServicer):
         task = asyncio.current_task()
         assert task is not None
         caller = None
+        self._begin(context)
         try:
             if self._draining:
                 raise _stopping_error()

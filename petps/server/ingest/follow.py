@@ -26,6 +26,7 @@ from petps.delta import (
 )
 from petps.delta.record import check_place
 from petps.errors import PetpsError
+from petps.log import log_event
 from petps.server.ingest.applier import Applier
 from petps.server.ingest.catch_ups import CatchUps
 from petps.server.ingest.full import is_due, is_over
@@ -158,7 +159,7 @@ class Follower:
         except PetpsError as error:
             reason = f"base {marker.location} of {marker.instance}: {error}"
             if reason != state.reason:
-                _log.error("[ingest] partition %d is incomplete: %s", state.partition, reason)
+                _log_partition(state, "incomplete", "is incomplete", reason)
             if state.is_following:
                 state.stop_at_gap(reason, offset=offset, resume_offset=offset)
             else:
@@ -253,8 +254,9 @@ class Follower:
         elif decision.outcome is Outcome.ZOMBIE:
             if state.zombies == 0:
                 _log.warning(
-                    "[ingest] partition %d: %s: rejected", state.partition, decision.reason
-                )
+                    "[ingest] partition %d: %s: rejected", state.partition, decision.reason,
+                    extra=log_event("zombie_rejected", partition=state.partition),
+                )  # fmt: skip
             state.count("zombies")
             self._skip(state, event)
         elif decision.outcome is Outcome.CONFLICT:
@@ -279,7 +281,7 @@ class Follower:
         state.stop_until_base(standing, target, reason, event.offset)
         self._window.touch(state)
         self.settle()
-        _log.error("[ingest] partition %d stopped: %s", state.partition, reason)
+        _log_partition(state, "stopped", "stopped", reason)
 
     def _stop_at_gap(
         self, state: PartitionState, reason: str, *, offset: int, resume_offset: int
@@ -288,7 +290,7 @@ class Follower:
         if state.refused is not None:
             return  # as in _halt()
         state.stop_at_gap(reason, offset=offset, resume_offset=resume_offset)
-        _log.error("[ingest] partition %d is incomplete: %s", state.partition, reason)
+        _log_partition(state, "incomplete", "is incomplete", reason)
 
     def _handle_damage(
         self, state: PartitionState, event: Delivery | Damage, reason: str, message: Message | None
@@ -369,7 +371,7 @@ class Follower:
             self._applier.wait()  # the apply in flight skips the rows of this partition
             self._window.forget(state)
             if state.full is None:
-                _log.error("[ingest] partition %d stopped: %s", state.partition, refusal.reason)
+                _log_partition(state, "stopped", "stopped", refusal.reason)
             state.stop_full(refusal)
 
     def retry_full(self) -> dict[int, int]:
@@ -378,7 +380,10 @@ class Follower:
         for state in self._states.values():
             if is_over(state):
                 state.forget_refusal()
-                _log.info("[ingest] partition %d continues: its rows have room", state.partition)
+                _log.info(
+                    "[ingest] partition %d continues: its rows have room", state.partition,
+                    extra=log_event("partition_continues", partition=state.partition),
+                )  # fmt: skip
             elif is_due(state, self._tables):
                 self.settle()
                 state.try_again()
@@ -437,3 +442,14 @@ class Follower:
         """Apply and record a window. A retry is safe, because applying is idempotent."""
         window.apply(self._tables, self._merger, self._instance.partitions)
         window.record(self._instance)
+
+
+def _log_partition(state: PartitionState, name: str, what: str, reason: str) -> None:
+    """Write that a partition does not follow the log any more, and why."""
+    _log.error(
+        "[ingest] partition %d %s: %s", state.partition, what, reason,
+        extra=log_event(
+            f"partition_{name}", partition=state.partition, version=state.recorded.version,
+            offset=state.offset, reason=reason,
+        ),
+    )  # fmt: skip

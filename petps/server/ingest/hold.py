@@ -73,6 +73,11 @@ class Hold:
         """Return whether somebody waits for the end of a round, or holds the thread."""
         return self._is_wanted
 
+    @property
+    def is_held(self) -> bool:
+        """Return whether the thread waits for the end of a hold."""
+        return self._is_held
+
     def begin(self) -> None:
         """Begin to work in rounds, once no hold is taken."""
         with self._changed:

@@ -12,6 +12,7 @@ from typing import Final
 
 from petps.delta import DeltaLog, Subscription
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError, Unavailable
+from petps.log import log_event
 from petps.server.ingest.applier import Applier, InlineApplier, ThreadApplier
 from petps.server.ingest.dense import DenseLocations
 from petps.server.ingest.follow import Follower
@@ -127,6 +128,7 @@ class Ingest:
         self._may_read.set()
         self._has_paused = False  # of the thread; it follows pause() once its poll has ended
         self._hold = Hold()
+        self._rounds = 0  # see rounds()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -198,6 +200,14 @@ class Ingest:
                 return False
             action()
         return True
+
+    def rounds(self) -> int | None:
+        """Return a count that grows while the threads make progress, also while they wait.
+
+        It stands still during one apply, and one step of a catch-up. None: ingest is stopped, or
+        held by somebody else.
+        """
+        return None if self._thread is None or self._hold.is_held else self._rounds
 
     def set_rate(self, rows_per_second: float | None) -> None:
         """Change the rate limit; None removes it."""
@@ -326,7 +336,10 @@ class Ingest:
             except _Stopped:
                 return
             except _Left:
-                _log.info("[ingest] an instance was frozen or dropped: continuing without it")
+                _log.info(
+                    "[ingest] an instance was frozen or dropped: continuing without it",
+                    extra=log_event("instance_left"),
+                )
                 self._clear_error("apply")
             except Exception as error:  # report any error, but continue ingest
                 if self._has_polled:
@@ -341,8 +354,10 @@ class Ingest:
                         error,
                         wait,
                         exc_info=not isinstance(error, PetpsError),
+                        extra=log_event("ingest_failed", retry_seconds=wait, code=_code_of(error)),
                     )
                 self._report("follow", report)
+                self._rounds += 1
                 self._stop.wait(wait)
                 wait = min(2 * wait, RETRY_LAST_SECONDS)
 
@@ -362,6 +377,7 @@ class Ingest:
             stack.callback(subscription.close)
             next_search = time.monotonic()
             while not self._stop.is_set():
+                self._rounds += 1
                 self._hold.give_way(self._settle)
                 self._has_paused = not self._may_read.is_set()
                 if self._has_paused:
@@ -537,7 +553,11 @@ class Ingest:
                 ):
                     raise _Left from error
                 self._report("apply", f"apply: {error}")
-                _log.error("[ingest] apply failed, retrying in %.1f s: %s", wait, error)
+                _log.error(
+                    "[ingest] apply failed, retrying in %.1f s: %s", wait, error,
+                    extra=log_event("apply_failed", retry_seconds=wait, code=error.code),
+                )  # fmt: skip
+            self._rounds += 1
             if self._stop.wait(wait):
                 raise _Stopped
             wait = min(2 * wait, RETRY_LAST_SECONDS)
@@ -562,6 +582,7 @@ class Ingest:
         # The time of the apply itself counts as waiting; otherwise the rate is never reached.
         self._not_before = max(now - PACE_CREDIT_SECONDS, self._not_before) + rows / rate
         while now < self._not_before:
+            self._rounds += 1
             # A new limit counts from now on. Who holds ingest waits for what was read.
             if self._rows_per_second != rate or self._hold.is_wanted:
                 self._not_before = now
@@ -569,3 +590,7 @@ class Ingest:
             if self._stop.wait(min(POLL_SECONDS, self._not_before - now)):
                 raise _Stopped
             now = time.monotonic()
+
+
+def _code_of(error: Exception) -> str:
+    return error.code if isinstance(error, PetpsError) else type(error).__name__

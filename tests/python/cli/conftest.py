@@ -35,6 +35,13 @@ class Command:
         assert "Traceback" not in result.output
         return result.stderr
 
+    def reports(self, code: int, *arguments: object) -> str:
+        """Return standard output of a command that must exit with ``code`` after its report."""
+        result = self._run(*arguments)
+        assert result.exit_code == code, (result.exit_code, result.output, result.exception)
+        assert isinstance(result.exception, SystemExit)
+        return result.stdout
+
     def _succeed(self, *arguments: object) -> Result:
         result = self._run(*arguments)
         assert result.exit_code == 0, result.output

@@ -27,11 +27,12 @@ ssl.key.password = "{PLANTED}"
 def test_config_hides_secrets(run: Command, tmp_path: Path) -> None:
     file = tmp_path / "petps.toml"
     file.write_text(KAFKA)
-    texts = [run("config", file), run("config", file, "--json")]
+    texts = [run("config", "check", file), run("config", "check", file, "--json")]
     for text in texts:
         assert PLANTED not in text
         for shown in ("SASL_SSL", "/etc/petps/kafka.key", "/etc/petps/kafka-password"):
             assert shown in text
         assert "https://login.example/token" in text
         assert text.count("(hidden)") == 5
-    assert json.loads(texts[1])["kafka"]["sasl.username"] == "me"
+    settings = {shown["key"]: shown["value"] for shown in json.loads(texts[1])["settings"]}
+    assert settings["kafka.sasl.username"] == "me"

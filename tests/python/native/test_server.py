@@ -10,6 +10,7 @@ import pytest
 
 from petps import _native
 from petps.errors import InvalidArgument, PetpsError
+from tests.python.waiting import wait_until
 
 
 @pytest.fixture
@@ -32,6 +33,27 @@ def test_a_server_listens_until_it_is_stopped(tables: _native.Tables) -> None:
     server.stop()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", server.port), timeout=5)
+
+
+def test_counts_show_that_each_thread_makes_progress(tables: _native.Tables) -> None:
+    server = _native.Server.start(tables, port=0, workers=2, call_workers=1)
+    before, pushes = server.progress()
+    assert (len(before), pushes) == (3, 0)
+    wait_until(lambda: all(map(int.__lt__, before, server.progress()[0])))
+    server.stop()
+
+
+def test_incidents_have_numbers(tables: _native.Tables) -> None:
+    server = _native.Server.start(tables, port=0)
+    for number in (1, 2):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as peer:
+            peer.sendall(b"\xff" * 64)  # no frame
+            wait_until(lambda: len(server.incidents_after(0)) == number)  # noqa: B023
+    first, second = server.incidents_after(0)
+    assert (first[0], second[0], first[2]) == (1, 2, "127.0.0.1")
+    assert server.incidents_after(1) == [second]
+    assert server.incidents_after(2) == []
+    server.stop()
 
 
 def test_invalid_options_are_refused(tables: _native.Tables) -> None:
