@@ -45,7 +45,8 @@ ROUTES: Final[dict[str, Any]] = {
     "/shard-map": lambda: fail(NotFound("no map")),
     "/metrics": lambda: fail(Unavailable("closing")),
 }
-HANDLER: Final[Any] = http._handler(ROUTES, _native.Gate("open"))
+METRICS: Final = (b"# petps\n" * 200, "text/plain; version=0.0.4")  # enough to be compressed
+HANDLER: Final[Any] = http._handler(ROUTES, lambda accepted: METRICS, _native.Gate("open"))
 
 
 def seeds() -> list[bytes]:
