@@ -15,12 +15,12 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.python.server.test_progress import Manager
 
 import petps
 import petps.v1.petps_pb2 as messages
 import petps.v1.petps_pb2_grpc as stubs
 from petps.admin.client import AdminClient
+from tests.python.server.test_progress import Manager
 from tests.system.servers import PETPS, WAIT_SECONDS, Server, wait_until
 
 pytestmark = pytest.mark.system
