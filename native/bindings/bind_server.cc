@@ -195,6 +195,12 @@ void bind_server(py::module_& module) {
   server.def("stop", &ServerHandle::stop, py::arg("drain_ms") = py::none(),
              py::call_guard<Released>());
   server.def("incidents_after", incidents_after, py::arg("number"));
+  server.def(
+      "refusals",
+      [](ServerHandle& handle) {
+        return handle.with([](server::Server& running) { return running.refusals(); });
+      },
+      py::call_guard<Released>());
   server.def("progress", progress);
   server.def("stats", stats,
              "Return the counters by name, and the latency by operation: count, sum, quantiles and "
