@@ -476,6 +476,8 @@ class Server:
 
         Older ones, and some of a flood, are missing.
         """
+    def refusals(self) -> list[str]:
+        """Return how many peers were refused for each reason, in words."""
     def progress(self) -> tuple[list[int], int]:
         """Return counts that grow: of each worker, and of the writer of pushes.
 

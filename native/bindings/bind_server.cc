@@ -211,6 +211,12 @@ void bind_server(py::module_& module) {
   server.def("stop", &ServerHandle::stop, py::arg("drain_ms") = py::none(),
              py::call_guard<Released>());
   server.def("incidents_after", incidents_after, py::arg("number"));
+  server.def(
+      "refusals",
+      [](ServerHandle& handle) {
+        return handle.with([](server::Server& running) { return running.refusals(); });
+      },
+      py::call_guard<Released>());
   server.def("progress", progress);
   server.def("stats", stats,
              "Return the counters by name; `errors_by_code` by the name of the code; `latency` by "

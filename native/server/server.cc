@@ -236,6 +236,7 @@ StatsSnapshot Server::stats() const { return impl_->shared.stats(); }
 std::vector<Incident> Server::incidents_after(uint64_t number) const {
   return impl_->shared.incidents_after(number);
 }
+std::vector<std::string> Server::refusals() const { return impl_->shared.transport->refusals(); }
 Progress Server::progress() const {
   Progress progress{{}, impl_->shared.writer->rounds()};
   for (const auto& worker : impl_->shared.workers) progress.workers.push_back(worker->rounds());

@@ -191,6 +191,8 @@ class Server {
   StatsSnapshot stats() const;
   // Return the newest incidents after this number. Older ones, and some of a flood, are missing.
   std::vector<Incident> incidents_after(uint64_t number) const;
+  // Return how many peers were refused for each reason, in words (transport::Transport::refusals).
+  std::vector<std::string> refusals() const;
   Progress progress() const;
   // Return what `petps status` shows: one JSON object.
   std::string status_json() const;

@@ -36,7 +36,6 @@ __all__ = [
     "ServerConfig",
     "TableConfig",
     "TlsConfig",
-    "flattened",
 ]
 
 MAX_DIM = 4096  # native/pool/pool.h kMaxDim

@@ -20,7 +20,7 @@ EXPIRES_SOON_SECONDS: Final = 7 * 86_400
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with the place that a key names, or worth a look."""
+    """A fault of the place that a key names, or a remark about it."""
 
     key: str
     text: str

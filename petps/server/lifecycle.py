@@ -29,6 +29,7 @@ __all__ = ["Log", "Serving"]
 # How long HTTP and gRPC wait until ingest has read the log to its end. Their imports occupy the
 # interpreter for 0.2 s, which would delay the newest version. If the log takes longer, they start.
 READ_FIRST_SECONDS: Final = 0.5
+REFUSALS_SECONDS: Final = 60.0  # between two lines about peers that were refused for one reason
 
 Log = Callable[[str], None]
 
@@ -71,7 +72,8 @@ class Serving:
         self._growth: Any = None
         self._stuck: Callable[[], str] = lambda: ""
         self._incident = 0  # the last one in the log
-        self._refusals: list[str] = []
+        self._refusals: list[str] = []  # as in the log
+        self._refusals_due = 0.0
         self._surroundings: Any = None
         self._upkeep: list[Any] = []  # what runs beside the requests, until close()
         self._metrics: Any = None
@@ -232,6 +234,13 @@ class Serving:
         for number, text, host in self._server.incidents_after(self._incident):
             self._incident = number
             self._log(Line(text, "incident", WARNING, **({"peer": host} if host else {})))
+        if time.monotonic() < self._refusals_due:
+            return
+        self._refusals_due = time.monotonic() + REFUSALS_SECONDS
+        before, self._refusals = self._refusals, self._server.refusals()
+        for line in self._refusals:
+            if line not in before:
+                self._log(Line(line, "refused", WARNING))
 
     def follow_credentials(self) -> None:
         """Look at the files of [tls] and [access] now, as a thread does four times a second."""

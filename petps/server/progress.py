@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "counts_of"]
 
 STUCK_SECONDS: Final = 60.0  # without a watchdog of the service manager; else half of its time
-# For so long the count must stand still after that: a process that was stopped and goes on
-# (SIGSTOP, a paused machine) makes progress again within this time.
+# A thread is reported only if its count stands still for this long after that. A process that was
+# stopped and goes on (SIGSTOP, a paused machine) makes progress again within this time.
 CERTAIN_SECONDS: Final = 6.0
 # Of threads that write to the disk, or read a store: a server that a slow disk stops for a minute
 # still answers pulls, and a restart would not make the disk faster.

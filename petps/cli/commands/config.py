@@ -72,7 +72,7 @@ def check(
 
         petps config check /etc/petps/petps.toml
 
-        PETPS_POOL_PATH=my.pool petps config check
+        petps config check /etc/petps/petps.toml --json
     """
     from petps.cli.app import EXIT_CODES
     from petps.config import read_settings
