@@ -245,6 +245,13 @@ def test_settings_in_the_environment_are_no_secrets() -> None:
     assert known_secrets(None, environment) == {"123456", "0123456789ab"}
 
 
+def test_a_secret_name_hides_a_value_that_looks_like_none() -> None:
+    options = {"sasl.password": "abc", "sasl.username": "abc", "sasl.password.file": "/f", "n": 5}
+    assert Scrubber([]).value({"kafka": options}) == {
+        "kafka": {**options, "sasl.password": "(hidden)"}
+    }
+
+
 @pytest.mark.parametrize(
     "text",
     [
