@@ -190,7 +190,9 @@ class FsspecFiles:
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url, **options)
         except (ImportError, ValueError) as error:
-            raise InvalidArgument(f"{url}: {error}") from error
+            raise InvalidArgument(
+                f"{url}: {error}; a store is a folder, or a URL that fsspec knows (s3://...)"
+            ) from error
         self._url = url
         self._options = options
         self._made_folders: set[str] = set()  # this object need not create them again

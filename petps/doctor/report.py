@@ -16,7 +16,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from petps.config import hide_secrets
 from petps.doctor.checks.pool import missing_rows
 from petps.doctor.metrics import read_metrics
 from petps.doctor.mounts import mount_of
@@ -187,9 +186,8 @@ def _parts(
 def _configuration(subject: Subject) -> Any:
     if subject.config is None:
         return None if subject.config_error is None else {"error": subject.config_error}
-    values = subject.config.model_dump(mode="json")
-    values["kafka"] = hide_secrets(values["kafka"])
-    return {"file": subject.config_path, "values": values}
+    # Its secrets are hidden as in every other part, by their names and by what they are.
+    return {"file": subject.config_path, "values": subject.config.model_dump(mode="json")}
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -22,9 +22,12 @@ __all__ = ["Scrubber", "known_secrets"]
 # A shorter secret would also replace harmless texts. Values of secret names are hidden anyway.
 LENGTH_MIN: Final = 4
 FILE_BYTES_MAX: Final = 1 << 20
-_SECRET_VARIABLE: Final = re.compile(
-    "PASS|SECRET|TOKEN|KEY|CREDENTIAL|JAAS|AUTH|SIGNATURE|SASL|DSN", re.IGNORECASE
-)
+_SECRET_VARIABLE: Final = re.compile("PASS|SECRET|TOKEN|CREDENTIAL|JAAS", re.IGNORECASE)
+# Names that also harmless variables have: the value counts if it looks like a secret.
+_DOUBTFUL_VARIABLE: Final = re.compile("KEY|AUTH|SIGNATURE|SASL|DSN", re.IGNORECASE)
+_LIKE_A_SECRET: Final = re.compile(r"(?!\d+$).{8,}")
+# Settings, which would hide the same word everywhere else.
+_SETTINGS: Final = frozenset({"true", "false", "none", "null", "auto"})
 _USER_INFO: Final = re.compile(r"://([^/@\s]+)@")
 _NAME: Final = (
     r"[\w.\-]*(?:password|passwd|passphrase|secret|token|jaas|api.?key|access.?key|private.?key|"
@@ -48,7 +51,10 @@ def known_secrets(config: Config | None, environment: Mapping[str, str]) -> set[
     found: set[str] = set()
     for name, value in environment.items():
         found |= set(_passwords_of(value))
-        if _SECRET_VARIABLE.search(name) and not os.path.exists(value):
+        is_secret_name = _SECRET_VARIABLE.search(name) or (
+            _DOUBTFUL_VARIABLE.search(name) and _LIKE_A_SECRET.match(value)
+        )
+        if is_secret_name and not os.path.exists(value):
             found.add(value)
     token_files = [environment.get("PETPS_TOKEN_FILE")]
     key_files = [environment.get("PETPS_TLS_KEY")]
@@ -68,7 +74,9 @@ def known_secrets(config: Config | None, environment: Mapping[str, str]) -> set[
         found |= {line.strip() for line in _lines(path)}
     for path in key_files:
         found |= {line.strip() for line in _lines(path) if not line.startswith("-----")}
-    return {secret for secret in found if len(secret) >= LENGTH_MIN}
+    return {
+        secret for secret in found if len(secret) >= LENGTH_MIN and secret.lower() not in _SETTINGS
+    }
 
 
 def _passwords_of(text: str) -> Iterator[str]:

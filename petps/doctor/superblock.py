@@ -11,6 +11,7 @@ import os
 import stat
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
@@ -110,11 +111,20 @@ def _first_bytes(file: int, path: str) -> bytes:
     try:
         if stat.S_ISREG(kind):
             return os.pread(file, READ_BYTES, 0)
-        # A device-DAX device has no read().
-        with mmap.mmap(file, READ_BYTES, access=mmap.ACCESS_READ) as device:
+        # A device-DAX device has no read(), and maps whole multiples of its alignment.
+        length = max(READ_BYTES, _alignment_of(path))
+        with mmap.mmap(file, length, access=mmap.ACCESS_READ) as device:
             return device[:READ_BYTES]
     except (OSError, ValueError) as error:
         raise IoError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _alignment_of(device: str) -> int:
+    name = os.path.basename(os.path.realpath(device))
+    try:
+        return int(Path(f"/sys/bus/dax/devices/{name}/align").read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def parse(content: bytes, path: str) -> Superblock:

@@ -110,6 +110,20 @@ def test_a_missing_key_has_the_default_row(client: petps_client.Client) -> None:
     assert bag(torch.empty(0, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)).shape == (2, 4)
 
 
+def test_signed_ids_are_keys_with_the_same_bits(served: Served) -> None:
+    table = served.tables.find("ranking@1", "t0")
+    keys = np.array([-7], np.int64).view(np.uint64)
+    table.apply(keys, np.full((1, 4), 2, np.float32).view(np.uint8))
+    with petps_client.connect(served.url, signed_keys=True) as signed:
+        bag = EmbeddingBag(signed, "t0", mode="sum")
+        ids = torch.tensor([[-7], [-8]])
+        bag.prefetch(ids)
+        assert bag(ids)[:, 0].tolist() == [2.0, DEFAULT]
+        collection = EmbeddingBagCollection(signed, ["t0"])
+        assert collection({"t0": ids})["t0"][:, 0].tolist() == [2.0, DEFAULT]
+    table.apply(keys, None)
+
+
 @pytest.mark.parametrize("options", [{}, CACHED], ids=["plain", "cached"])
 def test_a_collection_pulls_26_tables_in_one_frame(
     served: Served, rows: dict[str, torch.Tensor], options: dict[str, Any]

@@ -107,6 +107,7 @@ class Puller:
             )
         self.min_version = min_version
         self._client = client
+        self.signed_keys: bool = client.signed_keys
         self._options: dict[str, Any] = {
             "wait_ms": wait_ms,
             "deadline_ms": deadline_ms,
@@ -162,8 +163,7 @@ class Puller:
             raise InvalidArgument(
                 f"this puller does not have tables {sorted(unknown)}; it has {list(self.dims)}"
             )
-        signed = self._client.signed_keys
-        return {table: as_keys(table_keys, signed) for table, table_keys in keys.items()}
+        return {table: as_keys(table_keys, self.signed_keys) for table, table_keys in keys.items()}
 
     def _is_fresh(self, pulled: Pulled) -> bool:
         if not pulled.instance:  # there were no keys

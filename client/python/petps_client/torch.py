@@ -110,10 +110,12 @@ class EmbeddingBag(torch.nn.Module):  # type: ignore[misc]
 
     def prefetch(self, input: Any) -> None:
         """Begin to pull a batch's rows. The next forward of exactly the same ids takes them."""
-        self.puller.prefetch({self.table: _ids_of(self.table, input).reshape(-1).cpu().numpy()})
+        ids = _ids_of(self.table, input, self.puller.signed_keys)
+        self.puller.prefetch({self.table: ids.reshape(-1).cpu().numpy()})
 
     def _bags(self, input: Any, offsets: Any, weights: Any) -> _Bags:
-        return _bags_of(self.table, input, offsets, weights, self.mode, self.include_last_offset)
+        ids = _ids_of(self.table, input, self.puller.signed_keys)
+        return _bags_of(self.table, ids, offsets, weights, self.mode, self.include_last_offset)
 
     def extra_repr(self) -> str:
         """Return the text for print(module)."""
@@ -236,6 +238,7 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
                 f"{name}: a tuple of {len(parts)}, expected (ids, offsets, weights)"
             )
         ids, offsets, weights = (*parts, None, None)[:3]
+        ids = _ids_of(name, ids, self.puller.signed_keys)
         return _bags_of(name, ids, offsets, weights, self.modes[name], has_end)
 
     def extra_repr(self) -> str:
@@ -263,7 +266,7 @@ def _check_mode(name: str, mode: str) -> str:
     return mode
 
 
-def _ids_of(name: str, ids: Any) -> Any:
+def _ids_of(name: str, ids: Any, signed: bool) -> Any:
     if not isinstance(ids, torch.Tensor):
         raise InvalidArgument(f"{name}: ids are a {type(ids).__name__}, expected a tensor")
     if ids.dtype not in _KEY_DTYPES:
@@ -271,16 +274,15 @@ def _ids_of(name: str, ids: Any) -> Any:
             f"{name}: ids are {ids.dtype}, expected int64, int32 or uint64: other types cannot "
             "hold every id exactly"
         )
-    if ids.dtype != torch.uint64 and ids.numel() > 0 and ids.min() < 0:
+    if not signed and ids.dtype != torch.uint64 and ids.numel() > 0 and ids.min() < 0:
         raise InvalidArgument(
             f"{name}: id {int(ids.min())} is below 0, but keys are unsigned 64-bit numbers; "
-            "ids.view(torch.uint64) takes the same bits of int64"
+            "connect with signed_keys=True, or ids.view(torch.uint64), takes the same bits of int64"
         )
     return ids.detach()
 
 
 def _bags_of(name: str, ids: Any, offsets: Any, weights: Any, mode: str, has_end: bool) -> _Bags:
-    ids = _ids_of(name, ids)
     if weights is not None:
         _check_weights(name, ids, weights, mode)
         weights = weights.reshape(-1)

@@ -192,7 +192,7 @@ def ports(subject: Subject) -> Iterator[Finding]:
             continue
         owner = subject.facts.socket_owner(taken[0].inode)
         if owner in subject.holders or (owner is None and taken[0].user in users_of_server):
-            free.append(f"{name} {port} (held by this pool's server)")
+            free.append(f"{name} {port} (this pool's server has it)")
         elif owner is None:
             yield fault(
                 f"{name} {port} is in use by a process that this user may not see",
@@ -205,7 +205,7 @@ def ports(subject: Subject) -> Iterator[Finding]:
                 "stop that process, or choose another port",
             )
     if free:
-        yield ok("free: " + ", ".join(free))
+        yield ok("ports that the server can use: " + ", ".join(free))
 
 
 def _user_of(subject: Subject, process: int) -> int | None:
@@ -228,7 +228,9 @@ def _address_of(text: str) -> str:
     """Return an address as of /proc/net/tcp: words of 32 bits, each in the machine's order."""
     words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
     content = struct.pack(f"={len(words)}I", *words)
-    return str(ipaddress.ip_address(content))
+    address = ipaddress.ip_address(content)
+    mapped = getattr(address, "ipv4_mapped", None)  # gRPC listens on IPv4 with sockets of IPv6
+    return str(mapped or address)
 
 
 def _meet(listening: str, host: str) -> bool:

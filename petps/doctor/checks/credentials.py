@@ -130,7 +130,7 @@ def access_file(subject: Subject) -> Iterator[Finding]:
             "petps token new --role admin",
         )
     else:
-        yield ok(f"{path} has {len(live)} valid grants")
+        yield ok(f"{path}: {len(live)} of {len(grants)} grants are valid")
 
 
 @check(

@@ -126,6 +126,23 @@ def test_create_takes_no_url(run: Command, url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        ("backup", "POOL", "petps://127.0.0.1:7070"),
+        ("restore", "kafka://h:1/t", "new.pool"),
+        ("checkpoint", "list", "petps://127.0.0.1:7070"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_what_is_no_store(run: Command, pool: Path, arguments: tuple[str, ...]) -> None:
+    given = [str(pool) if argument == "POOL" else argument for argument in arguments]
+    message = run.fails(2, *given)
+    (url,) = (argument for argument in given if "://" in argument)
+    assert url in message
+    assert "a store is a folder, or a URL that fsspec knows" in message
+
+
+@pytest.mark.parametrize(
     ("source", "text"),
     [
         ("petps://127.0.0.1:7070", "is a server, which is no source"),

@@ -19,6 +19,7 @@ import petps
 from petps.checkpoint import Rows, Store, Table
 from petps.checkpoint.chunk import ROW
 from petps.checkpoint.store import BASE
+from petps.errors import IoError
 from tests.python.cli.conftest import COUNT, DIM, Command, expected, keys_and_rows, save_rows
 from tests.s3.server import BUCKET, Server
 
@@ -294,6 +295,26 @@ def test_files_load_by_url(
     cut_urls = [f"memory://petps-load/cut-{path.name}", *urls[1:]]
     memory.pipe_file(f"/petps-load/cut-{path.name}", path.read_bytes()[:-100])
     run.fails(9, "load", pool, "items", *cut_urls)
+
+
+def test_a_store_that_stops_answering_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fsspec
+
+    from petps.cli.sources import Columns, open_sources
+    from petps.cli.sources.place import Place
+
+    (path,) = parquet_fixed(tmp_path)
+    fsspec.filesystem("memory").pipe_file("/petps-load/away.parquet", path.read_bytes())
+    (source,) = open_sources(["memory://petps-load/away.parquet"], Columns(), "items")
+
+    def fail(self: Place) -> None:
+        raise IoError("no answer")
+
+    monkeypatch.setattr(Place, "open", fail)
+    with pytest.raises(IoError, match="no answer"):
+        list(source.chunks())
 
 
 def test_a_file_on_s3_loads(run: Command, pool: Path, tmp_path: Path, s3: Server) -> None:

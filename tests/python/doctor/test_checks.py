@@ -116,6 +116,14 @@ def test_the_files_of_the_own_server_may_be_hidden() -> None:
     assert levels(find("ports", facts, settings())) == [Level.OK]
 
 
+def test_a_socket_of_ipv6_may_listen_on_ipv4() -> None:
+    facts = FakeFacts()
+    facts.texts["/proc/net/tcp6"] = listener(7071, "0000000000000000FFFF00000100007F")
+    found = find("ports", facts, settings())
+    assert levels(found) == [FAULT, Level.OK]
+    assert "server.grpc_port 7071 is in use" in found[0].seen
+
+
 def test_a_listener_on_another_address_is_no_conflict() -> None:
     facts = FakeFacts()
     facts.texts["/proc/net/tcp"] = listener(7070, "0200007F")  # 127.0.0.2

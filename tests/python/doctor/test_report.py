@@ -16,7 +16,7 @@ from petps import config
 from petps.doctor import Machine, Subject
 from petps.doctor.bundle import TOTAL_BYTES_MAX, fit, write_bundle
 from petps.doctor.report import MEMBER_BYTES_MAX, Member, Report, Sources, collect
-from petps.doctor.secrets import Scrubber
+from petps.doctor.secrets import Scrubber, known_secrets
 from petps.errors import AlreadyExists, IoError
 from petps.server import Serving
 from petps.server.access_file import AccessFile, Entry, hash_of, new_token
@@ -185,6 +185,24 @@ def test_a_part_that_fails_or_takes_too_long_is_left_out_with_its_reason() -> No
     assert "too long" in slow.left_out["doctor.json"]
 
 
+def test_the_journal_is_read_by_its_own_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "journalctl"
+    program.write_text('#!/bin/sh\necho "$@"\necho password=hunter22\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    sources = Sources(journal_unit="petps@ctr")
+    report = collect(Subject(FakeFacts()), sources)
+    content = next(member.content for member in report.members if member.name == "journal.txt")
+    assert content.startswith(b"--unit=petps@ctr --lines=5000")
+    assert b"hunter22" not in content
+    program.write_text("#!/bin/sh\necho no such unit >&2\nexit 1\n")
+    assert "no such unit" in collect(Subject(FakeFacts()), sources).left_out["journal.txt"]
+    program.unlink()
+    assert "no journalctl" in collect(Subject(FakeFacts()), sources).left_out["journal.txt"]
+
+
 def test_the_size_is_bounded(tmp_path: Path) -> None:
     log = tmp_path / "long.log"
     log.write_text("".join(f"line {number} {'x' * 200}\n" for number in range(20_000)))
@@ -217,6 +235,21 @@ def test_the_file_is_private_and_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(AlreadyExists):
         write_bundle(link, Report([], {}))
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_settings_in_the_environment_are_no_secrets() -> None:
+    environment = {
+        "TOKENIZERS_PARALLELISM": "false", "KEY_COUNT": "1000", "DB_PASSWORD": "123456",
+        "API_KEY": "0123456789ab", "SSH_AUTH_SOCK": "/",
+    }  # fmt: skip
+    assert known_secrets(None, environment) == {"123456", "0123456789ab"}
+
+
+def test_a_secret_name_hides_a_value_that_looks_like_none() -> None:
+    options = {"sasl.password": "abc", "sasl.username": "abc", "sasl.password.file": "/f", "n": 5}
+    assert Scrubber([]).value({"kafka": options}) == {
+        "kafka": {**options, "sasl.password": "(hidden)"}
+    }
 
 
 @pytest.mark.parametrize(

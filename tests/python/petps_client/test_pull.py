@@ -105,7 +105,7 @@ def test_read_only_out_and_wrong_mask_are_named(client: petps_client.Client) -> 
     ("keys", "message"),
     [
         ([1.5], "whole number"),
-        ([-1], "outside 0"),
+        ([-1], r"keys\[0\] is -1, but keys are unsigned.*signed_keys=True"),
         ([1 << 64], "outside 0"),
         (np.array([-3]), r"keys\[0\] is -3"),
         (np.array([1.0]), "expected integers"),

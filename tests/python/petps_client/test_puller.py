@@ -31,6 +31,8 @@ class Clock:
 class FakeClient:
     """A client without servers. Each row holds its key, instance, time of the pull and version."""
 
+    signed_keys = False
+
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.number, self.version = 1, 1

@@ -238,7 +238,7 @@ def test_a_position_survives_json() -> None:
         ([1], np.zeros(4, np.float32), None, r"shape \(4,\), expected \(1, 4\)"),
         ([1], np.zeros((1, 4)), None, "rows are float64; give float32 values or uint8 stored"),
         ([1], np.zeros((1, 4), np.uint8), None, r"shape \(1, 4\), expected \(1, 16\)"),
-        ([-1], np.zeros((1, 4), np.float32), None, r"keys\[0\] is -1, outside 0"),
+        ([-1], np.zeros((1, 4), np.float32), None, r"keys\[0\] is -1, but keys are unsigned"),
         (np.array([1.5]), np.zeros((1, 4), np.float32), None, "keys are float64, expected int"),
         (np.array([[1]]), np.zeros((1, 4), np.float32), None, r"keys have shape \(1, 1\)"),
         ([1], np.zeros((1, 4), np.float32), [1], r"deleted is int64\[1\], expected bool\[1\]"),
