@@ -339,6 +339,13 @@ def train(jobs: int) -> Outcome:
     )
 
 
+def upgrade() -> Outcome:
+    """Run this release together with the one before; not part of `make test`."""
+    arguments = ["-v", *files_of("tests/upgrade", "upgrade_*.py")]
+    arguments += ["--timeout=600", "-o", "faulthandler_timeout=590"]
+    return run_pytest("upgrade", arguments)
+
+
 def fuzz(jobs: int) -> Outcome:
     """Run each fuzz target on its seeds and on a fixed number of inputs."""
     outcome = Outcome("fuzz")
@@ -405,11 +412,13 @@ def summarise(outcomes: Sequence[Outcome]) -> int:
 
 
 def main() -> int:
-    """Run the suites of --only, or all except lab and train."""
+    """Run the suites of --only, or all except lab, train and upgrade."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2, help="tests that run at the same time")
     parser.add_argument(
-        "--only", default="", help="suites, separated by commas; default: all except lab and train"
+        "--only",
+        default="",
+        help="suites, separated by commas; default: all except lab, train and upgrade",
     )
     parser.add_argument("--rounds", type=int, default=1, help="how often to run the suites")
     arguments = parser.parse_args()
@@ -425,8 +434,9 @@ def main() -> int:
         "fuzz": lambda: fuzz(jobs),
         "lab": lambda: lab(jobs),
         "train": lambda: train(jobs),
+        "upgrade": upgrade,
     }
-    ordinary = [name for name in suites if name not in ("lab", "train")]
+    ordinary = [name for name in suites if name not in ("lab", "train", "upgrade")]
     names = arguments.only.split(",") if arguments.only else ordinary
     unknown = set(names) - set(suites)
     if unknown:
