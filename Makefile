@@ -20,7 +20,7 @@ FUZZ_ONLY :=
 # Death tests are left out, because an emulated program cannot start itself again.
 AARCH64_SUITES := base epoch media index table codec
 
-.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 crash fuzz soak soak-pull runbook bench docs wheels cpp-package format tidy clean page
+.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 crash fuzz soak soak-pull runbook bench docs wheels cpp-package format tidy clean page upgrade
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make demo-train  installs PyTorch (6 GB), then trains a DLRM, streams, serves, kills"
 	@echo "make test    build, then every check and test; one summary at the end"
 	@echo "make test-train  installs PyTorch and Ray (6 GB) into .venv-train, then runs their tests"
+	@echo "make upgrade the release before and this one, mixed; a rolling upgrade and rollback under load"
 	@echo "make lab     persistent memory, RDMA, power cuts: suites in a small guest (tests/lab)"
 	@echo "make aarch64  cross-compile for aarch64 and run the C++ suites in an emulated processor"
 	@echo "make fuzz    libFuzzer on frames, rows, pools, TLS, records, stores, texts, requests; FUZZ_SECONDS=510 each"
@@ -91,6 +92,11 @@ fuzz: build
 	cmake --preset fuzz --log-level=WARNING
 	cmake --build build/fuzz -j $(JOBS) --target petps_fuzz
 	$(PYTHON) -m tests.fuzz.run --seconds $(FUZZ_SECONDS) $(if $(FUZZ_ONLY),--only $(FUZZ_ONLY))
+
+# Builds the release before in build/upgrade, once, and runs both side by side.
+upgrade: build
+	$(PYTHON) -m tests.upgrade.old
+	$(PYTHON) -m tests.run --only upgrade
 
 crash: build
 	cmake --build build/release -j $(JOBS) --target test_crash

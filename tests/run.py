@@ -48,6 +48,8 @@ ASAN_SCALE = "0.02"
 CRASH_SCALE = "0.1"
 # These tests check that the crash suite detects injected faults. Release runs them.
 ASAN_WITHOUT = r"^crash\.Sites/"
+# Suites with a target of their own.
+SEPARATE = ("lab", "train", "page", "upgrade")
 
 
 @dataclass
@@ -350,6 +352,13 @@ def page(jobs: int) -> Outcome:
     return run_pytest("page", arguments, python=str(ROOT / ".venv-page/bin/python"))
 
 
+def upgrade() -> Outcome:
+    """Run this release together with the one before; not part of `make test`."""
+    arguments = ["-v", *files_of("tests/upgrade", "upgrade_*.py")]
+    arguments += ["--timeout=600", "-o", "faulthandler_timeout=590"]
+    return run_pytest("upgrade", arguments)
+
+
 def fuzz(jobs: int) -> Outcome:
     """Run each fuzz target on its seeds and on a fixed number of inputs."""
     outcome = Outcome("fuzz")
@@ -416,13 +425,13 @@ def summarise(outcomes: Sequence[Outcome]) -> int:
 
 
 def main() -> int:
-    """Run the suites of --only, or all except lab, train and page."""
+    """Run the suites of --only, or all except those of SEPARATE."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2, help="tests that run at the same time")
     parser.add_argument(
         "--only",
         default="",
-        help="suites, separated by commas; default: all but lab, train, page",
+        help=f"suites, separated by commas; default: all except {', '.join(SEPARATE)}",
     )
     parser.add_argument("--rounds", type=int, default=1, help="how often to run the suites")
     arguments = parser.parse_args()
@@ -439,8 +448,9 @@ def main() -> int:
         "lab": lambda: lab(jobs),
         "train": lambda: train(jobs),
         "page": lambda: page(jobs),
+        "upgrade": upgrade,
     }
-    ordinary = [name for name in suites if name not in ("lab", "train", "page")]
+    ordinary = [name for name in suites if name not in SEPARATE]
     names = arguments.only.split(",") if arguments.only else ordinary
     unknown = set(names) - set(suites)
     if unknown:

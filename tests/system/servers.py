@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -53,12 +54,21 @@ def connect(url: str, **options: Any) -> petps_client.Client:
 class Server:
     """A `petps serve` child. It prints to files, because a full pipe would block it."""
 
-    def __init__(self, pool: Path, *arguments: object, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        pool: Path,
+        *arguments: object,
+        folder: Path | None = None,
+        command: Sequence[str] = PETPS,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         """Start the server with free ports, unless `arguments` name others.
 
-        `folder` is for its files, by default the folder of the pool.
+        `folder` is for its files, by default the folder of the pool. `command` and `environment`
+        are those of another petps than this one (tests/upgrade).
         """
         self.pool = pool
+        self.command, self.environment = command, environment
         self.folder = folder or pool.parent
         self.ready_file = self.folder / "ready.json"
         self._arguments = arguments
@@ -69,11 +79,17 @@ class Server:
         number = next(_numbers)
         self._output = self.folder / f"serve.{number}.out"
         self._errors = self.folder / f"serve.{number}.err"
-        command = [*PETPS, "serve", str(self.pool), "--port", "0", "--http-port", "0"]
+        command = [*self.command, "serve", str(self.pool), "--port", "0", "--http-port", "0"]
         command += ["--grpc-port", "0", "--ready-file", str(self.ready_file)]
         command += map(str, self._arguments)
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
-            self.child = subprocess.Popen(command, stdout=output, stderr=errors)
+            self.child = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=errors,
+                env={**os.environ, **(self.environment or {})},
+                cwd=self.folder if self.environment else None,  # not this repository's packages
+            )
 
     @property
     def output(self) -> str:
