@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
-import tempfile
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +16,6 @@ from peers import draw_peers, peers_page  # in this folder
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PUBLISHED: Final = ROOT / "bench" / "published"  # what `make bench` measured
-SERVER_SECONDS_MAX: Final = 60.0
 
 
 def version() -> str:
@@ -36,7 +31,6 @@ def write_pages(folder: Path) -> None:
     pages = {
         "command-line.md": command_line(),
         "configuration.md": configuration(),
-        "metrics.md": metrics(),
         "measured.md": measured(),
         "peers.md": peers_page(PUBLISHED),
     }
@@ -102,60 +96,6 @@ def configuration() -> str:
     from petps.config import keys_markdown
 
     return keys_markdown()
-
-
-def metrics() -> str:
-    """Return the page with every metric of a server that follows a log."""
-    text = _scrape()
-    helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
-    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
-    lines = [
-        "# Metrics",
-        "",
-        "A server answers `GET /metrics` on its HTTP port in Prometheus' text format. This page",
-        "is made from the reply of a running server.",
-        "",
-        "| metric | type | labels | meaning |",
-        "|---|---|---|---|",
-    ]
-    for name, kind in sorted(kinds.items()):
-        if not name.startswith("petps_"):
-            continue
-        sample = re.search(rf"^{name}(?:_bucket)?\{{(.*?)\}}", text, re.MULTILINE)
-        labels = re.findall(r"(\w+)=", sample[1]) if sample else []
-        named = ", ".join(f"`{label}`" for label in labels if label != "le")
-        lines.append(f"| `{name}` | {kind} | {named} | {helps[name]} |")
-    return "\n".join(lines) + "\n"
-
-
-def _scrape() -> str:
-    """Return what /metrics answers: of a server with one table and a log of one version."""
-    import numpy as np
-
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        np.savez(
-            folder / "rows.npz", keys=np.arange(8, dtype=np.uint64), rows=np.ones((8, 4), "f4")
-        )
-        petps = [sys.executable, "-m", "petps.cli"]
-        pool, log, ready = folder / "my.pool", folder / "log", folder / "ready"
-        create = ["create", str(pool), "--table", "items:4:f32:100", "--feed", "delta"]
-        publish = ["publish", str(log), "items", str(folder / "rows.npz"), "--dim", "4"]
-        for command in (create, publish):
-            subprocess.run([*petps, *command], cwd=ROOT, check=True, capture_output=True)
-        ports = [option for door in ("", "http-", "grpc-") for option in (f"--{door}port", "0")]
-        serve = ["serve", str(pool), "--log", str(log), "--ready-file", str(ready), *ports]
-        with subprocess.Popen([*petps, *serve], cwd=ROOT, stdout=subprocess.DEVNULL) as server:
-            try:
-                deadline = time.monotonic() + SERVER_SECONDS_MAX
-                while not ready.exists() and time.monotonic() < deadline:
-                    time.sleep(0.05)
-                port = json.loads(ready.read_text())["http_port"]
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
-                    body: bytes = reply.read()
-                    return body.decode()
-            finally:
-                server.terminate()
 
 
 def measured() -> str:

@@ -121,6 +121,22 @@ py::dict stats(ServerHandle& handle) {
     latency[py::str(name.data(), name.size())] = histogram(snapshot.latency[opcode]);
   }
   result["latency"] = latency;
+  py::dict errors;
+  for (size_t code = 1; code < snapshot.errors_by_code.size(); ++code) {
+    const std::string_view name = base::code_name(static_cast<base::Code>(code));
+    errors[py::str(name.data(), name.size())] = snapshot.errors_by_code[code];
+  }
+  result["errors_by_code"] = errors;
+  py::dict tables;
+  for (const auto& [id, counts] : snapshot.tables) {
+    py::dict table;
+    table["pulls"] = counts.pulls;
+    table["keys"] = counts.keys;
+    table["misses"] = counts.misses();
+    table["latency"] = histogram(counts.latency);
+    tables[py::int_(id)] = table;
+  }
+  result["tables"] = tables;
   return result;
 }
 
@@ -155,9 +171,9 @@ void bind_server(py::module_& module) {
       py::arg("map"), py::call_guard<Released>());
   server.def("stop", &ServerHandle::stop, py::call_guard<Released>());
   server.def("stats", stats,
-             "Return the counters by name, and the latency by operation: count, sum, quantiles and "
-             "buckets "
-             "in ns.");
+             "Return the counters by name; `errors_by_code` by the name of the code; `latency` by "
+             "operation (count, sum, quantiles and buckets in ns); and `tables` by the id of each "
+             "table that was pulled: pulls, keys, misses and latency.");
   server.def(
       "status_json",
       [](ServerHandle& handle) {

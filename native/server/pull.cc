@@ -61,12 +61,27 @@ Worker::Outcome Worker::pull(const Request& request, Status& refusal) {
   const size_t rows_bytes = list_.bytes() - head_bytes;
   wire::finish_pull_reply(request.header.request_id, applied.version, pull.sections.size(),
                           rows_bytes, head);
-  stats_.pulls.add(1);  // before the reply, so that a client that has the reply sees it counted
-  stats_.keys.add(pull.keys.size());
-  stats_.rows_found.add(found);
+  // Before the reply, so that a client that has the reply sees it counted.
+  count_pull(pull, parts.sections, found);
   caller_->spend_bytes(list_.bytes());
   endpoint_.post(request.connection, std::move(list_), std::move(pin));
   return Outcome::kDone;
+}
+
+void Worker::count_pull(const wire::PullRequest& request,
+                        std::span<const wire::PullReplySection> sections, uint64_t rows_found) {
+  stats_.pulls.add(1);
+  stats_.keys.add(request.keys.size());
+  stats_.rows_found.add(rows_found);
+  section_stats_.assign(sections.size(), nullptr);
+  for (size_t i = 0; i < sections.size(); ++i) {
+    if (section_tables_[i] == nullptr) continue;
+    TableStats& stats = stats_of(request.sections[i].table);
+    stats.pulls.add(1);
+    stats.keys.add(request.sections[i].keys);
+    stats.rows_found.add(sections[i].rows_found);
+    section_stats_[i] = &stats;
+  }
 }
 
 // Fill section_tables_. An unknown table does not affect the others; if no table is known, refuse

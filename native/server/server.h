@@ -12,8 +12,10 @@
 // Threads:     one thread calls start and stop; any thread may call the other functions.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -63,6 +65,8 @@ inline constexpr size_t kMaxParkedPulls = 1024;
 // No machine needs more workers; a larger number is a mistake in the configuration.
 inline constexpr uint32_t kMaxWorkers = 256;
 
+inline constexpr size_t kCodesEnd = static_cast<size_t>(base::Code::kUnauthenticated) + 1;
+
 // Latencies in nanoseconds. Each power of two has 8 buckets, so a quantile is at most 12.5 % too
 // high.
 struct HistogramSnapshot {
@@ -77,6 +81,17 @@ struct HistogramSnapshot {
   void merge(const HistogramSnapshot& other);
 };
 
+// Pulls of one table since the start. A pull that names the table twice counts twice.
+struct TableSnapshot {
+  uint64_t pulls = 0;
+  uint64_t keys = 0;
+  uint64_t rows_found = 0;
+  // Of whole pulls, from the decoded request to the posted reply: what the clients of the table
+  // wait for, also if another table of the same pull is the slow one.
+  HistogramSnapshot latency;
+  uint64_t misses() const { return keys - std::min(keys, rows_found); }
+};
+
 struct StatsSnapshot {
   uint64_t pulls = 0;
   uint64_t keys = 0;
@@ -86,9 +101,9 @@ struct StatsSnapshot {
   uint64_t rows_pushed = 0;
   uint64_t rows_refused = 0;  // new keys that full tables did not take
   uint64_t hot_sets = 0;
-  uint64_t errors = 0;             // error replies
-  uint64_t stale = 0;              // STALE errors
-  uint64_t wrong_shard = 0;        // WRONG_SHARD errors
+  uint64_t errors = 0;  // error replies
+  std::array<uint64_t, kCodesEnd> errors_by_code{};
+  uint64_t errors_of(base::Code code) const { return errors_by_code[static_cast<size_t>(code)]; }
   uint64_t waits_for_pin = 0;      // times a pull waited because its worker's epoch list was full
   uint64_t waits_for_version = 0;  // times a pull was parked until its version was applied
   uint64_t bytes_received = 0;
@@ -116,6 +131,7 @@ struct StatsSnapshot {
   uint64_t push_groups = 0;     // pushes of a group are written together
   // By opcode number (wire::Opcode): from the decoded request to the posted reply.
   std::array<HistogramSnapshot, wire::kOpcodesEnd> latency;
+  std::map<uint32_t, TableSnapshot> tables;  // by id: those that were pulled and still exist
 };
 
 // The counters that the status and the metrics show, by name.

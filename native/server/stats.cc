@@ -48,6 +48,30 @@ void Histogram::add_to(HistogramSnapshot& snapshot) const {
   snapshot.sum_ns += sum_ns_.read();
 }
 
+void TableStats::add_to(TableSnapshot& snapshot) const {
+  snapshot.pulls += pulls.read();
+  snapshot.rows_found += rows_found.read();  // before the keys, so that it is never above them
+  snapshot.keys += keys.read();
+  latency.add_to(snapshot.latency);
+}
+
+TableStats& StatsByTable::of(uint32_t table) {
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<TableStats>& stats = by_id_[table];
+  if (stats == nullptr) stats = std::make_unique<TableStats>();
+  return *stats;
+}
+
+void StatsByTable::forget_dropped(const table::Tables& tables) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(by_id_, [&](const auto& entry) { return tables.find(entry.first) == nullptr; });
+}
+
+void StatsByTable::add_to(std::map<uint32_t, TableSnapshot>& snapshots) const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [id, stats] : by_id_) stats->add_to(snapshots[id]);
+}
+
 void WorkerStats::add_to(StatsSnapshot& snapshot) const {
   snapshot.pulls += pulls.read();
   snapshot.rows_found += rows_found.read();
@@ -57,9 +81,11 @@ void WorkerStats::add_to(StatsSnapshot& snapshot) const {
   snapshot.rows_pushed += rows_pushed.read();
   snapshot.rows_refused += rows_refused.read();
   snapshot.hot_sets += hot_sets.read();
-  snapshot.errors += errors.read();
-  snapshot.stale += stale.read();
-  snapshot.wrong_shard += wrong_shard.read();
+  for (size_t code = 0; code < errors.size(); ++code) {
+    const uint64_t n = errors[code].read();
+    snapshot.errors_by_code[code] += n;
+    snapshot.errors += n;
+  }
   snapshot.waits_for_pin += waits_for_pin.read();
   snapshot.waits_for_version += waits_for_version.read();
   for (size_t i = 0; i < latency.size(); ++i) latency[i].add_to(snapshot.latency[i]);

@@ -4,8 +4,12 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
 
 #include "server/server.h"
+#include "table/table.h"
 
 namespace petps::server {
 
@@ -34,6 +38,28 @@ class Histogram {
   Counter sum_ns_;
 };
 
+// Pulls of one table. On its own cache lines, as WorkerStats.
+struct alignas(64) TableStats {
+  Counter pulls;
+  Counter keys;
+  Counter rows_found;
+  Histogram latency;
+  void add_to(TableSnapshot& snapshot) const;
+};
+
+// The TableStats of one worker. Only the worker changes them; any thread may add them up.
+class StatsByTable {
+ public:
+  // Return those of a table, from zero at its first pull. They stay where they are until forgotten.
+  TableStats& of(uint32_t table);
+  void forget_dropped(const table::Tables& tables);
+  void add_to(std::map<uint32_t, TableSnapshot>& snapshots) const;
+
+ private:
+  mutable std::mutex mutex_;  // guards the map; a pull takes it only at a worker's first of a table
+  std::map<uint32_t, std::unique_ptr<TableStats>> by_id_;
+};
+
 // On its own cache lines, so that another worker's counting does not slow this worker down.
 struct alignas(64) WorkerStats {
   Counter pulls;
@@ -43,9 +69,7 @@ struct alignas(64) WorkerStats {
   Counter rows_pushed;
   Counter rows_refused;
   Counter hot_sets;
-  Counter errors;
-  Counter stale;
-  Counter wrong_shard;
+  std::array<Counter, kCodesEnd> errors;  // by code
   Counter waits_for_pin;
   Counter waits_for_version;
   std::array<Histogram, wire::kOpcodesEnd> latency;

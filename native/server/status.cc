@@ -13,6 +13,8 @@ namespace petps::server {
 
 namespace {
 
+const TableSnapshot kNotPulled;
+
 std::string uuid_text(const std::array<uint8_t, 16>& uuid) {
   std::string text;
   for (size_t i = 0; i < uuid.size(); ++i) {
@@ -88,7 +90,7 @@ void write_pool(table::Tables& tables, JsonWriter& json) {
   json.end_object();
 }
 
-void write_tables(table::Tables& tables, JsonWriter& json) {
+void write_tables(table::Tables& tables, const StatsSnapshot& stats, JsonWriter& json) {
   json.begin_array("tables");
   for (const table::TablePointer& table : tables.tables()) {
     const pool::TableSpec& spec = table->record().spec;
@@ -119,6 +121,11 @@ void write_tables(table::Tables& tables, JsonWriter& json) {
     json.member("missing_rows", status.missing_rows);
     json.member("damaged_slots", status.damaged_slots);
     json.member("heat_bytes", status.heat_bytes);
+    const auto pulled = stats.tables.find(table->id());
+    const TableSnapshot& counts = pulled == stats.tables.end() ? kNotPulled : pulled->second;
+    json.member("pulls", counts.pulls);
+    json.member("keys", counts.keys);
+    json.member("misses", counts.misses());
     json.end_object();
   }
   json.end_array();
@@ -185,6 +192,12 @@ void write_stats(const StatsSnapshot& stats, JsonWriter& json) {
   json.begin_object("stats");
   for (const StatField& field : kStatFields) json.member(field.name, stats.*field.value);
   json.end_object();
+  json.begin_object("errors_by_code");
+  for (size_t code = 1; code < stats.errors_by_code.size(); ++code) {
+    json.member(std::string(base::code_name(static_cast<base::Code>(code))),
+                stats.errors_by_code[code]);
+  }
+  json.end_object();
 }
 
 using Stats = StatsSnapshot;
@@ -200,8 +213,6 @@ constexpr StatField kFields[] = {
     {"pushes_waiting", &Stats::pushes_waiting},
     {"hot_sets", &Stats::hot_sets},
     {"errors", &Stats::errors},
-    {"stale", &Stats::stale},
-    {"wrong_shard", &Stats::wrong_shard},
     {"waits_for_pin", &Stats::waits_for_pin},
     {"waits_for_version", &Stats::waits_for_version},
     {"bytes_received", &Stats::bytes_received},
@@ -243,7 +254,7 @@ std::string Shared::status_json() {
   write_pool(tables, json);
   write_shard(*current_ownership(), address, json);
   write_catalogue(tables, json);
-  write_tables(tables, json);
+  write_tables(tables, snapshot, json);
   write_stats(snapshot, json);
   write_latency(snapshot, json);
   const std::lock_guard lock(mutex);
@@ -286,6 +297,7 @@ StatsSnapshot Shared::stats() const {
   };
   for (const auto& worker : workers) {
     worker->stats().add_to(snapshot);
+    worker->table_stats().add_to(snapshot.tables);
     const transport::Counters& counters = worker->endpoint().counters();
     const uint64_t opened = counters.opened.load(std::memory_order_relaxed);
     const uint64_t closed = counters.closed.load(std::memory_order_relaxed);

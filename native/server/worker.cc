@@ -199,8 +199,13 @@ Worker::Outcome Worker::handle_frame(ConnectionId connection, std::span<const st
     reply(connection);
   }
   if (is_refused) endpoint_.close(connection, {});
-  if (header.opcode < stats_.latency.size())
-    stats_.latency[header.opcode].add(base::monotonic_ns() - request.start_ns);
+  const uint64_t latency_ns = base::monotonic_ns() - request.start_ns;
+  if (header.opcode < stats_.latency.size()) stats_.latency[header.opcode].add(latency_ns);
+  if (answered && refusal.ok()) {
+    for (TableStats* stats : section_stats_) {
+      if (stats != nullptr) stats->latency.add(latency_ns);
+    }
+  }
   return Outcome::kDone;
 }
 
@@ -214,9 +219,7 @@ void Worker::reply(ConnectionId connection) {
 
 void Worker::reply_error(ConnectionId connection, const wire::FrameHeader& header,
                          const Status& status) {
-  stats_.errors.add(1);
-  if (status.code() == Code::kStale) stats_.stale.add(1);
-  if (status.code() == Code::kWrongShard) stats_.wrong_shard.add(1);
+  stats_.errors[static_cast<size_t>(status.code())].add(1);
   wire::encode_error(header.opcode, header.request_id, status, reply_);
   reply(connection);
 }
@@ -226,17 +229,26 @@ table::Table* Worker::find_table(uint32_t id) {
   if (change_count != tables_change_count_) {  // tables were dropped
     tables_by_id_.clear();
     models_.clear();
+    table_stats_.forget_dropped(shared_.tables);
     tables_change_count_ = change_count;
   }
-  if (id < tables_by_id_.size() && tables_by_id_[id] != nullptr) return tables_by_id_[id];
+  if (id < tables_by_id_.size() && tables_by_id_[id].table != nullptr)
+    return tables_by_id_[id].table;
   table::Table* table = shared_.tables.find(id).get();
   // Ids are small in practice; larger ids are looked up each time.
   constexpr uint32_t kCachedIds = 1u << 16;
   if (table != nullptr && id < kCachedIds) {
     if (id >= tables_by_id_.size()) tables_by_id_.resize(id + 1);
-    tables_by_id_[id] = table;
+    tables_by_id_[id].table = table;
   }
   return table;
+}
+
+TableStats& Worker::stats_of(uint32_t table) {
+  if (table >= tables_by_id_.size()) return table_stats_.of(table);
+  TableStats*& stats = tables_by_id_[table].stats;
+  if (stats == nullptr) stats = &table_stats_.of(table);
+  return *stats;
 }
 
 Status Worker::unknown_table(uint32_t id) const {

@@ -37,6 +37,7 @@ class Worker {
   void close_soon(transport::ConnectionId connection);  // called by any thread
 
   const WorkerStats& stats() const { return stats_; }
+  const StatsByTable& table_stats() const { return table_stats_; }
   transport::Endpoint& endpoint() { return endpoint_; }
   epoch::Reader& reader() { return reader_; }
 
@@ -124,10 +125,14 @@ class Worker {
                const Applied& applied, base::Status& refusal);
   void gather_section(std::span<const uint64_t> keys, const table::Table& table,
                       wire::PullReplySection& section, std::span<uint64_t> bitmap, bool copy);
+  // Count an answered pull, and set section_stats_ for its latency.
+  void count_pull(const wire::PullRequest& request,
+                  std::span<const wire::PullReplySection> sections, uint64_t rows_found);
 
   // Return null for an unknown table. The pointer is valid under a Pin that was taken before the
   // call, which is why pull takes its Pin first.
   table::Table* find_table(uint32_t id);
+  TableStats& stats_of(uint32_t table);
   base::Status unknown_table(uint32_t id) const;
   bool has_current_map() const;
   void take_map();
@@ -150,12 +155,16 @@ class Worker {
   std::vector<transport::ConnectionId> blocked_;
   std::vector<Parked> parked_;  // .. or is a pull that waits for a version.
   std::vector<transport::ConnectionId> unblocked_;
-  std::vector<table::Table*> tables_by_id_;  // ids are never reused
-  std::map<uint32_t, std::string> models_;   // by instance
-  uint64_t tables_change_count_ = 0;         // of shared.tables, as of tables_by_id_ and models_
-  access::Caller* caller_ = nullptr;         // of the frame that is handled
-  uint64_t grants_generation_ = 0;           // of the gate, as of the last renew_callers()
-  uint64_t renewed_ns_ = 0;                  // when that was
+  struct KnownTable {
+    table::Table* table = nullptr;
+    TableStats* stats = nullptr;  // null before its first pull
+  };
+  std::vector<KnownTable> tables_by_id_;    // ids are never reused
+  std::map<uint32_t, std::string> models_;  // by instance
+  uint64_t tables_change_count_ = 0;        // of shared.tables, as of tables_by_id_ and models_
+  access::Caller* caller_ = nullptr;        // of the frame that is handled
+  uint64_t grants_generation_ = 0;          // of the gate, as of the last renew_callers()
+  uint64_t renewed_ns_ = 0;                 // when that was
   uint64_t pushes_in_flight_ = 0;
   bool draining_ = false;
   bool drained_ = false;
@@ -165,6 +174,7 @@ class Worker {
   gather::GatherList list_;
   std::vector<const std::byte*> rows_;
   std::vector<table::Table*> section_tables_;
+  std::vector<TableStats*> section_stats_;  // null: the table of the section is unknown
 
   std::mutex done_mutex_;  // guards done_ and to_close_
   std::vector<PushDone> done_;
@@ -173,6 +183,7 @@ class Worker {
   std::vector<PushDone> done_now_;
   std::atomic<bool> has_done_{false};
   WorkerStats stats_;
+  StatsByTable table_stats_;
 };
 
 }  // namespace petps::server

@@ -50,6 +50,7 @@ class Backups:
         self._one = threading.Lock()  # held while a backup is written
         self._stopping = threading.Event()
         self._last: dict[str, Any] | None = None
+        self._newest_at: float | None = None  # of the store, as the schedule has found it
         self._error: str | None = None
         self._failures = self._written = 0
         self._thread: threading.Thread | None = None
@@ -68,6 +69,7 @@ class Backups:
             "every_seconds": self._config.every_seconds() if self._store else 0,
             "running": self._one.locked(),
             "last": last,
+            "newest_at": self._newest_at if last is None else last["finished_at"],
             "error": self._error,
             "warnings": [] if last is None else last["warnings"],
             "failures": self._failures,
@@ -182,7 +184,8 @@ class Backups:
             newest = find_backup(Store.open(store))
         except PetpsError:  # none yet; or the backup fails too, and is counted
             return 0.0
-        age = time.time() - newest.created_ns / 1e9
+        self._newest_at = newest.created_ns / 1e9
+        age = time.time() - self._newest_at
         return max(0.0, every - age) if age >= 0 else 0.0  # else a clock was ahead
 
     def _drop_old(self, store: str) -> list[str]:

@@ -6,6 +6,7 @@ It changes nothing but an alias, for a caller with the role admin (changes.py).
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import socket
 import socketserver
@@ -74,6 +75,10 @@ NO_TLS: Final = (
     b"Connection: close\r\n\r\nthis port speaks HTTPS: use https://\n"
 )
 
+METRICS: Final = "/metrics"
+COMPRESSED_BYTES: Final = 1024  # shorter answers fit into one packet
+COMPRESSION_LEVEL: Final = 1  # a third of the time of the highest level, for 15 % more bytes
+
 # Answered for everybody; the text only for those who may see the status.
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 FOR_ANY_CALLER: Final = frozenset({"/shard-map"})
@@ -107,7 +112,7 @@ class HttpServer:
         port: int,
         *,
         status: Callable[[], dict[str, Any]],
-        metrics: Callable[[], bytes],
+        metrics: Callable[[str], tuple[bytes, str]],
         fault: Callable[[], str | None],
         ready: Callable[[], str | None],
         shard_map: Callable[[], dict[str, Any]],
@@ -118,18 +123,19 @@ class HttpServer:
     ) -> None:
         """``fault`` and ``ready`` return why the server is not healthy or not ready, or None.
 
-        ``gate`` says who may see what. ``switch`` checks its caller itself.
+        ``gate`` says who may see what. ``metrics`` returns the metrics and their content type, for
+        the value of an Accept header. ``switch`` checks its caller itself.
         """
         routes: dict[str, Callable[[], Answer]] = {
             **{path: partial(_page_file, path) for path in PAGE_FILES},
             "/healthz": lambda: _verdict(fault()),
             "/readyz": lambda: _verdict(fault() or ready()),
-            "/metrics": lambda: (metrics(), "text/plain; version=0.0.4", HTTPStatus.OK),
+            METRICS: lambda: (*metrics(""), HTTPStatus.OK),
             "/status.json": lambda: (json.dumps(status()).encode(), JSON, HTTPStatus.OK),
             "/history.json": lambda: (json.dumps(history()).encode(), JSON, HTTPStatus.OK),
             "/shard-map": lambda: (json.dumps(shard_map()).encode(), JSON, HTTPStatus.OK),
         }
-        handler = _handler(routes, gate, switch)
+        handler = _handler(routes, metrics, gate, switch)
         try:
             self._server = _BoundedServer((host, port), handler, tls)
         except OSError as error:
@@ -272,7 +278,10 @@ class _BoundedServer(ThreadingHTTPServer):
 
 
 def _handler(
-    routes: dict[str, Callable[[], Answer]], gate: _native.Gate, switch: Switch | None
+    routes: dict[str, Callable[[], Answer]],
+    metrics: Callable[[str], tuple[bytes, str]],
+    gate: _native.Gate,
+    switch: Switch | None = None,
 ) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_SECONDS
@@ -300,8 +309,14 @@ def _handler(
 
         def _answer(self, answer: Answer, *, with_body: bool = True, asks: bool = True) -> None:
             body, kind, code = answer
+            is_compressed = len(body) >= COMPRESSED_BYTES and self._accepts_gzip()
+            if is_compressed:
+                body = gzip.compress(body, COMPRESSION_LEVEL)
             self.send_response(code)
             self.send_header("Content-Type", kind)
+            self.send_header("Vary", "Accept, Accept-Encoding")
+            if is_compressed:
+                self.send_header("Content-Encoding", "gzip")
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
             for name, value in SECURITY_HEADERS.items():
@@ -342,7 +357,11 @@ def _handler(
                     return read_page(path.removeprefix(DOCS)), TEXT, HTTPStatus.OK
                 if path not in routes:
                     raise NotFound(f"known paths are {', '.join(sorted(routes))}")
-                body, kind, code = routes[path]()
+                if path == METRICS:
+                    body, kind = metrics(self.headers.get("Accept", ""))
+                    code = HTTPStatus.OK
+                else:
+                    body, kind, code = routes[path]()
                 caller.spend_bytes(len(body))
                 return body, kind, code
             except PetpsError as error:
@@ -350,6 +369,10 @@ def _handler(
                 # closed.
                 code = HTTP_CODES.get(error.code, HTTPStatus.SERVICE_UNAVAILABLE)
                 return f"{error}\n".encode(), TEXT, code
+
+        def _accepts_gzip(self) -> bool:
+            codings = self.headers.get("Accept-Encoding", "").split(",")
+            return any(coding.split(";")[0].strip() == "gzip" for coding in codings)
 
         def _caller(self) -> _native.Caller:
             if gate.mode == "open":

@@ -48,8 +48,8 @@ class IngestPart:
         return self._log
 
     def status(self) -> dict[str, Any]:
-        """Return plain values for the status."""
-        return self.ingest.status().as_json()
+        """Return plain values for the status. Never waits for the log."""
+        return self.ingest.status(request_end=False).as_json()
 
     def health(self) -> list[PartitionHealth]:
         """Return the health of each partition. Never waits for the log."""

@@ -75,8 +75,8 @@ class Serving:
         self._expiry: Any = None
         self._scrub: Any = None
         self._backups: Any = None
-        # The watch, growth, expiry, scrubbing, backups, administration.
-        self._upkeep: list[Any] = []
+        self._surroundings: Any = None
+        self._upkeep: list[Any] = []  # what runs beside the requests, until close()
         self._metrics: Any = None
         self._credentials = Credentials(config, log)
         self._map_file: MapFile | None = None
@@ -164,6 +164,9 @@ class Serving:
             self._server.set_status_member("backup", json.dumps(self._backups.status()))
         if self._scrub is not None:
             self._server.set_status_member("scrub", json.dumps(self._scrub.status()))
+        if self._surroundings is not None:
+            for name, member in self._surroundings.status().items():
+                self._server.set_status_member(name, json.dumps(member))
         ingest = self._ingest  # a change of the shard map replaces it
         if ingest is None:
             return
@@ -323,15 +326,18 @@ class Serving:
         from petps.server.expiry import Expiry
         from petps.server.growth import Growth
         from petps.server.scrub import Scrubbing
+        from petps.server.surroundings import Surroundings
 
         self._expiry = Expiry(self._tables, self._log)
         self._scrub = Scrubbing(self._config, self._tables, self._between_applies, self._log)
         self._backups = Backups(self._config, self._tables, self._log, ingest=lambda: self._ingest)
+        self._surroundings = Surroundings(self._config.pool.path, self._other_members, self._log)
         self._upkeep += [
             Growth(self._config, self._tables, self._log),
             self._expiry,
             self._scrub,
             self._backups,
+            self._surroundings,
         ]
         server = self._config.server
         address = None if server.admin_port is None else (server.host, server.admin_port)
@@ -414,12 +420,12 @@ class Serving:
             gate=self._credentials.gate,
         )
 
-    def _metrics_text(self) -> bytes:
+    def _metrics_text(self, accepted: str) -> tuple[bytes, str]:
         if self._metrics is None:
             from petps.server.metrics import Metrics  # imported at the first scrape
 
             self._metrics = Metrics(self.status, self._server.stats, self.unready)
-        text: bytes = self._metrics.text()
+        text: tuple[bytes, str] = self._metrics.text(accepted)
         return text
 
     def _follow_log(self) -> None:
@@ -442,6 +448,11 @@ class Serving:
         self._ingested_partitions = partitions
         if self._is_open:  # otherwise _open_doors() reports, after the log is read
             self.report()
+
+    def _other_members(self) -> list[str]:
+        """Return the addresses of the other servers of the shard map."""
+        known = [] if self._map is None else self._map.addresses()
+        return [address for address in known if address != self._server.address]
 
     def _own_partitions(self) -> list[int] | None:
         """Return the partitions that this server ingests, or None for all."""

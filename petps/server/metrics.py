@@ -3,131 +3,127 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+import platform
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
+    InfoMetricFamily,
     Metric,
 )
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+
+from petps import _native
+from petps.server.metric_set import METRICS
 
 __all__ = ["Metrics"]
 
 # Bounds of the latency buckets, from 16 us to 17 s: powers of two in ns, because these are also
 # bounds of the native histogram's buckets.
 BOUND_BITS: Final = range(14, 35)
+FOLLOWED_STATES: Final = ("following", "passing")
 
-_COUNTERS: Final = {
-    "pulls": "Pulls answered.",
-    "keys": "Keys requested by pulls.",
-    "rows_found": "Rows found by pulls.",
-    "misses": "Keys that pulls did not find.",
-    "push_groups": "Groups of pushes that were written together.",
-    "pushes": "Pushes answered.",
-    "rows_pushed": "Rows that pushes wrote or deleted.",
-    "rows_refused": "New keys of pushes that full tables refused.",
-    "hot_sets": "Hot sets received from clients.",
-    "errors": "Error replies.",
-    "stale": "Error replies STALE.",
-    "wrong_shard": "Error replies WRONG_SHARD.",
-    "waits_for_pin": "Times a worker waited because its epoch list was full.",
-    "waits_for_version": "Times a pull waited until its version was applied.",
-    "bytes_received": "Bytes received.",
-    "bytes_sent": "Bytes sent.",
-    "connections_opened": "Connections opened since the start.",
-    "connections_refused": "Connections refused.",
-    "connections_closed_for_cause": "Connections closed because they broke a rule or limit.",
-    "connections_closed_idle": "Connections closed after idle_seconds.",
-    "connections_closed_for_room": "Idle connections closed to make room for new ones.",
-    "handshakes_finished": "TLS handshakes of the native port that have finished.",
-    "handshakes_failed": "TLS handshakes of the native port that failed or took too long.",
-    "handshakes_refused": "TLS handshakes of the native port beyond those at once.",
-    "refused_for_memory": "Requests and replies refused because of memory_bytes.",
-}
-_SERVER_GAUGES: Final = {
-    "connections": "Connections open now.",
-    "pushes_waiting": "Pushes that wait to be written.",
-    "memory_used_bytes": "Bytes that requests and replies of all connections hold.",
-    "memory_limit_bytes": "Limit of petps_server_memory_used_bytes.",
-}
-_GATHER_COUNTERS: Final = {
-    "lists_copied": "Replies that were copied, including those without rows.",
-    "lists_gathered": "Replies whose rows the kernel gathered.",
-    "lists_zerocopy": "Replies whose rows the network card gathered.",
-    "zerocopy_sends": "Zero-copy sends.",
-    "zerocopy_copied": "Zero-copy sends that the kernel copied nevertheless.",
-    "zerocopy_refused": "Zero-copy sends that the kernel refused for lack of memory.",
-}
+# Names of the metrics, by the keys of the status where the two differ. `_total` is added below.
+_SERVER_COUNTERS: Final = (
+    "pulls", "keys", "rows_found", "misses", "push_groups", "pushes", "rows_pushed",
+    "rows_refused", "hot_sets", "waits_for_pin", "waits_for_version", "connections_opened",
+    "connections_refused", "connections_closed_for_cause", "connections_closed_idle",
+    "connections_closed_for_room", "handshakes_finished", "handshakes_failed",
+    "handshakes_refused", "refused_for_memory",
+)  # fmt: skip
+_SERVER_GAUGES: Final = (
+    "connections", "pushes_waiting", "memory_used_bytes", "memory_limit_bytes",
+)  # fmt: skip
+_GATHER_COUNTERS: Final = (
+    "lists_copied", "lists_gathered", "lists_zerocopy", "zerocopy_sends", "zerocopy_copied",
+    "zerocopy_refused",
+)  # fmt: skip
+_TABLE_COUNTERS: Final = {
+    "pulls": "pulls", "keys": "keys", "misses": "misses", "evicted": "evicted_rows",
+}  # fmt: skip
 _TABLE_GAUGES: Final = {
-    "rows": "Rows in the table.",
-    "capacity": "Rows the table can hold.",
-    "slots": "Slots taken from the pool, used or free.",
-    "free_slots": "Free slots.",
-    "retired_slots": "Replaced rows whose slots wait for the last reader.",
-    "displaced": "Rows outside their home buckets.",
-    "index_bytes": "Bytes of the index.",
-    "header_bytes": "Bytes of slot headers.",
-    "allocator_bytes": "Bytes of the allocator.",
+    "rows": "rows",
+    "capacity": "capacity_rows",
+    "slots": "slots",
+    "free_slots": "free_slots",
+    "retired_slots": "retired_slots",
+    "displaced": "displaced_rows",
+    "index_bytes": "index_bytes",
+    "header_bytes": "header_bytes",
+    "allocator_bytes": "allocator_bytes",
 }
-_EXPIRY_GAUGES: Final = {
-    "expire_after": ("expire_after_seconds", "Seconds after which a row expires."),
-    "expiry_delay": (
-        "expiry_delay_seconds",
-        "Event time for which a row may be served beyond expire_after; +Inf: no walk yet.",
-    ),
-    "event_time_ns": (
-        "event_time_seconds",
-        "The lowest event time of the partitions, in seconds since 1970; 0: no commit yet.",
-    ),
+_SCRUB: Final = {
+    "rows": "petps_scrub_rows_total",
+    "damaged": "petps_scrub_damaged_rows_total",
+    "restored": "petps_scrub_repaired_rows_total",
+    "missing": "petps_table_missing_rows",
+    "last_pass": "petps_scrub_last_pass_timestamp_seconds",
 }
-_ACCESS_COUNTERS: Final = {
-    "logins_failed": "Callers without a credential that the server knows, over all doors.",
-    "requests_denied": "Requests of callers without the role for them.",
-    "requests_limited": "Requests beyond the limits of their grant.",
+_INGEST_COUNTERS: Final = (
+    "records", "rows", "duplicates", "gaps", "zombies", "conflicts", "dead_letters", "catch_ups",
+    "refusals",
+)  # fmt: skip
+_INGEST_GAUGES: Final = ("version", "seq", "lag_records", "lag_seconds")
+_ACCESS_COUNTERS: Final = ("logins_failed", "requests_denied", "requests_limited")
+
+_KINDS: Final = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+    "info": InfoMetricFamily,
 }
-_SCRUB_COUNTERS: Final = {
-    "rows": ("petps_scrub_rows", "Rows compared with their checksums since the start."),
-    "damaged": ("petps_scrub_damaged_rows", "Damaged rows found since the start."),
-    "restored": ("petps_scrub_repaired_rows", "Missing rows restored from a base since the start."),
-}
-_SCRUB_GAUGES: Final = {
-    "missing": (
-        "petps_table_missing_rows",
-        "Rows that were damaged and removed, and that nothing has written or deleted since.",
-    ),
-    "last_pass": (
-        "petps_scrub_last_pass_time_seconds",
-        "When the last pass over the table was complete, in seconds since 1970; 0: never.",
-    ),
-}
-_INGEST_COUNTERS: Final = {
-    "records": "Messages applied.",
-    "rows": "Rows and deletions applied.",
-    "duplicates": "Messages skipped because they were applied before.",
-    "gaps": "Times a partition stopped as incomplete, since the process started.",
-    "zombies": "Messages rejected because their run is older.",
-    "conflicts": "Messages of another publisher of the same run.",
-    "dead_letters": "Messages that could not be decoded.",
-    "catch_ups": "Catch-ups from a base.",
-    "refusals": "Times a partition stopped because its rows could not be stored.",
-}
-_INGEST_GAUGES: Final = {
-    "version": "Last version committed.",
-    "seq": "Seq of the last applied message.",
-    "lag_records": "Messages that wait in the log.",
-    "lag_seconds": "Seconds since everything in the log was applied; +Inf: never.",
-}
+Status = dict[str, Any]
+
+
+class _Families:
+    """The metrics of one scrape. Only those of METRICS can be added."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Any] = {}
+
+    def add(self, name: str, value: float, *labels: str) -> None:
+        """Add a sample."""
+        self._of(name).add_metric(labels, value)
+
+    def add_histogram(
+        self, name: str, buckets: Sequence[tuple[str, float]], total: float, *labels: str
+    ) -> None:
+        """Add a histogram: (upper bound, count of all values up to it), and the sum of all."""
+        self._of(name).add_metric(labels, buckets, sum_value=total)
+
+    def add_info(self, name: str, *labels: str) -> None:
+        """Add a metric that is always 1."""
+        facts = METRICS[name]
+        self._of(name).add_metric([], dict(zip(facts.labels, labels, strict=True)))
+
+    def all(self) -> Iterable[Metric]:
+        """Return what was added."""
+        return self._families.values()
+
+    def _of(self, name: str) -> Any:
+        if name not in self._families:
+            facts = METRICS[name]
+            is_info = facts.kind == "info"  # its name gets a suffix, and its labels are the value
+            self._families[name] = _KINDS[facts.kind](
+                name.removesuffix("_info") if is_info else name,
+                facts.text,
+                labels=() if is_info else facts.labels,
+            )
+        return self._families[name]
 
 
 class _Collector(Collector):
     def __init__(
         self,
-        status: Callable[[], dict[str, Any]],
-        stats: Callable[[], dict[str, Any]],
+        status: Callable[[], Status],
+        stats: Callable[[], Status],
         unready: Callable[[], str | None],
     ) -> None:
         self._status = status
@@ -136,268 +132,180 @@ class _Collector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield all metrics as of now."""
-        status = self._status()
-        stats = self._stats()
-        yield from _server_metrics(stats)
-        yield GaugeMetricFamily(
-            "petps_server_ready",
-            "1: the server is ready (/readyz).",
-            float(self._unready() is None),
-        )
-        yield from _door_metrics(status)
-        for name, text in _GATHER_COUNTERS.items():
-            yield CounterMetricFamily(f"petps_transport_{name}", text, value=status["gather"][name])
-        yield from _pool_metrics(status)
-        yield from _table_metrics(status)
-        yield from _scrub_metrics(status)
-        yield from _ingest_metrics(status.get("ingest") or {})
-        yield from _backup_metrics(status.get("backup"))
+        status, stats = self._status(), self._stats()
+        families = _Families()
+        families.add_info("petps_build_info", *_build())
+        families.add("petps_server_ready", self._unready() is None)
+        _add_server(families, status, stats)
+        _add_pool(families, status)
+        _add_tables(families, status, stats)
+        _add_scrub(families, status)
+        if status.get("ingest"):
+            _add_ingest(families, status["ingest"], time.time() - status["uptime_s"])
+        _add_shard(families, status)
+        if status.get("backup") is not None:
+            _add_backup(families, status["backup"])
+        _add_credentials(families, status)
+        return families.all()
 
 
-def _server_metrics(stats: dict[str, Any]) -> Iterator[Metric]:
-    for name, text in _COUNTERS.items():
-        yield CounterMetricFamily(f"petps_server_{name}", text, value=stats[name])
-    for name, text in _SERVER_GAUGES.items():
-        yield GaugeMetricFamily(f"petps_server_{name}", text, value=stats[name])
-    latency = HistogramMetricFamily(
-        "petps_server_latency_seconds",
-        "From the decoded request to the posted reply.",
-        labels=["operation"],
-    )
-    for operation, histogram in stats["latency"].items():
-        latency.add_metric([operation], _buckets(histogram), sum_value=histogram["sum_ns"] / 1e9)
-    yield latency
+def _build() -> tuple[str, str, str]:
+    """Return the version and the revision of this build, and the version of Python."""
+    match = re.fullmatch(r"petps (\S+)(?: \((\S+)\))?", _native.software)
+    version, revision = (_native.software, None) if match is None else match.groups()
+    return version or "", revision or "", platform.python_version()
 
 
-def _door_metrics(status: dict[str, Any]) -> Iterator[Metric]:
-    yield GaugeMetricFamily(
-        "petps_insecure",
-        "1: the ports are open without TLS or without credentials (server.insecure).",
-        float(status.get("insecure", False)),
-    )
-    access = status.get("access")
-    if access is not None:
-        for name, text in _ACCESS_COUNTERS.items():
-            yield CounterMetricFamily(f"petps_access_{name}", text, value=access[name])
-        yield GaugeMetricFamily(
-            "petps_access_reload_failed",
-            "1: a changed access file cannot be used, and the grants before stay in use.",
-            float(bool(access["error"])),
-        )
-        yield GaugeMetricFamily("petps_access_grants", "Grants in use.", access["grants"])
-        yield GaugeMetricFamily(
-            "petps_access_expired_grants", "Grants that have ended.", len(access["expired"])
-        )
-    tls = status.get("tls")
-    if tls is None:
-        return
-    yield GaugeMetricFamily(
-        "petps_tls_reload_failed",
-        "1: changed files of [tls] cannot be used, and the certificate before stays in use.",
-        float(bool(tls["error"])),
-    )
-    yield GaugeMetricFamily(
-        "petps_tls_certificate_expiry_timestamp_seconds",
-        "When the server's certificate in use expires, in seconds since 1970.",
-        tls["expires_at"],
-    )
+def _add_server(families: _Families, status: Status, stats: Status) -> None:
+    families.add("petps_server_insecure", bool(status.get("insecure", False)))
+    families.add("petps_server_uptime_seconds", status["uptime_s"])
+    for name in _SERVER_COUNTERS:
+        families.add(f"petps_server_{name}_total", stats[name])
+    for name in ("received", "sent"):
+        families.add(f"petps_server_{name}_bytes_total", stats[f"bytes_{name}"])
+    for name in _SERVER_GAUGES:
+        families.add(f"petps_server_{name}", stats[name])
+    for code, errors in stats["errors_by_code"].items():
+        families.add("petps_server_errors_total", errors, code)
+    for operation, latency in stats["latency"].items():
+        _add_latency(families, "petps_server_latency_seconds", latency, operation)
+    for name in _GATHER_COUNTERS:
+        families.add(f"petps_transport_{name}_total", status["gather"][name])
+    clock = status.get("clock")
+    if clock is not None:
+        families.add("petps_server_clock_jumps_total", clock["jumps"])
+        families.add("petps_server_clock_last_jump_seconds", clock["last_jump_seconds"])
 
 
-def _buckets(histogram: dict[str, Any]) -> list[tuple[str, float]]:
-    """Return cumulative counts at the bounds. `buckets` has (value, count up to it)."""
+def _add_latency(families: _Families, name: str, latency: Status, *labels: str) -> None:
+    families.add_histogram(name, _buckets(latency), latency["sum_ns"] / 1e9, *labels)
+
+
+def _buckets(latency: Status) -> list[tuple[str, float]]:
+    """Return the counts of all values up to each bound.
+
+    Native ``buckets`` are (largest value in ns, count of all values up to it), without empty ones.
+    """
     result: list[tuple[str, float]] = []
+    counted = iter(latency["buckets"])
+    upper, count = next(counted, (math.inf, 0))
+    below = 0
     for bits in BOUND_BITS:
-        counts = [count for upper, count in histogram["buckets"] if upper <= 1 << bits]
-        result.append((repr((1 << bits) / 1e9), float(counts[-1]) if counts else 0.0))
-    result.append(("+Inf", float(histogram["count"])))
+        while upper <= 1 << bits:
+            below = count
+            upper, count = next(counted, (math.inf, 0))
+        result.append((repr((1 << bits) / 1e9), below))
+    result.append(("+Inf", latency["count"]))
     return result
 
 
-def _pool_metrics(status: dict[str, Any]) -> Iterator[Metric]:
-    pool = status["pool"]
-    yield GaugeMetricFamily("petps_pool_size_bytes", "Bytes of the pool.", value=pool["bytes"])
-    yield GaugeMetricFamily(
-        "petps_pool_allocated_bytes",
-        "Bytes of disk that a pool in a file takes; fewer than its size after petps shrink.",
-        value=pool["allocated_bytes"],
-    )
-    yield GaugeMetricFamily(
-        "petps_pool_free_bytes", "Bytes of the pool that no table has.", value=pool["free_bytes"]
-    )
-    yield GaugeMetricFamily(
-        "petps_pool_failed", "1: a write-back failed; the pool is read-only.", float(pool["failed"])
-    )
-    yield GaugeMetricFamily(
-        "petps_pool_walked", "1: the background walk has finished.", float(pool["walked"])
-    )
-    yield GaugeMetricFamily(
-        "petps_server_uptime_seconds", "Seconds since the server started.", status["uptime_s"]
-    )
-    yield GaugeMetricFamily(
-        "petps_server_shard_map_version",
-        "Version of the shard map in use; 0: none, this server owns every partition.",
-        status["shard"]["map_version"],
-    )
-    versions = GaugeMetricFamily(
-        "petps_table_applied_version",
-        "Highest version committed in all partitions that this server owns.",
-        labels=["instance"],
-    )
+def _add_pool(families: _Families, status: Status) -> None:
+    pool, disk = status["pool"], status.get("disk")
+    families.add("petps_pool_size_bytes", pool["bytes"])
+    families.add("petps_pool_allocated_bytes", pool["allocated_bytes"])
+    families.add("petps_pool_free_bytes", pool["free_bytes"])
+    if disk is not None:
+        families.add("petps_pool_disk_size_bytes", disk["bytes"])
+        families.add("petps_pool_disk_free_bytes", disk["free_bytes"])
+    families.add("petps_pool_failed", pool["failed"])
+    families.add("petps_pool_walked", pool["walked"])
+
+
+def _add_tables(families: _Families, status: Status, stats: Status) -> None:
     for instance in status["instances"]:
-        versions.add_metric([instance["name"]], instance["applied_version"])
-    yield versions
-
-
-def _table_metrics(status: dict[str, Any]) -> Iterator[Metric]:
-    for name, text in _TABLE_GAUGES.items():
-        family = GaugeMetricFamily(f"petps_table_{name}", text, labels=["instance", "table"])
-        for table in status["tables"]:
-            family.add_metric([table["instance"], table["name"]], table[name])
-        yield family
-    expiring = [table for table in status["tables"] if table["expire_after"] > 0]
-    for name, (metric, text) in _EXPIRY_GAUGES.items():
-        family = GaugeMetricFamily(f"petps_table_{metric}", text, labels=["instance", "table"])
-        for table in expiring:
-            value = table[name] / 1e9 if name == "event_time_ns" else table[name]
-            family.add_metric([table["instance"], table["name"]], math.inf if value < 0 else value)
-        yield family
-    evicted = CounterMetricFamily(
-        "petps_table_evicted_rows",
-        "Rows that a full table has evicted since the start.",
-        labels=["instance", "table"],
-    )
-    for table in status["tables"]:
-        evicted.add_metric([table["instance"], table["name"]], table["evicted"])
-    yield evicted
+        families.add("petps_table_applied_version", instance["applied_version"], instance["name"])
     faults = status.get("expiry_faults", {})
-    failed = GaugeMetricFamily(
-        "petps_table_expiry_failed",
-        "1: rows of the table cannot expire now; the status and the log say why.",
-        labels=["instance", "table"],
-    )
-    for table in expiring:
-        is_failed = str(table["id"]) in faults or "0" in faults
-        failed.add_metric([table["instance"], table["name"]], float(is_failed))
-    yield failed
-    expired = CounterMetricFamily(
-        "petps_table_expired_rows",
-        "Rows that have expired since the start.",
-        labels=["instance", "table"],
-    )
-    for table in expiring:
-        expired.add_metric([table["instance"], table["name"]], table["expired"])
-    yield expired
-
-
-def _scrub_metrics(status: dict[str, Any]) -> Iterator[Metric]:
-    scrub = status.get("scrub", {"tables": {}, "faults": {}})
-    tables = [table for table in status["tables"] if str(table["id"]) in scrub["tables"]]
-    kinds: list[tuple[type[CounterMetricFamily | GaugeMetricFamily], dict[str, tuple[str, str]]]]
-    kinds = [(CounterMetricFamily, _SCRUB_COUNTERS), (GaugeMetricFamily, _SCRUB_GAUGES)]
-    for kind, families in kinds:
-        for name, (metric, text) in families.items():
-            family = kind(metric, text, labels=["instance", "table"])
-            for table in tables:
-                value = scrub["tables"][str(table["id"])][name]
-                family.add_metric([table["instance"], table["name"]], value or 0)
-            yield family
-    failed = GaugeMetricFamily(
-        "petps_scrub_failed",
-        "1: the table cannot be scrubbed, or its default row is damaged; the status says why.",
-        labels=["instance", "table"],
-    )
     for table in status["tables"]:
-        is_failed = str(table["id"]) in scrub["faults"] or "0" in scrub["faults"]
-        failed.add_metric([table["instance"], table["name"]], float(is_failed))
-    yield failed
-    yield GaugeMetricFamily(
-        "petps_scrub_repair_failed",
-        "1: missing rows cannot be restored from bases now; the status says why.",
-        value=float("repair" in scrub["faults"]),
-    )
+        labels = table["instance"], table["name"]
+        for key, name in _TABLE_COUNTERS.items():
+            families.add(f"petps_table_{name}_total", table[key], *labels)
+        for key, name in _TABLE_GAUGES.items():
+            families.add(f"petps_table_{name}", table[key], *labels)
+        pulled = stats["tables"].get(table["id"])
+        if pulled is not None:
+            _add_latency(families, "petps_table_latency_seconds", pulled["latency"], *labels)
+        if table["expire_after"] > 0:
+            _add_expiry(families, table, str(table["id"]) in faults or "0" in faults)
 
 
-def _ingest_metrics(ingest: dict[str, Any]) -> Iterator[Metric]:
-    partitions = ingest.get("partitions", [])
-    kinds: list[tuple[type[CounterMetricFamily | GaugeMetricFamily], dict[str, str]]] = [
-        (CounterMetricFamily, _INGEST_COUNTERS),
-        (GaugeMetricFamily, _INGEST_GAUGES),
-    ]
-    for kind, texts in kinds:
-        for name, text in texts.items():
-            family = kind(f"petps_ingest_{name}", text, labels=["partition"])
-            for partition in partitions:
-                value = math.inf if partition[name] is None else partition[name]
-                family.add_metric([str(partition["partition"])], value)
-            yield family
-    if ingest:
-        yield CounterMetricFamily(
-            "petps_ingest_errors", "Errors of the log, a base or a table.", value=ingest["errors"]
-        )
-        yield GaugeMetricFamily(
-            "petps_ingest_paused", "1: an operator paused it.", value=int(ingest["paused"])
-        )
-        followed_states = ("following", "passing")
-        not_following = sum(partition["state"] not in followed_states for partition in partitions)
-        yield GaugeMetricFamily(
-            "petps_ingest_partitions_not_following",
-            "Partitions in any state but following and passing.",
-            value=not_following,
-        )
-        states = GaugeMetricFamily(
-            "petps_ingest_state", "1: the state of the partition.", labels=["partition", "state"]
-        )
-        for partition in partitions:
-            states.add_metric([str(partition["partition"]), partition["state"]], 1)
-        yield states
-        rows_waiting = GaugeMetricFamily(
-            "petps_ingest_rows_waiting", "Rows that wait for room in a table.", labels=["table"]
-        )
-        for table, rows in ingest["refused"].items():
-            rows_waiting.add_metric([table], rows)
-        yield rows_waiting
-    freshness = GaugeMetricFamily(
-        "petps_ingest_freshness_milliseconds",
-        "Time from publishing to servable, over the last messages.",
-        labels=["quantile"],
-    )
-    for name, value in (ingest.get("freshness") or {}).items():
-        if value is not None:
-            freshness.add_metric([name.removesuffix("_ms")], value)
-    yield freshness
+def _add_expiry(families: _Families, table: Status, has_failed: bool) -> None:
+    labels = table["instance"], table["name"]
+    delay = table["expiry_delay"]
+    families.add("petps_table_expired_rows_total", table["expired"], *labels)
+    families.add("petps_table_expire_after_seconds", table["expire_after"], *labels)
+    families.add("petps_table_expiry_delay_seconds", math.inf if delay < 0 else delay, *labels)
+    families.add("petps_table_event_timestamp_seconds", table["event_time_ns"] / 1e9, *labels)
+    families.add("petps_table_expiry_failed", has_failed, *labels)
 
 
-def _backup_metrics(backup: dict[str, Any] | None) -> Iterator[Metric]:
-    if backup is None:
-        return
+def _add_scrub(families: _Families, status: Status) -> None:
+    scrub = status.get("scrub", {"tables": {}, "faults": {}})
+    faults = scrub["faults"]
+    families.add("petps_scrub_every_seconds", scrub.get("every_seconds", 0))
+    for table in status["tables"]:
+        number, labels = str(table["id"]), (table["instance"], table["name"])
+        families.add("petps_scrub_failed", number in faults or "0" in faults, *labels)
+        for key, value in scrub["tables"].get(number, {}).items():
+            families.add(_SCRUB[key], value or 0, *labels)
+    families.add("petps_scrub_repair_failed", "repair" in faults)
+
+
+def _add_ingest(families: _Families, ingest: Status, started_at: float) -> None:
+    partitions = ingest["partitions"]
+    for partition in partitions:
+        number = str(partition["partition"])
+        for name in _INGEST_COUNTERS:
+            families.add(f"petps_ingest_{name}_total", partition[name], number)
+        for name in _INGEST_GAUGES:
+            value = partition[name]
+            families.add(f"petps_ingest_{name}", math.inf if value is None else value, number)
+        version_time = partition["version_time"] or started_at
+        families.add("petps_ingest_version_timestamp_seconds", version_time, number)
+        families.add("petps_ingest_state", 1, number, partition["state"])
+    not_following = sum(partition["state"] not in FOLLOWED_STATES for partition in partitions)
+    families.add("petps_ingest_partitions_not_following", not_following)
+    families.add("petps_ingest_log_reachable", ingest["log_reachable"])
+    families.add("petps_ingest_paused", ingest["paused"])
+    families.add("petps_ingest_errors_total", ingest["errors"])
+    for table, rows in ingest["refused"].items():
+        families.add("petps_ingest_waiting_rows", rows, table)
+    freshness = ingest["freshness_histogram"]
+    bounds = [*map(repr, freshness["bounds"]), "+Inf"]
+    counts = [*freshness["counts"], freshness["count"]]
+    buckets = list(zip(bounds, counts, strict=True))
+    families.add_histogram("petps_ingest_freshness_seconds", buckets, freshness["sum"])
+
+
+def _add_shard(families: _Families, status: Status) -> None:
+    families.add("petps_shard_map_version", status["shard"]["map_version"])
+    families.add("petps_shard_map_failed", bool(status.get("shard_map_error")))
+    for address, is_reachable in status.get("shard_members", {}).items():
+        families.add("petps_shard_member_reachable", is_reachable, address)
+
+
+def _add_backup(families: _Families, backup: Status) -> None:
     last = backup["last"] or {}
-    yield GaugeMetricFamily(
-        "petps_backup_last_success_time_seconds",
-        "When this server ended its last backup, in seconds since 1970; 0: it made none.",
-        value=last.get("finished_at", 0),
-    )
-    yield GaugeMetricFamily(
-        "petps_backup_last_bytes", "Bytes that the last backup wrote.", value=last.get("bytes", 0)
-    )
-    yield GaugeMetricFamily(
-        "petps_backup_last_duration_seconds",
-        "How long the last backup took.",
-        value=last.get("seconds", 0),
-    )
-    yield GaugeMetricFamily(
-        "petps_backup_failed",
-        "1: the newest try of a backup failed; the status and the log say why.",
-        value=float(backup["error"] is not None),
-    )
-    yield CounterMetricFamily(
-        "petps_backup_failures", "Backups that failed.", value=backup["failures"]
-    )
-    yield CounterMetricFamily("petps_backup_written", "Backups written.", value=backup["written"])
-    yield GaugeMetricFamily(
-        "petps_backup_every_seconds",
-        "Seconds from one backup to the next; 0: no schedule.",
-        value=backup["every_seconds"],
-    )
+    newest = backup["newest_at"] or 0
+    families.add("petps_backup_last_success_timestamp_seconds", newest)
+    families.add("petps_backup_last_size_bytes", last.get("bytes", 0))
+    families.add("petps_backup_last_duration_seconds", last.get("seconds", 0))
+    families.add("petps_backup_failed", backup["error"] is not None)
+    families.add("petps_backup_failures_total", backup["failures"])
+    families.add("petps_backup_written_total", backup["written"])
+    families.add("petps_backup_every_seconds", backup["every_seconds"])
+
+
+def _add_credentials(families: _Families, status: Status) -> None:
+    access, tls = status.get("access"), status.get("tls")
+    if access is not None:
+        for name in _ACCESS_COUNTERS:
+            families.add(f"petps_access_{name}_total", access[name])
+        families.add("petps_access_reload_failed", bool(access["error"]))
+        families.add("petps_access_grants", access["grants"])
+        families.add("petps_access_expired_grants", len(access["expired"]))
+    if tls is not None:
+        families.add("petps_tls_reload_failed", bool(tls["error"]))
+        families.add("petps_tls_certificate_expiry_timestamp_seconds", tls["expires_at"])
 
 
 class Metrics:
@@ -405,8 +313,8 @@ class Metrics:
 
     def __init__(
         self,
-        status: Callable[[], dict[str, Any]],
-        stats: Callable[[], dict[str, Any]],
+        status: Callable[[], Status],
+        stats: Callable[[], Status],
         unready: Callable[[], str | None],
     ) -> None:
         """``status`` returns a normalised status, ``stats`` that of the native server.
@@ -414,8 +322,15 @@ class Metrics:
         ``unready`` returns why the server is not ready, or None.
         """
         self._registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
         self._registry.register(_Collector(status, stats, unready))
 
-    def text(self) -> bytes:
-        """Return the metrics in the Prometheus exposition format."""
-        return generate_latest(self._registry)
+    def text(self, accepted: str) -> tuple[bytes, str]:
+        """Return the metrics and their content type, for the value of an Accept header.
+
+        The format is OpenMetrics if the header names it, and Prometheus' text format otherwise.
+        """
+        encoder, content_type = choose_encoder(accepted)
+        return encoder(self._registry), content_type

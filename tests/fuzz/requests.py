@@ -54,7 +54,8 @@ SWITCH_REQUEST: Final = (
 GRANTS: Final = _native.Gate("grants")
 NO_TABLES: Final[Any] = None
 SWITCH: Final = PageSwitch(Changes(NO_TABLES, GRANTS, print), GRANTS)
-HANDLER: Final[Any] = http._handler(ROUTES, _native.Gate("open"), SWITCH)
+METRICS: Final = (b"# petps\n" * 200, "text/plain; version=0.0.4")  # enough to be compressed
+HANDLER: Final[Any] = http._handler(ROUTES, lambda accepted: METRICS, _native.Gate("open"), SWITCH)
 
 
 def seeds() -> list[bytes]:

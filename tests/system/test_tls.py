@@ -74,13 +74,13 @@ def test_an_insecure_server_says_so(serve: Callable[..., Server], pool: Path) ->
     assert "admin_port asks nobody for credentials" in refuse(pool, "--config", config)
     server = serve(pool, "--config", config, "--insecure")
     assert server.status()["insecure"] is True
-    assert metric(server.read("metrics").decode(), "petps_insecure") == 1
+    assert metric(server.read("metrics").decode(), "petps_server_insecure") == 1
     assert server.output.startswith("INSECURE: admin_port asks nobody for credentials")
     assert "INSECURE" in petps("status", pool)
     server.stop()
     server = serve(pool)
     assert server.status()["insecure"] is False
-    assert metric(server.read("metrics").decode(), "petps_insecure") == 0
+    assert metric(server.read("metrics").decode(), "petps_server_insecure") == 0
     assert "INSECURE" not in server.output + petps("status", pool)
 
 
@@ -137,7 +137,7 @@ sasl.password = "{PLANTED}"
     assert f"petps+tls://127.0.0.1:{facts['port']}" in server.output
     assert "INSECURE" not in server.output
     texts = [door.read(path) for path in ("", "status.json", "metrics")]
-    assert metric(texts[2], "petps_insecure") == 0
+    assert metric(texts[2], "petps_server_insecure") == 0
     assert metric(texts[2], "petps_tls_reload_failed") == 0
     expires_at = door.tls()["expires_at"]
     name = "petps_tls_certificate_expiry_timestamp_seconds"

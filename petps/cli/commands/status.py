@@ -358,7 +358,7 @@ def _show_ingest(ingest: dict[str, Any]) -> None:
             str(partition["run"]),
             partition["seq"],
             partition["version"],
-            partition["lag_records"],
+            "unknown" if partition["lag_records"] is None else partition["lag_records"],
             _lag_text(partition["lag_seconds"]),
             partition["gaps"],
             partition["duplicates"],

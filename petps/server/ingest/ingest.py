@@ -21,7 +21,14 @@ from petps.server.ingest.lag import Lag
 from petps.server.ingest.partition import BaseMarker, PartitionState
 from petps.server.ingest.priority import lower_priority
 from petps.server.ingest.protocols import BaseSource, DeadLetters, Instances, InstanceTables
-from petps.server.ingest.status import Freshness, IngestStatus, Mode, PartitionHealth, freshness_of
+from petps.server.ingest.status import (
+    Freshness,
+    IngestStatus,
+    Mode,
+    PartitionHealth,
+    freshness_of,
+    histogram_of,
+)
 
 __all__ = ["Ingest"]
 
@@ -281,10 +288,15 @@ class Ingest:
         applied = {state.partition: state.recorded.offset for state in states}
         self._lag.note(ends, applied, requested_at)
 
-    def status(self) -> IngestStatus:
-        """Return a snapshot of everything. Requests the log's end."""
+    def status(self, *, request_end: bool = True) -> IngestStatus:
+        """Return a snapshot of everything.
+
+        Request the log's end first, which may wait for its brokers; without ``request_end``, use
+        the one that the thread has requested within the last second.
+        """
         states = self._known_states()
-        self._request_ends(states)
+        if request_end:
+            self._request_ends(states)
         followers = list(self._followers.values())
         thread = self._thread
         version, dense = max(
@@ -302,6 +314,7 @@ class Ingest:
             paused=self._has_paused,
             model=self._instance.model,
             log=self._log.name,
+            log_reachable=self._lag.is_answered(),
             error="; ".join(dict.fromkeys(self._errors.values())),
             errors=self._error_count,
             rows=sum(state.rows for state in states),
@@ -310,6 +323,7 @@ class Ingest:
             version=applied,
             dense=dense if version == applied else None,
             freshness=freshness_of(*(s.samples for s in states)) if states else Freshness(),
+            freshness_histogram=histogram_of(*(s.samples for s in states)),
             partitions=[
                 state.status(self._lag.end(state.partition), self._health(state))
                 for state in states

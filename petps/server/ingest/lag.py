@@ -5,8 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from typing import Final
 
 __all__ = ["Lag"]
+
+# The log counts as away if it has not answered for longer. It is asked each second.
+AWAY_SECONDS: Final = 5.0
 
 
 class Lag:
@@ -20,6 +24,7 @@ class Lag:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ends: dict[int, int] = {}
+        self._answered_at: float | None = None
         # By partition: an end that is not reached yet, and the time of its request.
         self._pending: dict[int, tuple[int, float]] = {}
         # By partition: the time at which everything in the log is known to be applied.
@@ -31,6 +36,7 @@ class Lag:
         """Note the log's ends, requested at ``requested_at`` (time.monotonic())."""
         with self._lock:
             self._ends = dict(ends)
+            self._answered_at = time.monotonic()
             for partition, end in ends.items():
                 self._reach(partition, applied[partition])
                 if applied[partition] >= end:
@@ -45,9 +51,14 @@ class Lag:
             since = self._applied_at.get(partition)
         return None if since is None else max(0.0, time.monotonic() - since)
 
-    def end(self, partition: int) -> int:
-        """Return the log's last known end; 0 if none is known."""
-        return self._ends.get(partition, 0)
+    def is_answered(self) -> bool:
+        """Return whether the log has answered within the last AWAY_SECONDS."""
+        answered_at = self._answered_at
+        return answered_at is not None and time.monotonic() - answered_at <= AWAY_SECONDS
+
+    def end(self, partition: int) -> int | None:
+        """Return the end that the log last reported; None if it is away, or has not reported it."""
+        return self._ends.get(partition) if self.is_answered() else None
 
     def forget(self, partition: int) -> None:
         """Forget that an end was reached. Call this when a base replaces the applied rows."""

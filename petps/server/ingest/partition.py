@@ -116,6 +116,7 @@ class PartitionState:
     catch_ups: int = 0
     refusals: int = 0
     samples: Samples = field(default_factory=Samples)
+    version_time_ns: int = 0  # when the last recorded commit was published; 0: none yet
 
     @staticmethod
     def of(partition: int, recorded: Progress | None, start: int) -> PartitionState:
@@ -209,6 +210,10 @@ class PartitionState:
         self.samples.add(freshness_ms)
         self.records += 1
         self.rows += rows
+
+    def count_commit(self, time_ns: int) -> None:
+        """Note when a commit was published that is recorded now."""
+        self.version_time_ns = time_ns
 
     # ---- transitions: stop
 
@@ -325,7 +330,7 @@ class PartitionState:
 
     def take_counters(self, earlier: PartitionState) -> None:
         """Copy the counters of ``earlier``, the state of this partition before an error."""
-        for name in (*COUNTERS, "samples"):
+        for name in (*COUNTERS, "samples", "version_time_ns"):
             setattr(self, name, getattr(earlier, name))
 
     def follow(self) -> None:
@@ -357,8 +362,8 @@ class PartitionState:
         reason = "; ".join(text for text in (reason, self.search_error) if text)
         return PartitionHealth(self.partition, instance, state, reason, lag_seconds)
 
-    def status(self, end: int, health: PartitionHealth) -> PartitionStatus:
-        """Return a snapshot; ``end`` is the log's end offset."""
+    def status(self, end: int | None, health: PartitionHealth) -> PartitionStatus:
+        """Return a snapshot; ``end`` is the log's end offset; None: it is not known."""
         recorded = self.recorded
         lag = health.lag_seconds
         return PartitionStatus(
@@ -370,7 +375,8 @@ class PartitionState:
             seq=recorded.seq,
             offset=recorded.offset,
             version=recorded.version,
-            lag_records=max(0, end - recorded.offset),
+            version_time=self.version_time_ns / 1e9 if self.version_time_ns else None,
+            lag_records=None if end is None else max(0, end - recorded.offset),
             lag_seconds=None if lag is None else round(lag, 3),
             **{name: getattr(self, name) for name in COUNTERS},
             freshness=freshness_of(self.samples),

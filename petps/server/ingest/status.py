@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["Freshness", "IngestStatus", "Mode", "PartitionHealth", "PartitionStatus", "Samples"]
+__all__ = [
+    "Freshness",
+    "FreshnessHistogram",
+    "IngestStatus",
+    "Mode",
+    "PartitionHealth",
+    "PartitionStatus",
+    "Samples",
+]
 
 # Freshness samples of a partition's last messages; at 100 messages/s, the last 40 seconds.
 SAMPLES: Final = 4096
+# Upper bounds of the freshness buckets, in seconds: from a log in a folder to a day behind.
+FRESHNESS_BOUNDS: Final = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0,
+    86400.0,
+)  # fmt: skip
 
 
 class Mode(enum.Enum):
@@ -34,6 +49,19 @@ class Freshness:
 
 
 @dataclass(frozen=True, slots=True)
+class FreshnessHistogram:
+    """Seconds from publishing to servable, of all messages of rows since the start.
+
+    ``counts[i]`` is the number of messages of at most ``bounds[i]`` seconds, and ``count`` of all.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    count: int
+    sum: float
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionStatus:
     """Status of one partition.
 
@@ -41,7 +69,8 @@ class PartitionStatus:
     (ingest has not begun to read the partition), "unreachable" (the log does not answer) or
     "blocked" (the pool refuses writes). ``lag_seconds`` is the time since everything that the log
     held was applied. It grows while the log does not answer. It is None until ingest has reached
-    the log's end once.
+    the log's end once. ``lag_records`` is None while the log does not answer. ``version_time`` is
+    when the last commit applied since the start was published, in seconds since 1970.
     """
 
     partition: int
@@ -52,7 +81,8 @@ class PartitionStatus:
     seq: int
     offset: int
     version: int
-    lag_records: int
+    version_time: float | None
+    lag_records: int | None
     lag_seconds: float | None
     records: int
     rows: int
@@ -78,6 +108,7 @@ class IngestStatus:
     paused: bool
     model: str
     log: str
+    log_reachable: bool
     error: str
     errors: int
     rows: int
@@ -86,6 +117,7 @@ class IngestStatus:
     version: int
     dense: str | None
     freshness: Freshness
+    freshness_histogram: FreshnessHistogram
     partitions: list[PartitionStatus] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -105,16 +137,22 @@ class PartitionHealth:
 
 
 class Samples:
-    """The last SAMPLES values, for percentiles."""
+    """Milliseconds: the last SAMPLES values, for percentiles, and a histogram of all values."""
 
     def __init__(self) -> None:
         self._values = np.zeros(SAMPLES)
         self._count = 0
+        self.buckets = [0] * (len(FRESHNESS_BOUNDS) + 1)
+        """Values of each bucket, not cumulative; the last one has those above all bounds."""
+        self.sum_seconds = 0.0
 
     def add(self, value: float) -> None:
         """Add one value."""
         self._values[self._count % SAMPLES] = value
         self._count += 1
+        seconds = max(0.0, value / 1e3)  # below 0 if the publisher's clock is ahead
+        self.buckets[bisect_left(FRESHNESS_BOUNDS, seconds)] += 1
+        self.sum_seconds += seconds
 
     def values(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Return a copy of the values, unordered."""
@@ -128,3 +166,15 @@ def freshness_of(*samples: Samples) -> Freshness:
         return Freshness()
     p50, p90, p99 = np.percentile(values, (50, 90, 99))
     return Freshness(round(float(p50), 3), round(float(p90), 3), round(float(p99), 3))
+
+
+def histogram_of(*samples: Samples) -> FreshnessHistogram:
+    """Return the histogram of all ``samples`` together."""
+    buckets = [sum(values) for values in zip(*(sample.buckets for sample in samples), strict=True)]
+    counts = list(accumulate(buckets or [0] * (len(FRESHNESS_BOUNDS) + 1)))
+    return FreshnessHistogram(
+        FRESHNESS_BOUNDS,
+        tuple(counts[:-1]),
+        counts[-1],
+        sum(sample.sum_seconds for sample in samples),
+    )

@@ -116,10 +116,11 @@ class Window:
         """Record the progress of the touched partitions, except the refused ones."""
         accepted = [state for state in self._touched.values() if state.refused is None]
         progress = [self._progress[state.partition] for state in accepted]
+        commits = [entry for entry in self._commits if entry[0].refused is None]
         if progress:
-            instance.record_progress(
-                progress, [commit for state, commit in self._commits if state.refused is None]
-            )
+            instance.record_progress(progress, [commit for _, commit in commits])
+        for state, commit in commits:
+            state.count_commit(commit.time_ns)
         for state, recorded in zip(accepted, progress, strict=True):
             state.record(recorded)
         now = time.time_ns()

@@ -90,7 +90,8 @@ class Fleet : public ::testing::Test {
   // Return how many requests all servers have refused with WRONG_SHARD.
   uint64_t wrong_shards() {
     uint64_t count = 0;
-    for (const auto& server : servers_) count += server->server().stats().wrong_shard;
+    for (const auto& server : servers_)
+      count += server->server().stats().errors_of(base::Code::kWrongShard);
     return count;
   }
   // Start the next version of the map. `owned`: the partitions of server 0; server 1 owns the rest.

@@ -194,7 +194,7 @@ TEST_F(ServerTest, AMinVersionAboveTheAppliedVersionIsStale) {
   const Pulled pulled = decode_pulled(client->call(pull_frame(1, {{users_.id(), {1}}}, 0, 7)));
   ASSERT_TRUE(pulled.status.ok());
   EXPECT_EQ(pulled.applied_version, 7u);
-  EXPECT_EQ(server_->stats().stale, 1u);
+  EXPECT_EQ(server_->stats().errors_of(Code::kStale), 1u);
 }
 
 TEST_F(ServerTest, APushInsertsUpdatesAndDeletes) {

@@ -66,7 +66,7 @@ TEST_F(ShardsTest, AForeignKeyRefusesTheWholeRequest) {
                             " is in partition 1, which here:1 does not own (map version 1)";
   expect_error(pull(keys).error(), Code::kWrongShard, named);
   expect_error(client->call(push_frame(2, users_, keys, 3)).error(), Code::kWrongShard, named);
-  EXPECT_EQ(server_->stats().wrong_shard, 2u);
+  EXPECT_EQ(server_->stats().errors_of(Code::kWrongShard), 2u);
   // No row of the refused push was applied.
   EXPECT_EQ(decode_pulled(pull({keys_[0][0]})).rows[0], row_of(keys_[0][0], 2, 64));
 }
@@ -211,7 +211,7 @@ TEST_F(ShardsTest, APullThatWaitsForItsVersionDoesNotDelayOthers) {
   ASSERT_TRUE(pulled.status.ok()) << pulled.status.to_string();
   EXPECT_EQ(pulled.applied_version, 2u);
   EXPECT_EQ(pulled.rows[0], row_of(1, 1, 64));
-  EXPECT_EQ(server_->stats().stale, 0u);
+  EXPECT_EQ(server_->stats().errors_of(Code::kStale), 0u);
   // The connection stays open, and its next pull has its own time limit.
   expect_error(waiting->call(pull_frame(2, {{users_.id(), {1}}}, 0, 9, 1)).error(), Code::kStale,
                "version 9 was requested, this server has applied 2");

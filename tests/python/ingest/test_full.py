@@ -58,7 +58,7 @@ def test_a_full_table_stops_its_partitions_and_loses_nothing(bench: Bench) -> No
         assert "table 'user' is full (capacity 5)" in partition.reason
         assert partition.version < version
         assert partition.refusals >= 1
-        assert partition.lag_records > 0
+        assert partition.lag_records
     table.capacity = 10
     assert bench.ingest.wait_for(version, 30)
     assert len(table.rows) == 10

@@ -36,9 +36,9 @@ def test_backups_by_schedule(world: World) -> None:
         state = serving.status()["backup"]
         assert state["error"] is None
         assert state["last"]["version"] >= 3
-        metrics = serving._metrics_text().decode()
+        metrics = serving._metrics_text("")[0].decode()
         assert "petps_backup_failed 0.0" in metrics
-        (shown,) = re.findall(r"^petps_backup_last_success_time_seconds (.*)", metrics, re.M)
+        (shown,) = re.findall(r"^petps_backup_last_success_timestamp_seconds (.*)", metrics, re.M)
         assert time.time() - 60 < float(shown) <= time.time()
         assert any(re.match(r"backup \d+ of default@0 \(full", line) for line in lines)
     entries = list_backups(str(world.store))
@@ -58,7 +58,7 @@ def test_a_schedule_that_fails_says_so_and_recovers(world: World) -> None:
         state = serving.status()["backup"]
         assert "Not a directory" in state["error"]
         assert state["last"] is None
-        assert "petps_backup_failed 1.0" in serving._metrics_text().decode()
+        assert "petps_backup_failed 1.0" in serving._metrics_text("")[0].decode()
         assert sum("no backup was made" in line for line in lines) == 1
         place.unlink()
         wait_until(lambda: serving.status()["backup"]["written"] >= 1)

@@ -41,7 +41,7 @@ def test_a_full_table_makes_room(pool: Path, rule: str) -> None:
         assert entry["rows"] <= 1000
         assert entry["evicted"] >= 7000
         assert (entry["heat_bytes"] > 0) == (rule == "evict_coldest")
-        assert "petps_table_evicted_rows_total" in serving._metrics_text().decode()
+        assert "petps_table_evicted_rows_total" in serving._metrics_text("")[0].decode()
     with petps.open(pool) as opened:
         assert opened.verify().clean
         with pytest.raises(ResourceExhausted):  # the rule is the server's

@@ -104,14 +104,17 @@ def test_a_served_table_expires_and_shows_it(pool: Path) -> None:
         entry = next(t for t in serving.status()["tables"] if t["name"] == "items")
         assert entry["expire_after"] == 2
         assert entry["expired"] >= 100
-        metrics = serving._metrics_text().decode()
-        labels = '{instance="default@0",table="items"}'
+        metrics = serving._metrics_text("")[0].decode()
+        labels = '{model_instance="default@0",table="items"}'
         assert f"petps_table_expire_after_seconds{labels} 2.0" in metrics
         assert f"petps_table_expired_rows_total{labels}" in metrics
-        assert 'petps_table_expire_after_seconds{instance="default@0",table="fed"}' not in metrics
+        assert (
+            'petps_table_expire_after_seconds{model_instance="default@0",table="fed"}'
+            not in metrics
+        )
         assert f"petps_table_expiry_failed{labels} 0.0" in metrics
         serving._expiry._faults["test", number] = "the disk sleeps"
-        assert f"petps_table_expiry_failed{labels} 1.0" in serving._metrics_text().decode()
+        assert f"petps_table_expiry_failed{labels} 1.0" in serving._metrics_text("")[0].decode()
         assert serving.status()["expiry_faults"] == {str(number): "the disk sleeps"}
 
 

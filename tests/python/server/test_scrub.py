@@ -306,8 +306,8 @@ def test_a_pushed_table_misses_its_rows_until_they_are_pushed(pool: Path) -> Non
         assert [line.partition(" in slot")[0] for line in damaged] == [
             f"table 'items' of default@0: the row of key {key}" for key in (3, 4)
         ]
-        labels = '{instance="default@0",table="items"}'
-        metrics = serving._metrics_text().decode()
+        labels = '{model_instance="default@0",table="items"}'
+        metrics = serving._metrics_text("")[0].decode()
         assert f"petps_table_missing_rows{labels} 2.0" in metrics
         assert f"petps_scrub_damaged_rows_total{labels} 2.0" in metrics
         assert f"petps_scrub_repaired_rows_total{labels} 0.0" in metrics
@@ -401,8 +401,8 @@ def test_nothing_is_removed_while_it_cannot_be_listed(tmp_path: Path) -> None:
             assert table.find_damaged(KEYS).nonzero()[0].tolist() == [3]
             damage._passes.clear()  # a pass is due
             wait_until(lambda: "No space left" in str(serving.status()["scrub"]["faults"]))
-            labels = '{instance="default@0",table="items"}'
-            assert f"petps_scrub_failed{labels} 1.0" in serving._metrics_text().decode()
+            labels = '{model_instance="default@0",table="items"}'
+            assert f"petps_scrub_failed{labels} 1.0" in serving._metrics_text("")[0].decode()
             filler.unlink()
             wait_until(lambda: table.status().missing_rows == 1)
             wait_until(lambda: serving.status()["scrub"]["faults"] == {})
@@ -423,8 +423,8 @@ def test_a_list_that_cannot_be_read_does_not_stop_the_serving(pool: Path) -> Non
         with pytest.raises(IoError, match="cannot be read"):
             serving.scrub("items", None, lambda *_: True, True)
         serving.reload(settings(pool, scrub=NEVER))
-        labels = '{instance="default@0",table="items"}'
-        assert f"petps_scrub_failed{labels} 1.0" in serving._metrics_text().decode()
+        labels = '{model_instance="default@0",table="items"}'
+        assert f"petps_scrub_failed{labels} 1.0" in serving._metrics_text("")[0].decode()
 
 
 def test_a_damaged_default_row_is_reported(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_a_server_owns_what_the_map_says(start: Start, tmp_path: Path) -> None:
     code, kind, body = request(serving, "/shard-map")
     assert (code, kind) == (200, "application/json; charset=utf-8")
     assert json.loads(body)["servers"][1] == {"address": "there:7070", "partitions": ["4-7"]}
-    assert "petps_server_shard_map_version 1.0" in request(serving, "/metrics")[2]
+    assert "petps_shard_map_version 1.0" in request(serving, "/metrics")[2]
     write(path, **owned_here([0, 7], 2))
     serving.follow_shard_map()
     assert serving.status()["shard"]["owned"] == "0, 7"

@@ -33,7 +33,7 @@ def door(files: TlsFiles | None, host: str = "127.0.0.1") -> Iterator[HttpServer
         0,
         gate=_native.Gate("open"),
         status=dict,
-        metrics=bytes,
+        metrics=lambda accepted: (b"", "text/plain"),
         fault=lambda: None,
         ready=lambda: None,
         shard_map=dict,

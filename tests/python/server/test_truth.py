@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -26,6 +27,7 @@ from petps.errors import IoError, Unavailable
 from petps.publish import Publisher
 from petps.server import Serving
 from tests.python.server.conftest import Start
+from tests.python.waiting import wait_until
 
 PARTITIONS = 8
 SCHEMA = TableSchema("fed", "f32", 4)
@@ -206,3 +208,30 @@ def test_the_lag_of_a_log_that_never_answered_is_unknown(
         families = list(text_string_to_metric_families(reply.read().decode()))
     lag = next(family for family in families if family.name == "petps_ingest_lag_seconds")
     assert [sample.value for sample in lag.samples] == [math.inf] * PARTITIONS
+
+
+def test_a_scrape_does_not_wait_for_the_log(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = start(ingest={"log": tmp_path / "log"})
+    wait_until(lambda: serving.status()["ingest"]["log_reachable"])
+    asked, answers = threading.Event(), threading.Event()
+
+    def never(*_: object) -> None:
+        asked.set()
+        answers.wait(120)
+        raise_unavailable()
+
+    monkeypatch.setattr(DirectoryLog, "end_offsets", never)
+    try:
+        assert asked.wait(60)
+        shown = [serving.status()["ingest"]["partitions"] for _ in range(3)]
+        assert not answers.is_set()
+        lags = [[partition["lag_seconds"] for partition in entry] for entry in shown]
+        assert lags == sorted(lags)
+        wait_until(lambda: not serving.status()["ingest"]["log_reachable"])
+        ingest = serving.status()["ingest"]
+        assert all(partition["lag_records"] is None for partition in ingest["partitions"])
+        assert all(partition["lag_seconds"] > 3 for partition in ingest["partitions"])
+    finally:
+        answers.set()
