@@ -129,8 +129,8 @@ def _check_origin(headers: Message[str, str]) -> None:
     """Raise PermissionDenied unless a page of this server sent the request."""
     origin = headers.get("Origin") or ""
     host = headers.get("Host") or ""
-    scheme, separator, origin_host = origin.partition("://")
-    is_own = bool(host and separator) and scheme in ("http", "https") and origin_host == host
+    scheme, _, origin_host = origin.partition("://")
+    is_own = bool(host) and scheme in ("http", "https") and origin_host == host
     if not is_own or headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
         raise PermissionDenied(
             "a switch must come from this server's own page: its header Origin must name the "

@@ -285,7 +285,7 @@ def _handler(
     routes: dict[str, Callable[[], Answer]],
     metrics: Callable[[str], tuple[bytes, str]],
     gate: _native.Gate,
-    switch: Switch | None,
+    switch: Switch | None = None,
 ) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_SECONDS

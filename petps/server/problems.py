@@ -31,6 +31,7 @@ FEW_FOUND_SHARE: Final = 0.5  # of the keys of a table in the last minute
 SLOW_PULL_US: Final = 50_000  # the 99th percentile of the last minute
 SLOW_PULLS_MIN: Final = 100  # within the last minute: of fewer, one slow pull is the percentile
 FREE_SHARE: Final = 0.1  # of the file system of the pool
+NO_VERSION_SECONDS: Final = 3600.0  # for which no partition should be without a commit
 CLOCK_SECONDS: Final = 900.0  # for which a jump of the clock is a problem
 ERRORS_SHARE: Final = 0.01  # of the requests of the last minute
 FIRST_WALK_SECONDS: Final = 3600.0  # in which the first walk over a table should have ended
@@ -185,8 +186,12 @@ def _partitions(status: Status) -> Iterator[Problem]:
     for partition in ingest.get("partitions", []):
         of_state.setdefault(partition["state"], []).append(partition["partition"])
         reasons[partition["state"]] = partition["reason"]
-    if away := of_state.get("unreachable"):
-        detail = f": {reasons['unreachable']}" if reasons["unreachable"] else ""
+    away = of_state.get("unreachable", [])
+    if not away and not ingest.get("log_reachable", True):
+        away = [partition["partition"] for partition in ingest["partitions"]]
+    if away:
+        reason = reasons.get("unreachable", "")
+        detail = f": {reason}" if reason else ""
         yield Problem(
             "log-unreachable", "warning",
             f"The log does not answer for {_numbers_text(away, verb=False).lower()}{detail}.",
@@ -198,6 +203,19 @@ def _partitions(status: Status) -> Iterator[Problem]:
             "instance-loading", "notice",
             f"{_numbers_text(loading)} loading an instance that no client is served from yet.",
             "Wait until it is loaded.", STOPPED,
+        )  # fmt: skip
+
+
+def _versions(status: Status) -> Iterator[Problem]:
+    partitions = (status.get("ingest") or {}).get("partitions", [])
+    times = [partition.get("version_time") for partition in partitions]
+    ages = [time.time() - at for at in times if at is not None]
+    if ages and max(ages) > NO_VERSION_SECONDS:
+        yield Problem(
+            "no-version", "warning",
+            f"A partition has had no new version for more than {NO_VERSION_SECONDS / 60:.0f} "
+            "minutes, so its rows may be old.",
+            "See whether the trainer still commits versions.", STOPPED,
         )  # fmt: skip
 
 
@@ -254,14 +272,20 @@ def _shard_map(status: Status) -> Iterator[Problem]:
             f"The shard map gives {shard['address']} no partition, so this server serves nothing.",
             "Set --address to an address of the map, or add the server to the map.", SHARDS,
         )  # fmt: skip
-    for member in status.get("members") or []:
-        if member["answers"] is False:
-            yield Problem(
-                f"member:{member['address']}", "critical",
-                f"The server {member['address']} of the shard map does not answer: "
-                f"{_ended(member['fault'])}",
-                "Start that server, or take it out of the map.", SHARDS,
-            )  # fmt: skip
+    faults = {
+        member["address"]: member["fault"]
+        for member in status.get("members") or []
+        if member["answers"] is False
+    }
+    for address, is_reachable in (status.get("shard_members") or {}).items():
+        if not is_reachable:
+            faults.setdefault(address, "it accepts no connection")
+    for address, fault in faults.items():
+        yield Problem(
+            f"member:{address}", "critical",
+            f"The server {address} of the shard map does not answer: {_ended(fault)}",
+            "Start that server, or take it out of the map.", SHARDS,
+        )  # fmt: skip
 
 
 def _tables(status: Status) -> Iterator[Problem]:
@@ -376,7 +400,8 @@ def _backups(status: Status) -> Iterator[Problem]:
         )  # fmt: skip
     every, last = backup.get("every_seconds", 0), backup.get("last")
     if every and not error and not backup.get("running"):
-        age = time.time() - last["finished_at"] if last else status.get("uptime_s", 0)
+        at = backup.get("newest_at") or (last["finished_at"] if last else None)
+        age = time.time() - at if at else status.get("uptime_s", 0)
         if age > 2 * every:
             yield Problem(
                 "backup-late", "warning",
@@ -483,6 +508,7 @@ _RULES: Final[tuple[Callable[[Status], Iterator[Problem]], ...]] = (
     _readiness,
     _machine,
     _partitions,
+    _versions,
     _ingest,
     _tables,
     _doors,

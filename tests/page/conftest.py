@@ -109,7 +109,7 @@ def serve(reports: FakeReports, port: int = 0) -> HttpServer:
         port,
         gate=_native.Gate("open"),
         status=reports.status,
-        metrics=bytes,
+        metrics=lambda accepted: (b"", "text/plain"),
         fault=lambda: None,
         ready=lambda: None,
         shard_map=dict,

@@ -139,6 +139,16 @@ def test_the_page_says_when_the_server_answers_no_more(fake: FakeServer, open_pa
     expect(page.locator("#age")).to_contain_text("answered")
 
 
+def test_a_server_that_hangs_is_seen(fake: FakeServer, open_page: Open) -> None:
+    page = open_page(fake.url)
+    expect(page.locator("#now")).to_have_class("good")
+    fake.reports.can_answer.clear()
+    expect(page.locator("#age")).to_have_text(re.compile(r"answered [5-9] s ago"))
+    expect(page.locator("#headline")).to_contain_text("nothing within 8 s")
+    fake.reports.can_answer.set()
+    expect(page.locator("#now")).to_have_class("good")
+
+
 def test_an_error_of_the_server_is_shown(fake: FakeServer, open_page: Open) -> None:
     page = open_page(fake.url)
     expect(page.locator("#now")).to_have_class("good")

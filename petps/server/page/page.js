@@ -185,7 +185,7 @@ function showIngest(ingest) {
       String(part.partition),
       [part.reason ? `${part.state}: ${part.reason}` : part.state, isFollowed ? "" : "bad"],
       part.lag_seconds === null ? "not known" : part.lag_seconds.toFixed(1) + " s",
-      count(part.lag_records),
+      part.lag_records === null ? "not known" : count(part.lag_records),
       ms(part.freshness.p50_ms),
       ms(part.freshness.p99_ms),
       count(part.version),

@@ -76,9 +76,10 @@ def tls(**values: Any) -> Change:
 
 
 def backup(**values: Any) -> Change:
-    whole: Status = {"error": None, "warnings": [], "every_seconds": 0, "last": None,
-             "running": False,
-             "store": None, "failures": 0, "written": 0}  # fmt: skip
+    whole: Status = {
+        "error": None, "warnings": [], "every_seconds": 0, "last": None, "running": False,
+        "store": None, "failures": 0, "written": 0, "newest_at": None,
+    }  # fmt: skip
     return put("backup", whole | values)
 
 
@@ -135,6 +136,12 @@ CASES: dict[str, tuple[Change, str, str, str]] = {
     "no partition": (both(put("shard", {"address": "h:1", "map_version": 3, "owned": ""}),
                           put("ingest", None)), "warning", "gives h:1 no partition", "shards"),
     "dead member": (put("members", [MEMBER]), "critical", "10.0.0.2:7070", "shards"),
+    "unreachable member": (put("shard_members", {"10.0.0.3:7070": False}), "critical",
+                           "10.0.0.3:7070 of the shard map does not answer", "shards"),
+    "log not reachable": (put("ingest.log_reachable", False), "warning",
+                          "does not answer for partitions 0 to 7", "partition-stopped"),
+    "no version": (put("ingest.partitions.3.version_time", 1.0), "warning",
+                   "no new version for more than 60 minutes", "partition-stopped"),
     "misses": (latest(500, 500), "critical", "all of the last 500 keys are missing", "page"),
     "damaged rows": (put("tables.0.missing_rows", 7), "critical", "7 rows", "operate"),
     "almost full": (put("tables.0.rows", 900), "warning", "is 90 % full (900 of 1,000", "table-f"),
@@ -226,6 +233,7 @@ def test_every_page_of_a_remedy_exists() -> None:
         put("disk", {"bytes": 1000, "free_bytes": 100}),
         put("clock", {"last_jump_at": 1.0, "last_jump_seconds": 5.0}),
         backup(every_seconds=60, store="s", running=True, last={"finished_at": 1.0}),
+        backup(every_seconds=60, store="s", newest_at=time.time() + 1e6),  # by another process
         both(put("recent.counts.errors", 1), put("recent.counts.pulls", 10_000)),
         put("tables.0.rows", 850),
         partitions("passing"),
@@ -293,7 +301,7 @@ def test_names_of_users_stay_as_they_are(status: Status) -> None:
 # By metric: what makes it alarming (docs/how-to/operate.md), and whether a sample alarms.
 ALARMS: dict[str, tuple[str, Callable[[float], bool]]] = {
     "petps_server_ready": ("lag", lambda value: value == 0),
-    "petps_insecure": ("insecure", lambda value: value == 1),
+    "petps_server_insecure": ("insecure", lambda value: value == 1),
     "petps_tls_reload_failed": ("tls files", lambda value: value == 1),
     "petps_tls_certificate_expiry_timestamp_seconds": (
         "expires", lambda value: value - time.time() < 7 * 86_400,
@@ -307,6 +315,9 @@ ALARMS: dict[str, tuple[str, Callable[[float], bool]]] = {
     "petps_table_expiry_failed": ("expiry", lambda value: value == 1),
     "petps_table_missing_rows": ("damaged rows", lambda value: value > 0),
     "petps_scrub_failed": ("scrub", lambda value: value == 1),
+    "petps_shard_member_reachable": ("unreachable member", lambda value: value == 0),
+    "petps_ingest_log_reachable": ("log not reachable", lambda value: value == 0),
+    "petps_shard_map_failed": ("shard map", lambda value: value == 1),
     "petps_table_rows": ("almost full", lambda value: value > 850),
 }  # fmt: skip
 
@@ -328,6 +339,6 @@ def test_no_metric_alarms_while_nothing_is_wrong(
 
 
 def values_of(status: Status, stats: dict[str, Any], name: str) -> list[float]:
-    text = Metrics(lambda: status, lambda: stats, lambda: status["unready"]).text().decode()
+    text = Metrics(lambda: status, lambda: stats, lambda: status["unready"]).text("")[0].decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     return [sample.value for sample in families[name].samples] if name in families else []
