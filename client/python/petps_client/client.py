@@ -23,6 +23,8 @@ from petps_client.tls import Tls, tls_options
 if TYPE_CHECKING:
     from typing import Self, Unpack  # Python 3.11
 
+    from petps_client.metrics import CollectorRegistry
+
 __all__ = ["Answer", "Client", "ManyAnswer", "PullOptions", "PushReport", "Table", "connect"]
 
 Rows = npt.NDArray[Any]
@@ -120,6 +122,7 @@ def connect(
     token: str | None = None,
     token_file: str | os.PathLike[str] | None = None,
     tls: Tls | None = None,
+    metrics: CollectorRegistry | None = None,
 ) -> Client:
     """Connect to the servers of ``petps://h1:7070,h2:7070/model``.
 
@@ -149,6 +152,9 @@ def connect(
         tls: Certificates of a ``petps+tls://`` URL. None: the files and the name that the
             environment variables PETPS_TLS_CA, PETPS_TLS_CERTIFICATE, PETPS_TLS_KEY and
             PETPS_TLS_SERVER_NAME give.
+        metrics: A registry of prometheus_client, which shows requests, errors and latency of this
+            client, with ``name`` as label. It needs prometheus_client, which petps-client does not
+            install.
 
     Raises:
         InvalidArgument: The URL or an option is wrong.
@@ -179,7 +185,12 @@ def connect(
         "token": token or "",
         "token_file": os.fspath(token_file or ""),
     }
-    return Client(_native.Client(url, name=name, **arguments), threads=connections)
+    native: Any = _native.Client(url, name=name, **arguments)
+    if metrics is not None:
+        from petps_client.metrics import MeasuredClient
+
+        native = MeasuredClient(native, name, metrics)
+    return Client(native, threads=connections)
 
 
 class Client:
