@@ -23,6 +23,8 @@ from petps_client.tls import Tls, tls_options
 if TYPE_CHECKING:
     from typing import Self, Unpack  # Python 3.11
 
+    from petps_client.metrics import CollectorRegistry
+
 __all__ = ["Answer", "Client", "ManyAnswer", "PullOptions", "PushReport", "Table", "connect"]
 
 Rows = npt.NDArray[Any]
@@ -133,6 +135,7 @@ def connect(
     tls: Tls | None = None,
     signed_keys: bool = False,
     on_unavailable: OnUnavailable | None = None,
+    metrics: CollectorRegistry | None = None,
 ) -> Client:
     """Connect to the servers of ``petps://h1:7070,h2:7070/model``.
 
@@ -167,6 +170,9 @@ def connect(
         on_unavailable: What pulls do with the keys of a shard that no server answers for, see
             :class:`PullOptions`. None: what the URL says (``?on_unavailable=default`` at its end),
             or "error".
+        metrics: A registry of prometheus_client, which shows requests, errors and latency of this
+            client, with ``name`` as label. It needs prometheus_client, which petps-client does not
+            install.
 
     Raises:
         InvalidArgument: The URL or an option is wrong.
@@ -198,9 +204,12 @@ def connect(
         "token_file": os.fspath(token_file or ""),
         "on_unavailable": on_unavailable,
     }
-    return Client(
-        _native.Client(url, name=name, **arguments), threads=connections, signed_keys=signed_keys
-    )
+    native: Any = _native.Client(url, name=name, **arguments)
+    if metrics is not None:
+        from petps_client.metrics import MeasuredClient
+
+        native = MeasuredClient(native, name, metrics)
+    return Client(native, threads=connections, signed_keys=signed_keys)
 
 
 class Client:
