@@ -48,7 +48,7 @@ class Watch:
         self._can_switch = can_switch
         self._history, self._timeline = History(), Timeline()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="petps-watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="petps-page", daemon=True)
         self._history.begin(Snapshot.of(time.monotonic(), stats(), status()))
         self._thread.start()
 
