@@ -2,7 +2,7 @@
 # Installs what is missing to build and test petps on Debian 12: Debian packages, then .venv.
 #
 # It uses the network only if something is missing, so a second run works offline.
-# Usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|fuzz|train|docs]   (without an argument: the first two)
+# Usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|fuzz|train|docs|operate]   (without an argument: the first two)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -272,6 +272,22 @@ install_fuzz() {
   echo "$expected" >"$stamp"
 }
 
+# Unpacks Prometheus into .cache/prometheus. Installing the package would start a server that
+# listens on port 9090 of every address.
+install_operate() {
+  if command -v prometheus >/dev/null && command -v promtool >/dev/null; then return; fi
+  local folder=.cache/prometheus as_root=()
+  [ -x "$folder/usr/bin/promtool" ] && return
+  echo "bootstrap: unpacking Prometheus into $folder"
+  if [ "$(id -u)" -ne 0 ]; then as_root=(sudo -n); fi
+  "${as_root[@]}" apt-get update -qq >/dev/null 2>&1 ||
+    echo "bootstrap: apt-get update failed; continuing with the present package lists" >&2
+  rm -rf "$folder" && mkdir -p "$folder"
+  (cd "$folder" && apt-get download -qq prometheus && dpkg -x prometheus_*.deb . &&
+    rm prometheus_*.deb) 2>/dev/null ||
+    fail "apt-get could not download prometheus (is there a network?). Tests that need it are skipped."
+}
+
 case "${1:-all}" in
   packages)
     install_packages
@@ -283,11 +299,12 @@ case "${1:-all}" in
   fuzz) install_fuzz ;;
   train) install_train ;;
   docs) install_docs ;;
+  operate) install_operate ;;
   all)
     install_packages
     install_broker_packages
     install_venv
     build_s3_server
     ;;
-  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|fuzz|train|docs]" ;;
+  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|fuzz|train|docs|operate]" ;;
 esac
