@@ -20,7 +20,7 @@ FUZZ_ONLY :=
 # Death tests are left out, because an emulated program cannot start itself again.
 AARCH64_SUITES := base epoch media index table codec
 
-.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 crash fuzz soak soak-pull runbook bench docs wheels cpp-package format tidy clean page upgrade
+.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 crash fuzz soak soak-pull runbook bench docs wheels cpp-package format tidy clean page upgrade operate
 .DEFAULT_GOAL := help
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo "make lab     persistent memory, RDMA, power cuts: suites in a small guest (tests/lab)"
 	@echo "make aarch64  cross-compile for aarch64 and run the C++ suites in an emulated processor"
 	@echo "make fuzz    libFuzzer on frames, rows, pools, TLS, records, stores, texts, requests; FUZZ_SECONDS=510 each"
+	@echo "make operate  alert rules and dashboards against a real Prometheus (tests/operate)"
 	@echo "make crash   every state of the crash suite, of which make test builds a tenth"
 	@echo "make soak    the C++ suites with more test processes than processors, SOAK_ROUNDS=10 times"
 	@echo "make soak ONLY=hostile  eleven attacks at once on a server, beside a client that must not notice; SOAK_SECONDS=600"
@@ -97,6 +98,11 @@ fuzz: build
 upgrade: build
 	$(PYTHON) -m tests.upgrade.old
 	$(PYTHON) -m tests.run --only upgrade
+
+# Unpacks Prometheus. If it is there, `make test` runs these tests too.
+operate: build
+	@deploy/bootstrap.sh operate
+	$(PYTHON) -m pytest -q -p no:cacheprovider tests/operate -n $(JOBS)
 
 crash: build
 	cmake --build build/release -j $(JOBS) --target test_crash

@@ -2,7 +2,8 @@
 # Installs what is missing to build and test petps on Debian 12: Debian packages, then .venv.
 #
 # It uses the network only if something is missing, so a second run works offline.
-# Usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|fuzz|train|docs|page]   (without an argument: the first two)
+# Usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|fuzz|train|docs|page|operate]
+# (without an argument: the first two)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -307,6 +308,22 @@ install_page() {
     fail "$script of $AXE is not the pinned one: remove it, and look at where npm has it from"
 }
 
+# Unpacks Prometheus into .cache/prometheus. Installing the package would start a server that
+# listens on port 9090 of every address.
+install_operate() {
+  if command -v prometheus >/dev/null && command -v promtool >/dev/null; then return; fi
+  local folder=.cache/prometheus as_root=()
+  [ -x "$folder/usr/bin/promtool" ] && return
+  echo "bootstrap: unpacking Prometheus into $folder"
+  if [ "$(id -u)" -ne 0 ]; then as_root=(sudo -n); fi
+  "${as_root[@]}" apt-get update -qq >/dev/null 2>&1 ||
+    echo "bootstrap: apt-get update failed; continuing with the present package lists" >&2
+  rm -rf "$folder" && mkdir -p "$folder"
+  (cd "$folder" && apt-get download -qq prometheus && dpkg -x prometheus_*.deb . &&
+    rm prometheus_*.deb) 2>/dev/null ||
+    fail "apt-get could not download prometheus (is there a network?). Tests that need it are skipped."
+}
+
 case "${1:-all}" in
   packages)
     install_packages
@@ -319,11 +336,12 @@ case "${1:-all}" in
   train) install_train ;;
   docs) install_docs ;;
   page) install_page ;;
+  operate) install_operate ;;
   all)
     install_packages
     install_broker_packages
     install_venv
     build_s3_server
     ;;
-  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|fuzz|train|docs|page]" ;;
+  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|fuzz|train|docs|page|operate]" ;;
 esac

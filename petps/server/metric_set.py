@@ -122,7 +122,7 @@ petps_pool_size_bytes: gauge
 petps_pool_allocated_bytes: gauge
     Bytes of disk that a pool in a file takes; fewer than its size after petps shrink.
 petps_pool_free_bytes: gauge
-    Bytes of the pool that no table has.
+    Bytes of the pool that no table has. A pool in a file grows when it needs more.
 petps_pool_disk_size_bytes: gauge
     Bytes of the file system that has the pool.
 petps_pool_disk_free_bytes: gauge

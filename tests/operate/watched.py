@@ -95,7 +95,7 @@ class Watched:
         """Return the job of Prometheus' configuration, as docs/how-to/monitor.md shows it."""
         return {
             "job_name": "petps",
-            "scrape_interval": "1s",
+            "scrape_interval": "5s",  # and so the longest time of a scrape, on a busy machine
             "scheme": "https",
             "tls_config": {"ca_file": str(self.authority.certificate)},
             "authorization": {"credentials_file": str(self.token_file)},
