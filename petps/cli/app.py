@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from petps.cli.commands import Commands
+from petps.cli.output import printable
 from petps.errors import PetpsError
 
 __all__ = ["EXIT_CODES", "app", "main", "report_errors"]
@@ -102,7 +103,7 @@ def _text_of(error: OSError) -> str:
 
 def _print_error(message: str) -> None:
     prefix = typer.style("error:", fg=typer.colors.RED, bold=True)
-    typer.echo(f"{prefix} {message}", err=True)
+    typer.echo(f"{prefix} {printable(message)}", err=True)
 
 
 app = typer.Typer(

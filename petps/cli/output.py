@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,17 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["advancing", "bytes_text", "facts", "json_out", "note", "progress", "table", "waiting"]
+__all__ = [
+    "advancing",
+    "bytes_text",
+    "facts",
+    "json_out",
+    "note",
+    "printable",
+    "progress",
+    "table",
+    "waiting",
+]
 
 PIPE_COLUMNS: Final = 140
 
@@ -26,6 +37,18 @@ def json_out(value: Any) -> None:
 def note(text: str) -> None:
     """Write a line for people to standard error; standard output has only the report."""
     typer.echo(text, err=True)
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with '?' instead of control characters other than tabs and line ends.
+
+    Another process, such as a server, may have written it, and a terminal would obey it.
+    """
+    return "".join(
+        "?" if unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t"
+        else character
+        for character in text
+    )  # fmt: skip
 
 
 def table(
@@ -70,7 +93,7 @@ def _text(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    return str(value)
+    return printable(str(value))
 
 
 def bytes_text(n: float) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from petps.cli.options import LOG_HELP, KafkaOption, kafka_options
+from petps.cli.output import printable
 from petps.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _print_line(text: str) -> None:
     # typer.echo flushes, so a reader of the pipe gets each line at once. A reader that has closed
     # the pipe must not stop the server.
     with contextlib.suppress(OSError):
-        typer.echo(text)
+        typer.echo(printable(text))
 
 
 def _settings(file: Path | None, overrides: dict[str, dict[str, Any]]) -> Config:

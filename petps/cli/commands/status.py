@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from petps.cli.options import JsonReport, TargetName
-from petps.cli.output import bytes_text, facts, json_out, table
+from petps.cli.output import bytes_text, facts, json_out, printable, table
 from petps.cli.target import open_target
 from petps.config.duration import NEVER, duration_text
 from petps.errors import DeadlineExceeded, InUse, Unavailable
@@ -56,7 +56,7 @@ def status(
         typer.echo(f"not expiring: {fault}")
     _show_scrub(report)
     for incident in report.get("incidents", []):
-        typer.echo(f"incident: {incident}")
+        typer.echo(f"incident: {printable(incident)}")
 
 
 def _read(target: str) -> dict[str, Any]:
