@@ -13,7 +13,7 @@ from petps import _native
 from petps.config import Config
 from petps.errors import InvalidArgument, PetpsError
 
-__all__ = ["Access", "peer_of", "token_of"]
+__all__ = ["Access", "host_of", "peer_of", "token_of"]
 
 EXPIRES_SOON_SECONDS: Final = 7 * 86_400
 
@@ -101,6 +101,14 @@ def peer_of(context: Any) -> str:
     from urllib.parse import unquote
 
     return unquote(str(context.peer()).partition(":")[2])  # it is ipv6:%5B::1%5D:52133
+
+
+def host_of(peer: str) -> str:
+    """Return whom the address of a peer belongs to, as native/base/peer.h does: no port.
+
+    Of an IPv6 address, return the first 64 bits.
+    """
+    return _native.host_of(peer)
 
 
 def token_of(header: str | bytes) -> str:

@@ -25,11 +25,11 @@ import grpc
 import petps.admin.admin_pb2 as messages
 from petps import _native
 from petps.admin import MAX_SOCKET_BYTES, USER_KEY, socket_of
-from petps.admin.admin_pb2_grpc import add_AdminServicer_to_server
 from petps.config.duration import duration_text
 from petps.errors import InvalidArgument, IoError, PetpsError, Unavailable
 from petps.pool.audited import AuditedPool, audited
 from petps.server.access import peer_of, token_of
+from petps.server.admin_requests import handlers_of, read_request
 from petps.server.grpc.codes import GRPC_CODES
 from petps.server.grpc.limits import CONNECTION_LIMITS
 from petps.server.tls import peer_names
@@ -139,7 +139,7 @@ class AdminServer:
             ),
         )
         self._service = _Service(tables, served, log, self._stopping, gate, self._path is not None)
-        add_AdminServicer_to_server(self._service, self._server)
+        self._server.add_generic_rpc_handlers((handlers_of(self._service),))
         self.port: int | None = None
         if isinstance(place, Path):
             self._make_socket(place)
@@ -211,19 +211,21 @@ class _Call:
     context: Any
     user: str
     """Who makes it, for the log and the audit log."""
+    is_granted: Callable[[], bool] = lambda: True
+    """Returns whether its caller's grant is still in force."""
 
     def is_active(self) -> bool:
-        """Return whether somebody waits for it."""
-        return bool(self.context.is_active())
+        """Return whether somebody waits for it who may make it."""
+        return bool(self.context.is_active()) and self.is_granted()
 
 
 def _answering(work: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
     """Return a method that answers with the JSON that ``work`` returns, or refuses its error."""
 
     @functools.wraps(work)
-    def answer(self: _Service, request: Any, context: Any) -> Any:
+    def answer(self: _Service, requests: Iterator[bytes], context: Any) -> Any:
         try:
-            call = self.admit(work.__name__, request, context)
+            request, call = self.admit(work.__name__, requests, context)
             self.check_running()
             return messages.Json(text=json.dumps(work(self, request, call)))
         except (PetpsError, OSError) as error:
@@ -236,9 +238,9 @@ def _streaming(work: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any
     """Return a method that sends what ``work`` yields, or refuses a call that is not admitted."""
 
     @functools.wraps(work)
-    def stream(self: _Service, request: Any, context: Any) -> Iterator[Any]:
+    def stream(self: _Service, requests: Iterator[bytes], context: Any) -> Iterator[Any]:
         try:
-            call = self.admit(work.__name__, request, context)
+            request, call = self.admit(work.__name__, requests, context)
         except PetpsError as error:
             _refuse(context, error)
         yield from work(self, request, call)
@@ -269,25 +271,29 @@ class _Service:
         if self._stopping.is_set():
             raise Unavailable("the server stops, so nothing was done")
 
-    def admit(self, name: str, request: Any, context: Any) -> _Call:
-        """Return the call if its caller may make it.
+    def admit(self, name: str, requests: Iterator[bytes], context: Any) -> tuple[Any, _Call]:
+        """Return the request and the call if its caller may make it.
 
-        Raises Unauthenticated, PermissionDenied, ResourceExhausted.
+        The caller is known before the request is read, so that peers without a credential hold no
+        thread. Raises Unauthenticated, PermissionDenied, ResourceExhausted, InvalidArgument,
+        DeadlineExceeded.
         """
         metadata = dict(context.invocation_metadata())
         user = str(metadata.get(USER_KEY, "unknown"))
         if self._is_socket:  # it admits only the server's user and root
-            return _Call(context, user)
+            return read_request(name, requests, context), _Call(context, user)
         names = list(peer_names(context.auth_context()))
-        peer = peer_of(context)
-        caller = self._gate.authenticate(token_of(metadata.get("authorization", "")), names, peer)
+        token = token_of(metadata.get("authorization", ""))
+        caller = self._gate.authenticate(token, names, peer_of(context))
+        request = read_request(name, requests, context)
         self._gate.charge(caller, request.ByteSize())
         model = request.model if name in OF_ONE_MODEL else ""
         with contextlib.suppress(PetpsError):  # a name that is not known stays as it is
             model = self._tables.resolve(model).model if model else ""
         self._gate.require(caller, "admin", model)
         name = "" if caller.is_anyone else f"'{caller.name}' at "
-        return _Call(context, f"{name}{context.peer()}, who says {user}")
+        user = f"{name}{context.peer()}, who says {user}"
+        return request, _Call(context, user, lambda: self._gate.renew(caller) is not None)
 
     def join(self) -> None:
         """Wait for the threads of long work, which look at ``stopping``."""
@@ -527,7 +533,10 @@ class _Service:
         while True:
             reply = replies.get()
             if isinstance(reply, _Ended):
-                _refuse(call.context, Unavailable("the server stops, so this was not completed"))
+                _refuse(
+                    call.context,
+                    Unavailable("the server stops, or the grant was revoked: this was not done"),
+                )
             if isinstance(reply, (PetpsError, OSError)):
                 _refuse(call.context, reply)
             if isinstance(reply, Exception):
