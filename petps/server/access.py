@@ -28,6 +28,7 @@ class Access:
         self._path: Path | None = config.access.file
         self._log = log
         self._error = ""
+        self._must_retry = False  # the file could not be read, which may change without it
         self._seen: tuple[int, ...] | None = None
         self._grants = 0
         self._ends: dict[str, int] = {}  # of the grants that expire, by name
@@ -49,16 +50,17 @@ class Access:
 
         The status, a metric and one line in the log say why.
         """
-        if self._path is None or self._look() == self._seen:
+        if self._path is None or (self._look() == self._seen and not self._must_retry):
             return
         try:
             self._use_file()
         except PetpsError as error:
+            self._must_retry = isinstance(error.__cause__, OSError)
             if str(error) != self._error:
                 self._error = str(error)
                 self._log(f"access: the present grants stay in use: {error}")
             return
-        self._error = ""
+        self._error, self._must_retry = "", False
         are = "grant is" if self._grants == 1 else "grants are"
         self._log(f"access: {self._grants} {are} in use")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import socket
 import socketserver
@@ -17,8 +18,9 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from petps import _native
-from petps.errors import NotFound, PetpsError, Unavailable
-from petps.server.access import token_of
+from petps.config.doors import is_loopback
+from petps.errors import NotFound, PermissionDenied, PetpsError, Unavailable
+from petps.server.access import host_of, token_of
 
 if TYPE_CHECKING:
     from petps.server.tls import TlsFiles
@@ -32,6 +34,7 @@ MAX_CONNECTIONS_PER_PEER: Final = 16
 REQUEST_SECONDS: Final = 10.0
 # The same for a whole connection, which has one request: a client may send a byte each second.
 CONNECTION_SECONDS: Final = 20.0
+ACCEPT_PAUSE_SECONDS: Final = 0.05  # after a failure to accept
 TLS_HANDSHAKE: Final = b"\x16"  # the first byte of a TLS connection
 REQUEST_BYTES: Final = 64 << 10  # to read of a request before it is refused
 JSON: Final = "application/json; charset=utf-8"
@@ -138,8 +141,16 @@ class _BoundedServer(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
+    def get_request(self) -> Any:
+        """Accept a peer. Without descriptors it stays in the queue, so wait instead of spinning."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(ACCEPT_PAUSE_SECONDS)
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        peer = client_address[0]
+        peer = host_of(_text_of(client_address))
         with self._lock:
             has_place = (
                 self._peers.total() < 2 * MAX_CONNECTIONS  # some are about to end
@@ -201,7 +212,7 @@ class _BoundedServer(ThreadingHTTPServer):
             else:
                 super().process_request_thread(secured, client_address)
         finally:
-            self._free_place(client_address[0])
+            self._free_place(host_of(_text_of(client_address)))
 
     def _secured(self, request: socket.socket) -> socket.socket | None:
         """Return the connection after its handshake, in this thread; None: it is refused."""
@@ -267,6 +278,7 @@ def _handler(
         def _content(self) -> Answer:
             path = self.path.partition("?")[0]
             try:
+                self._check_host()
                 if path in PROBES:
                     body, kind, code = routes[path]()
                     return (body if self._may_see_all() else b""), kind, code
@@ -285,12 +297,30 @@ def _handler(
                 code = HTTP_CODES.get(error.code, HTTPStatus.SERVICE_UNAVAILABLE)
                 return f"{error}\n".encode(), TEXT, code
 
+        def _check_host(self) -> None:
+            """Refuse what a web page of another site makes a browser of this machine ask.
+
+            Such a page cannot read answers of 127.0.0.1, but of a name of its own that it lets
+            resolve to 127.0.0.1 (DNS rebinding). Only an open door on loopback needs this: others
+            ask for a credential, which a browser keeps for each name apart.
+            """
+            assert isinstance(self.server, _BoundedServer)
+            if gate.mode != "open" or not is_loopback(self.server.server_name):
+                return
+            host = self.headers.get("Host", "localhost")
+            name = host if host.endswith("]") else host.rpartition(":")[0] or host
+            if name.lower() != "localhost" and not _is_address(name.strip("[]")):
+                raise PermissionDenied(
+                    "this server is open to its own machine only, and answers no browser that was "
+                    "sent here by a name: use http://127.0.0.1 or http://localhost, or a proxy "
+                    "that sets the header Host so"
+                )
+
         def _caller(self) -> _native.Caller:
             if gate.mode == "open":
                 return gate.authenticate("", [], "")
             token = token_of(self.headers.get("Authorization", ""))
-            host, port = self.client_address[:2]
-            peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            peer = _text_of(self.client_address)
             return gate.authenticate(token, list(self.certificate_names), peer)
 
         def _may_see_all(self) -> bool:
@@ -307,6 +337,18 @@ def _handler(
             """Log nothing: scrapes and probes are frequent."""
 
     return Handler
+
+
+def _is_address(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
+
+
+def _text_of(address: Any) -> str:
+    """Return "127.0.0.1:52133" or "[::1]:52133" of a socket's address."""
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _verdict(reason: str | None) -> Answer:
