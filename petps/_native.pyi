@@ -22,6 +22,7 @@ from petps._native_records import ScrubCursor as ScrubCursor
 from petps._native_records import ScrubStep as ScrubStep
 from petps._native_records import TableStatus as TableStatus
 from petps._native_records import VerifyReport as VerifyReport
+from petps._native_records import host_of as host_of
 
 __version__: str
 software: str
@@ -384,6 +385,13 @@ class Calls:
         rows: packed, as stored; empty to delete all keys. deleted: one bit for each key.
         """
     def set_hot_keys(self, table: int, keys: bytes) -> int: ...
+    def hold(self, bytes: int) -> None:
+        """Count bytes that a door holds for its calls. Raise ResourceExhausted if there is no room.
+
+        At most 64 KiB at a time are never refused.
+        """
+    def release(self, bytes: int) -> None:
+        """Count bytes of hold() no more."""
     def take(self) -> list[CallReply]: ...
 
 class ServerTls:

@@ -142,6 +142,9 @@ class Caller:
     def spend_bytes(self, bytes: int) -> None:
         """Count the bytes of a reply."""
 
+def host_of(address: str) -> str:
+    """Return whom an address belongs to: without the port, and of IPv6 the first 64 bits."""
+
 class Gate:
     """The grants in use, for every door (native/access/access.h)."""
 

@@ -18,6 +18,7 @@ import re
 import sys
 import threading
 import time
+import unicodedata
 from collections.abc import Mapping
 from logging import DEBUG, ERROR, INFO, WARNING
 from typing import Any, Final, TextIO
@@ -32,6 +33,7 @@ __all__ = [
     "Line",
     "log_event",
     "new_request_id",
+    "printable",
     "request_id",
     "set_level",
     "set_up",
@@ -77,6 +79,18 @@ def write(text: str) -> None:
 def log_event(name: str, **fields: Any) -> dict[str, Any]:
     """Return the ``extra`` of a logging call: the event's name, and its fields."""
     return {"event": name, "fields": fields}
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with '?' instead of control characters other than tabs and line ends.
+
+    Another process, such as a server, may have written it, and a terminal would obey it.
+    """
+    return "".join(
+        "?" if unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t"
+        else character
+        for character in text
+    )  # fmt: skip
 
 
 def new_request_id(given: str | bytes | None = None) -> str:
@@ -134,7 +148,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 class _TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        text = super().formatMessage(record)
+        text = printable(super().formatMessage(record))
         number = request_id.get()
         return f"{text} [request {number}]" if number else text
 

@@ -122,6 +122,8 @@ void Gate::replace(std::vector<Grant> grants) {
                                      [&](const auto& caller) { return caller->grant() == grant; });
       next->tokens.push_back(
           same != old->tokens.end() ? *same : std::make_shared<Caller>(std::move(grant), false));
+      const CallerPointer& caller = next->tokens.back();
+      next->by_hash.emplace(caller->grant().token, caller);
       continue;
     }
     const auto same = old->certificates.find(grant.certificate);
@@ -207,12 +209,8 @@ CallerPointer Gate::renew(const CallerPointer& caller) const {
   const auto grants = this->grants();
   CallerPointer now;
   if (caller->grant().has_token) {
-    const auto same =
-        std::find_if(grants->tokens.begin(), grants->tokens.end(), [&](const auto& other) {
-          return CRYPTO_memcmp(other->grant().token.data(), caller->grant().token.data(),
-                               sizeof(TokenHash)) == 0;
-        });
-    if (same != grants->tokens.end()) now = *same;
+    const auto same = grants->by_hash.find(caller->grant().token);
+    if (same != grants->by_hash.end()) now = same->second;
   } else {
     const auto same = grants->certificates.find(caller->grant().certificate);
     if (same != grants->certificates.end()) now = same->second;

@@ -162,6 +162,8 @@ class Gate {
  private:
   struct Grants {
     std::vector<CallerPointer> tokens;
+    // The same for renew(), whose callers have shown their tokens: it need not take constant time.
+    std::map<TokenHash, CallerPointer> by_hash;
     std::map<std::string, CallerPointer, std::less<>> certificates;
   };
   struct Failures {

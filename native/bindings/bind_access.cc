@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "access/access.h"
+#include "base/peer.h"
 #include "bindings/bindings.h"
 
 namespace petps::bindings {
@@ -110,6 +111,8 @@ void bind_access(py::module_& module) {
           py::arg("role"))
       .def("knows", &Caller::knows, py::arg("model"))
       .def("spend_bytes", &Caller::spend_bytes, py::arg("bytes"));
+
+  module.def("host_of", &base::host_of, py::arg("address"), "See native/base/peer.h.");
 
   py::class_<Gate, std::shared_ptr<Gate>>(module, "Gate", "The grants in use, for every door.")
       .def(py::init(

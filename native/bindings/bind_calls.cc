@@ -159,6 +159,9 @@ void bind_calls(py::module_& module) {
   calls.def("push", push, py::arg("table"), py::arg("keys"), py::arg("rows"), py::kw_only(),
             py::arg("deleted") = py::bytes(), py::arg("stamp") = 0);
   calls.def("set_hot_keys", set_hot_keys, py::arg("table"), py::arg("keys"));
+  calls.def(
+      "hold", [](Calls& held, size_t bytes) { check(held.hold(bytes)); }, py::arg("bytes"));
+  calls.def("release", &Calls::release, py::arg("bytes"));
   calls.def("take", &Calls::take);
 }
 

@@ -226,6 +226,12 @@ base::Result<uint64_t> Calls::submit(wire::Frame frame) {
   return ticket;
 }
 
+base::Status Calls::hold(size_t bytes) {
+  if (bytes > transport::kFreeBytes && !memory_->has_room(bytes)) return memory_->refuse(bytes);
+  memory_->change(0, bytes);
+  return {};
+}
+
 std::vector<CallReply> Calls::take() {
   const std::lock_guard lock(mutex_);
   uint64_t count = 0;

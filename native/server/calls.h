@@ -39,6 +39,9 @@ class Calls {
   // Queue `frame`, a whole request, and return the ticket of its reply. Errors: kUnavailable
   // (finished), kResourceExhausted (kMaxCalls, memory), kFailedPrecondition (no endpoints).
   base::Result<uint64_t> submit(wire::Frame frame);
+  // Count bytes that a door holds for its own calls, until release(). Errors: kResourceExhausted.
+  base::Status hold(size_t bytes);
+  void release(size_t bytes) { memory_->change(bytes, 0); }
   // Return the replies that have arrived, each once.
   std::vector<CallReply> take();
   // Return an eventfd that is readable while replies wait. take() resets it.

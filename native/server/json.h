@@ -7,6 +7,8 @@
 #include <string_view>
 #include <type_traits>
 
+#include "base/printable.h"
+
 namespace petps::server {
 
 class JsonWriter {
@@ -61,20 +63,13 @@ class JsonWriter {
     text_ += bracket;
     comma_ = true;
   }
+  // A text may come from a peer. One byte that is no UTF-8 would make the whole status unreadable,
+  // and a control character could change what a terminal shows, so both become '?'.
   void quote(std::string_view value) {
     text_ += '"';
-    for (const char c : value) {
-      if (c == '"' || c == '\\') {
-        text_ += '\\';
-        text_ += c;
-      } else if (static_cast<unsigned char>(c) < 0x20) {
-        char code[8];
-        std::snprintf(code, sizeof(code), "\\u%04x",
-                      static_cast<unsigned>(static_cast<unsigned char>(c)));
-        text_ += code;
-      } else {
-        text_ += c;
-      }
+    for (const char c : base::printable(value)) {
+      if (c == '"' || c == '\\') text_ += '\\';
+      text_ += c;
     }
     text_ += '"';
   }

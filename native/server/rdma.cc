@@ -122,6 +122,10 @@ void Worker::closed(const transport::Event& event) {
   ConnectionState& state = state_of(event.connection);
   if (!event.reason.ok()) shared_.report_incident(event.reason.to_string(), state.peer);
   state.caller = nullptr;
+  if (state.parked_until_ns != 0) {  // its place is another client's
+    std::erase_if(parked_,
+                  [&](const Parked& parked) { return parked.connection == event.connection; });
+  }
   const uint64_t pairing = std::exchange(state.pairing, 0);
   if (pairing == 0) return;
   if (source_ == Source::kRdma) {

@@ -17,6 +17,10 @@ namespace {
 constexpr int kPollMs = 500;
 // A worker retries a frame that waits for a pin or for the writer after this, or when it wakes.
 constexpr int kRetryMs = 1;
+// A connection's turn ends after this, or after its first frame if that takes longer. It is more
+// than twenty pulls of 500 keys take. Without it, a client that asks for the status all the time
+// would make the others wait for as many answers as it may have in flight.
+constexpr uint64_t kTurnNs = 1'000'000;
 
 }  // namespace
 
@@ -101,12 +105,14 @@ void Worker::handle(const Event& event) {
   }
 }
 
-// Handle at most in_flight frames, so that a client with a long pipeline does not delay other
-// clients. The next poll reports the others. Return true if the limit was reached.
+// Handle at most in_flight frames, for at most kTurnNs, so that a client with a long pipeline does
+// not delay other clients. The next poll reports the others. Return true if a limit was reached.
 bool Worker::handle_frames(ConnectionId connection) {
   uint32_t handled = 0;
+  bool is_over = false;
+  const uint64_t until_ns = base::monotonic_ns() + kTurnNs;
   std::span<const std::byte> frame;
-  while (handled < shared_.options.limits.in_flight && endpoint_.peek(connection, frame)) {
+  while (!is_over && endpoint_.peek(connection, frame)) {
     const Outcome outcome = handle_frame(connection, frame);
     if (outcome != Outcome::kDone) {
       endpoint_.pause(connection);
@@ -117,10 +123,10 @@ bool Worker::handle_frames(ConnectionId connection) {
     state.parked_until_ns = 0;
     state.admitted = false;
     endpoint_.consume(connection);
-    ++handled;
+    is_over = ++handled == shared_.options.limits.in_flight || base::monotonic_ns() >= until_ns;
   }
   endpoint_.flush();
-  return handled == shared_.options.limits.in_flight;
+  return is_over;
 }
 
 // Resume the connections; the next poll reports their frames without waiting.

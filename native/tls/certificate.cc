@@ -5,6 +5,7 @@
 #include <ctime>
 #include <string_view>
 
+#include "base/printable.h"
 #include "tls/openssl.h"
 
 namespace petps::tls {
@@ -14,11 +15,16 @@ using base::Status;
 
 namespace {
 
-// Return the text, or "" if it has a zero byte, which no name has.
+// No grant can have a longer name (petps/server/access_file.py).
+constexpr size_t kNameBytesMax = 255;
+
+// Return the text, or "" if it is no name: empty, too long, or with control characters or bytes
+// that are no UTF-8. Names are shown in errors and in the status.
 std::string text_of(const ASN1_STRING* string) {
   const std::string_view text(reinterpret_cast<const char*>(ASN1_STRING_get0_data(string)),
                               static_cast<size_t>(ASN1_STRING_length(string)));
-  return text.find('\0') == std::string_view::npos ? std::string(text) : std::string();
+  return text.size() <= kNameBytesMax && text == base::printable(text) ? std::string(text)
+                                                                       : std::string();
 }
 
 std::string address_text(const ASN1_OCTET_STRING* address) {

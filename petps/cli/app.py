@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from petps.cli.commands import Commands
 from petps.errors import PetpsError
+from petps.log import printable
 
 __all__ = ["EXIT_CODES", "app", "main", "report_errors"]
 
@@ -104,7 +105,7 @@ def text_of(error: OSError) -> str:
 
 def _print_error(message: str) -> None:
     prefix = typer.style("error:", fg=typer.colors.RED, bold=True)
-    typer.echo(f"{prefix} {message}", err=True)
+    typer.echo(f"{prefix} {printable(message)}", err=True)
 
 
 app = typer.Typer(

@@ -10,10 +10,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
+from petps.log import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["advancing", "bytes_text", "facts", "json_out", "note", "progress", "table", "waiting"]
+__all__ = [
+    "advancing",
+    "bytes_text",
+    "facts",
+    "json_out",
+    "note",
+    "progress",
+    "table",
+    "waiting",
+]
 
 PIPE_COLUMNS: Final = 140
 
@@ -70,7 +81,7 @@ def _text(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    return str(value)
+    return printable(str(value))
 
 
 def bytes_text(n: float) -> str:

@@ -14,7 +14,7 @@ from petps.config import Config
 from petps.errors import InvalidArgument, PetpsError
 from petps.log import WARNING, Line
 
-__all__ = ["Access", "peer_of", "token_of"]
+__all__ = ["Access", "host_of", "peer_of", "token_of"]
 
 EXPIRES_SOON_SECONDS: Final = 7 * 86_400
 
@@ -29,6 +29,7 @@ class Access:
         self._path: Path | None = config.access.file
         self._log = log
         self._error = ""
+        self._must_retry = False  # the file could not be read, which may change without it
         self._seen: tuple[int, ...] | None = None
         self._grants = 0
         self._ends: dict[str, int] = {}  # of the grants that expire, by name
@@ -50,17 +51,18 @@ class Access:
 
         The status, a metric and one line in the log say why.
         """
-        if self._path is None or self._look() == self._seen:
+        if self._path is None or (self._look() == self._seen and not self._must_retry):
             return
         try:
             self._use_file()
         except PetpsError as error:
+            self._must_retry = isinstance(error.__cause__, OSError)
             if str(error) != self._error:
                 self._error = str(error)
                 text = f"access: the present grants stay in use: {error}"
                 self._log(Line(text, "access_reload_failed", WARNING, code=error.code))
             return
-        self._error = ""
+        self._error, self._must_retry = "", False
         are = "grant is" if self._grants == 1 else "grants are"
         text = f"access: {self._grants} {are} in use"
         self._log(Line(text, "access_reloaded", grants=self._grants))
@@ -115,6 +117,14 @@ def peer_of(context: Any) -> str:
     from urllib.parse import unquote
 
     return unquote(str(context.peer()).partition(":")[2])  # it is ipv6:%5B::1%5D:52133
+
+
+def host_of(peer: str) -> str:
+    """Return whom the address of a peer belongs to, as native/base/peer.h does: no port.
+
+    Of an IPv6 address, return the first 64 bits.
+    """
+    return _native.host_of(peer)
 
 
 def token_of(header: str | bytes) -> str:

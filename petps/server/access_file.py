@@ -138,7 +138,7 @@ def read_access_file(path: Path) -> list[Entry]:
             f"there is no access file {path}: create it with `petps token new`"
         ) from None
     except OSError as error:
-        raise InvalidArgument(f"access file {path}: {error.strerror}") from None
+        raise InvalidArgument(f"access file {path}: {error.strerror}") from error
     if len(content) > MAX_FILE_BYTES:
         raise InvalidArgument(f"access file {path} has more than {MAX_FILE_BYTES:,} bytes")
     try:

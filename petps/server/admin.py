@@ -25,12 +25,12 @@ import grpc
 import petps.admin.admin_pb2 as messages
 from petps import _native
 from petps.admin import MAX_SOCKET_BYTES, USER_KEY, socket_of
-from petps.admin.admin_pb2_grpc import add_AdminServicer_to_server
 from petps.config.duration import duration_text
 from petps.errors import InvalidArgument, IoError, PetpsError, Unavailable
 from petps.log import LEVELS, WARNING, Line, new_request_id, request_id, set_level
 from petps.pool.audited import AuditedPool, audited
 from petps.server.access import peer_of, token_of
+from petps.server.admin_requests import handlers_of, read_request
 from petps.server.changes import Changes
 from petps.server.grpc.codes import GRPC_CODES
 from petps.server.grpc.limits import CONNECTION_LIMITS
@@ -140,7 +140,7 @@ class AdminServer:
             ),
         )
         self._service = _Service(tables, served, log, self._stopping, gate, self._path is not None)
-        add_AdminServicer_to_server(self._service, self._server)
+        self._server.add_generic_rpc_handlers((handlers_of(self._service),))
         self.port: int | None = None
         if isinstance(place, Path):
             self._make_socket(place)
@@ -214,19 +214,21 @@ class _Call:
     """As admin.proto has it."""
     user: str
     """Who makes it, for the log and the audit log."""
+    is_granted: Callable[[], bool] = lambda: True
+    """Returns whether its caller's grant is still in force."""
 
     def is_active(self) -> bool:
-        """Return whether somebody waits for it."""
-        return bool(self.context.is_active())
+        """Return whether somebody waits for it who may make it."""
+        return bool(self.context.is_active()) and self.is_granted()
 
 
 def _answering(work: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
     """Return a method that answers with the JSON that ``work`` returns, or refuses its error."""
 
     @functools.wraps(work)
-    def answer(self: _Service, request: Any, context: Any) -> Any:
+    def answer(self: _Service, requests: Iterator[bytes], context: Any) -> Any:
         try:
-            call = self.admit(work.__name__, request, context)
+            request, call = self.admit(work.__name__, requests, context)
             self.check_running()
             return messages.Json(text=json.dumps(work(self, request, call)))
         except (PetpsError, OSError) as error:
@@ -239,9 +241,9 @@ def _streaming(work: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any
     """Return a method that sends what ``work`` yields, or refuses a call that is not admitted."""
 
     @functools.wraps(work)
-    def stream(self: _Service, request: Any, context: Any) -> Iterator[Any]:
+    def stream(self: _Service, requests: Iterator[bytes], context: Any) -> Iterator[Any]:
         try:
-            call = self.admit(work.__name__, request, context)
+            request, call = self.admit(work.__name__, requests, context)
         except PetpsError as error:
             _refuse(context, error)
         yield from work(self, request, call)
@@ -272,26 +274,27 @@ class _Service:
         if self._stopping.is_set():
             raise Unavailable("the server stops, so nothing was done")
 
-    def admit(self, name: str, request: Any, context: Any) -> _Call:
-        """Return the call if its caller may make it.
+    def admit(self, name: str, requests: Iterator[bytes], context: Any) -> tuple[Any, _Call]:
+        """Return the request and the call if its caller may make it.
 
-        Raises Unauthenticated, PermissionDenied, ResourceExhausted.
+        The caller is known before the request is read, so that peers without a credential hold no
+        thread. Raises Unauthenticated, PermissionDenied, ResourceExhausted, InvalidArgument,
+        DeadlineExceeded.
         """
         metadata = dict(context.invocation_metadata())
         request_id.set(new_request_id(metadata.get(REQUEST_ID_KEY)))
         context.set_trailing_metadata(((REQUEST_ID_KEY, request_id.get()),))
         user = str(metadata.get(USER_KEY, "unknown"))
         if self._is_socket:  # it admits only the server's user and root
-            return _Call(context, name, user)
-        caller = self._changes.admit(
-            token_of(metadata.get("authorization", "")),
-            peer_names(context.auth_context()),
-            peer_of(context),
-            request.ByteSize(),
-            request.model if name in OF_ONE_MODEL else "",
-        )
+            return read_request(name, requests, context), _Call(context, name, user)
+        peer, names = peer_of(context), list(peer_names(context.auth_context()))
+        caller = self._gate.authenticate(token_of(metadata.get("authorization", "")), names, peer)
+        request = read_request(name, requests, context)
+        model = request.model if name in OF_ONE_MODEL else ""
+        self._changes.require_admin(caller, request.ByteSize(), model)
         grant = "" if caller.is_anyone else f"'{caller.name}' at "
-        return _Call(context, name, f"{grant}{context.peer()}, who says {user}")
+        user = f"{grant}{context.peer()}, who says {user}"
+        return request, _Call(context, name, user, lambda: self._gate.renew(caller) is not None)
 
     def join(self) -> None:
         """Wait for the threads of long work, which look at ``stopping``."""
@@ -531,7 +534,10 @@ class _Service:
         while True:
             reply = replies.get()
             if isinstance(reply, _Ended):
-                _refuse(call.context, Unavailable("the server stops, so this was not completed"))
+                _refuse(
+                    call.context,
+                    Unavailable("the server stops, or the grant was revoked: this was not done"),
+                )
             if isinstance(reply, (PetpsError, OSError)):
                 _refuse(call.context, reply)
             if isinstance(reply, Exception):

@@ -51,11 +51,18 @@ class Changes:
         Raises Unauthenticated, PermissionDenied, ResourceExhausted.
         """
         caller = self._gate.authenticate(token, list(certificate_names), peer)
+        self.require_admin(caller, size, model)
+        return caller
+
+    def require_admin(self, caller: _native.Caller, size: int, model: str = "") -> None:
+        """Raise PermissionDenied or ResourceExhausted unless the caller may administer it now.
+
+        size: of the request, in bytes.
+        """
         self._gate.charge(caller, size)
         with contextlib.suppress(PetpsError):  # a name that is not known stays as it is
             model = self._tables.resolve(model).model if model else ""
         self._gate.require(caller, "admin", model)
-        return caller
 
     def switch_alias(
         self, user: str, alias: str, instance: str, *, expected: str | None = None

@@ -96,5 +96,11 @@ class Credentials:
             self._thread.join()
 
     def _run(self) -> None:
+        logged = ""
         while not self._stopping.wait(LOOK_SECONDS):
-            self.check()
+            try:
+                self.check()
+            except Exception as error:  # a thread that ended would never revoke a token again
+                if str(error) != logged:
+                    logged = str(error)
+                    self._log(f"credentials: {type(error).__name__}: {error}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import ipaddress
 import json
 import logging
 import socket
@@ -23,9 +24,10 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from petps import _native
-from petps.errors import NotFound, PetpsError, Unavailable, Unimplemented
+from petps.config.doors import is_loopback
+from petps.errors import NotFound, PermissionDenied, PetpsError, Unavailable, Unimplemented
 from petps.log import log_event, new_request_id, request_id
-from petps.server.access import token_of
+from petps.server.access import host_of, token_of
 from petps.server.changes import SWITCH_BYTES_MAX
 from petps.server.docs_folder import read_page
 
@@ -45,6 +47,7 @@ MAX_CONNECTIONS_PER_PEER: Final = 16
 REQUEST_SECONDS: Final = 10.0
 # The same for a whole connection, which has one request: a client may send a byte each second.
 CONNECTION_SECONDS: Final = 20.0
+ACCEPT_PAUSE_SECONDS: Final = 0.05  # after a failure to accept
 TLS_HANDSHAKE: Final = b"\x16"  # the first byte of a TLS connection
 REQUEST_BYTES: Final = 64 << 10  # to read of a request before it is refused
 JSON: Final = "application/json; charset=utf-8"
@@ -191,8 +194,16 @@ class _BoundedServer(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
+    def get_request(self) -> Any:
+        """Accept a peer. Without descriptors it stays in the queue, so wait instead of spinning."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(ACCEPT_PAUSE_SECONDS)
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        peer = client_address[0]
+        peer = host_of(_text_of(client_address))
         with self._lock:
             has_place = (
                 self._peers.total() < 2 * MAX_CONNECTIONS  # some are about to end
@@ -254,7 +265,7 @@ class _BoundedServer(ThreadingHTTPServer):
             else:
                 super().process_request_thread(secured, client_address)
         finally:
-            self._free_place(client_address[0])
+            self._free_place(host_of(_text_of(client_address)))
 
     def _secured(self, request: socket.socket) -> socket.socket | None:
         """Return the connection after its handshake, in this thread; None: it is refused."""
@@ -327,7 +338,7 @@ def _handler(
                 "[http] %s %s: %d in %.1f ms", self.command, path, code, ms,
                 extra=log_event(
                     "http_request", method=self.command, path=path, status=int(code), ms=ms,
-                    peer=self._peer(),
+                    peer=_text_of(self.client_address),
                 ),
             )  # fmt: skip
             is_compressed = len(body) >= COMPRESSED_BYTES and self._accepts_gzip()
@@ -358,7 +369,7 @@ def _handler(
             try:
                 if switch is None or self.path != SWITCH:
                     raise Unimplemented(f"only {SWITCH} takes a POST")
-                report = switch(self.headers, body, self._peer())
+                report = switch(self.headers, body, _text_of(self.client_address))
                 return json.dumps(report).encode(), JSON, HTTPStatus.OK
             except PetpsError as error:
                 code = SWITCH_CODES.get(error.code, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -367,6 +378,7 @@ def _handler(
         def _content(self) -> Answer:
             path = self.path.partition("?")[0]
             try:
+                self._check_host()
                 if path in PROBES:
                     body, kind, code = routes[path]()
                     return (body if self._may_see_all() else b""), kind, code
@@ -396,15 +408,31 @@ def _handler(
             codings = self.headers.get("Accept-Encoding", "").split(",")
             return any(coding.split(";")[0].strip() == "gzip" for coding in codings)
 
+        def _check_host(self) -> None:
+            """Refuse what a web page of another site makes a browser of this machine ask.
+
+            Such a page cannot read answers of 127.0.0.1, but of a name of its own that it lets
+            resolve to 127.0.0.1 (DNS rebinding). Only an open door on loopback needs this: others
+            ask for a credential, which a browser keeps for each name apart.
+            """
+            assert isinstance(self.server, _BoundedServer)
+            if gate.mode != "open" or not is_loopback(self.server.server_name):
+                return
+            host = self.headers.get("Host", "localhost")
+            name = host if host.endswith("]") else host.rpartition(":")[0] or host
+            if name.lower() != "localhost" and not _is_address(name.strip("[]")):
+                raise PermissionDenied(
+                    "this server is open to its own machine only, and answers no browser that was "
+                    "sent here by a name: use http://127.0.0.1 or http://localhost, or a proxy "
+                    "that sets the header Host so"
+                )
+
         def _caller(self) -> _native.Caller:
             if gate.mode == "open":
                 return gate.authenticate("", [], "")
             token = token_of(self.headers.get("Authorization", ""))
-            return gate.authenticate(token, list(self.certificate_names), self._peer())
-
-        def _peer(self) -> str:
-            host, port = self.client_address[:2]
-            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            peer = _text_of(self.client_address)
+            return gate.authenticate(token, list(self.certificate_names), peer)
 
         def _may_see_all(self) -> bool:
             """Return whether the caller may see why the server is not ready."""
@@ -420,6 +448,18 @@ def _handler(
             """Log nothing: scrapes and probes are frequent."""
 
     return Handler
+
+
+def _is_address(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
+
+
+def _text_of(address: Any) -> str:
+    """Return "127.0.0.1:52133" or "[::1]:52133" of a socket's address."""
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _verdict(reason: str | None) -> Answer:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable
@@ -31,6 +32,9 @@ HANDLED_SIGNALS: Final = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
+# Descriptors that all doors can take (native 4,096, gRPC and administration 1,024 each, HTTP 64),
+# and files of the log, the pool and stores.
+OPEN_FILES: Final = 8192
 PR_SET_DUMPABLE: Final = 4  # linux/prctl.h
 REPORT_SECONDS: Final = 1.0  # between two updates of ingest's state in the status
 
@@ -98,6 +102,7 @@ def serve(
     """
     if ready_file is not None and not ready_file.parent.is_dir():
         raise InvalidArgument(f"--ready-file: there is no folder {ready_file.parent}")
+    _raise_file_limit(log)
     if config.tls.key is not None or config.access.file is not None:
         _forbid_core_dumps()
     if config.ingest.log is not None:
@@ -162,6 +167,23 @@ def _sentence(serving: Serving) -> str:
     """Return how the server is, for the status of the service manager."""
     reason = serving.unready()
     return "ready" if reason is None else f"not ready: {reason}"
+
+
+def _raise_file_limit(log: Log) -> None:
+    """Let this process open as many files as it needs, at most as many as the system permits.
+
+    At the limit no door accepts a peer, and no file is read: also not the one of the grants.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max(soft, min(hard, OPEN_FILES) if hard != resource.RLIM_INFINITY else OPEN_FILES)
+    if wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < OPEN_FILES:
+        log(
+            f"WARNING: this process may open {wanted} files (ulimit -n), and all doors together "
+            f"may take {OPEN_FILES}: raise the limit (systemd: LimitNOFILE), or whoever opens that "
+            "many connections keeps others out"
+        )
 
 
 def _forbid_core_dumps() -> None:

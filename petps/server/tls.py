@@ -7,6 +7,7 @@ import os
 import re
 import ssl
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ GRPC_CIPHERS: Final = (
     "ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-RSA-AES256-GCM-SHA384:"
     "ECDHE-ECDSA-CHACHA20-POLY1305:ECDHE-RSA-CHACHA20-POLY1305"
 )
+NAME_BYTES_MAX: Final = 255  # native/tls/certificate.cc kNameBytesMax
 FILE_BYTES_MAX: Final = 1 << 20  # a bundle of all public CAs takes 200 KiB
 READS_MAX: Final = 10  # of the files at the start, while they are being replaced
 PAUSE_SECONDS: Final = 0.05  # between two of them
@@ -289,18 +291,34 @@ def certificate_names(certificate: Mapping[str, Any]) -> tuple[str, ...]:
     A certificate of no client (an empty mapping) has none.
     """
     alternatives = certificate.get("subjectAltName", ())
-    names = tuple(value for kind, value in alternatives if kind in ("DNS", "URI"))
+    names = tuple(value for kind, value in alternatives if kind in ("DNS", "URI") if is_name(value))
     if names:
         return names
     subject = (entry for part in certificate.get("subject", ()) for entry in part)
-    return tuple(value for kind, value in subject if kind == "commonName")
+    return tuple(value for kind, value in subject if kind == "commonName" and is_name(value))
 
 
 def peer_names(auth_context: Mapping[str, Iterable[bytes]]) -> tuple[str, ...]:
     """Return the names of the peer's certificate as of ServicerContext.auth_context() of gRPC."""
-    found = [*auth_context.get("peer_dns", ()), *auth_context.get("peer_uri", ())]
-    names = found or auth_context.get("x509_common_name", ())
-    return tuple(name.decode("utf-8", "replace") for name in names)
+    alternatives = (*auth_context.get("peer_dns", ()), *auth_context.get("peer_uri", ()))
+    subject = auth_context.get("x509_common_name", ())
+    return _names_in(alternatives) or _names_in(subject)
+
+
+def _names_in(texts: Iterable[bytes]) -> tuple[str, ...]:
+    # A byte that is no UTF-8 becomes a surrogate, which is_name() refuses.
+    names = (text.decode("utf-8", "surrogateescape") for text in texts)
+    return tuple(name for name in names if is_name(name))
+
+
+def is_name(text: str) -> bool:
+    """Return whether this can be a name of a certificate: see text_of() of native/tls.
+
+    Others are ignored. Names are shown in errors and in the status.
+    """
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
+        return False
+    return 1 <= len(text.encode()) <= NAME_BYTES_MAX
 
 
 def use_safe_grpc_ciphers() -> None:

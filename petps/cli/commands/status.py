@@ -16,6 +16,7 @@ from petps.cli.output import bytes_text, facts, json_out, table
 from petps.cli.target import open_target
 from petps.config.duration import NEVER, duration_text
 from petps.errors import DeadlineExceeded, InUse, Unavailable
+from petps.log import printable
 
 POLL_SECONDS: Final = 0.05  # between two looks at a server that is not ready
 
@@ -57,7 +58,7 @@ def status(
         typer.echo(f"not expiring: {fault}")
     _show_scrub(report)
     for incident in report.get("incidents", []):
-        typer.echo(f"incident: {incident}")
+        typer.echo(f"incident: {printable(incident)}")
 
 
 def _read(target: str) -> dict[str, Any]:

@@ -16,17 +16,16 @@ import petps.v1.petps_pb2 as messages
 import petps.v1.petps_pb2_grpc as stubs
 from petps import _native
 from petps.errors import Unavailable
+from petps.server.grpc.admission import Admission
 from petps.server.grpc.calls import AwaitableCalls
-from petps.server.grpc.limits import CONNECTION_LIMITS
+from petps.server.grpc.limits import CONNECTION_LIMITS, MAX_CALLS
 from petps.server.grpc.service import Service
 
 if TYPE_CHECKING:
     from petps.server.tls import TlsFiles
 
-__all__ = ["MAX_CALLS", "GrpcServer"]
+__all__ = ["GrpcServer"]
 
-# Calls in flight over all connections, watchers included. gRPC refuses more (RESOURCE_EXHAUSTED).
-MAX_CALLS: Final = 512
 # Bytes of a message for names, lengths and versions, in addition to keys and rows.
 MESSAGE_MARGIN_BYTES: Final = 64 << 10
 HEALTH_SECONDS: Final = 0.2  # between two health checks
@@ -104,17 +103,17 @@ class GrpcServer:
     async def _serve(self, started: concurrent.futures.Future[None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._closing = asyncio.Event()
-        server = self._make_server()
         calls = AwaitableCalls(self._calls)
+        self._service = Service(
+            self._tables,
+            calls,
+            body_bytes=self._body_bytes,
+            status=self._status,
+            map_version=self._map_version,
+            gate=self._gate,
+        )
+        server = self._make_server()
         try:
-            self._service = Service(
-                self._tables,
-                calls,
-                body_bytes=self._body_bytes,
-                status=self._status,
-                map_version=self._map_version,
-                gate=self._gate,
-            )
             self._health = health.aio.HealthServicer()
             stubs.add_PetpsServicer_to_server(self._service, server)
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -139,7 +138,14 @@ class GrpcServer:
 
     def _make_server(self) -> grpc.aio.Server:
         message_bytes = self._body_bytes + MESSAGE_MARGIN_BYTES
+        admission = Admission(
+            SERVICE,
+            admit=self._service.admit,
+            hold=self._calls.hold,
+            release=self._calls.release,
+        )
         return grpc.aio.server(
+            interceptors=[admission],
             options=(
                 ("grpc.max_receive_message_length", message_bytes),
                 ("grpc.max_send_message_length", message_bytes),

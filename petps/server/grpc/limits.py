@@ -1,14 +1,22 @@
-"""What bounds the connections of a gRPC port: options of gRPC's core, which owns them."""
+"""What bounds the connections and calls of a gRPC port (DOORS.md)."""
 
 from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CONNECTION_LIMITS"]
+__all__ = [
+    "CONNECTION_LIMITS",
+    "MAX_CALLS",
+    "MAX_OPEN_CALLS",
+    "MAX_WATCHERS",
+    "REQUESTS_RECEIVED_PER_PEER",
+    "REQUEST_SECONDS",
+]
 
 # Of one port. gRPC cannot bound those of one peer.
 MAX_CONNECTIONS: Final = 1024
 
+# Options of gRPC's core, which owns the connections.
 CONNECTION_LIMITS: Final = (
     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
     # From accepting a peer until its TLS and HTTP/2 have begun; by default two minutes.
@@ -16,3 +24,14 @@ CONNECTION_LIMITS: Final = (
     # Without a call for this time the connection ends; a client reconnects at its next call.
     ("grpc.max_connection_idle_ms", 300_000),
 )
+
+# Calls in flight over all connections, watchers included. gRPC refuses more (RESOURCE_EXHAUSTED).
+MAX_CALLS: Final = 512
+MAX_WATCHERS: Final = 256
+# Of these, health and reflection, which need no credential.
+MAX_OPEN_CALLS: Final = 128
+# A request must be complete this long after its call began.
+REQUEST_SECONDS: Final = 10.0
+# Requests of one peer that are received at the same time, because gRPC's memory for them is counted
+# only when they are complete. Further ones wait.
+REQUESTS_RECEIVED_PER_PEER: Final = 16

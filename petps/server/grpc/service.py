@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
@@ -39,6 +40,8 @@ __all__ = ["Service"]
 _log = logging.getLogger("petps.server.grpc")
 
 MAX_CACHED_TABLES: Final = 4096  # a fuller cache of tables by name is cleared
+# Of the call that the task answers.
+_CALLER: Final[ContextVar[_native.Caller]] = ContextVar("caller")
 
 Context: TypeAlias = "grpc.aio.ServicerContext"
 Metadata = tuple[tuple[str, str | bytes], ...]
@@ -70,6 +73,7 @@ class Service(stubs.PetpsServicer):
         self._tables_by_name: dict[tuple[int, str], _native.Table] = {}
         self._in_flight: set[asyncio.Task[Any]] = set()
         self._watching: dict[asyncio.Task[Any], _native.Caller] = {}
+        self._waiting: dict[asyncio.Task[Any], _native.Caller] = {}  # pulls, for a version
         self._draining = False
 
     # ---- the life of calls
@@ -81,10 +85,19 @@ class Service(stubs.PetpsServicer):
             task.cancel()
 
     def end_revoked(self) -> None:
-        """End the calls that watch for a caller whose grant is revoked or has expired."""
-        for task, caller in self._watching.items():
+        """End the calls that watch or wait, if their grant is revoked or has expired."""
+        for task, caller in [*self._watching.items(), *self._waiting.items()]:
             if self._gate.renew(caller) is None:
                 task.cancel()
+
+    def admit(self, context: Context) -> None:
+        """Find whose rights the call has. Its request has not been read yet.
+
+        Raises Unauthenticated, InvalidArgument, ResourceExhausted, Unavailable.
+        """
+        if self._draining:
+            raise _stopping_error()
+        _CALLER.set(self._caller(context))
 
     async def wait_for_calls(self, seconds: float) -> None:
         """Wait until no call is in flight, at most ``seconds``."""
@@ -110,7 +123,7 @@ class Service(stubs.PetpsServicer):
         try:
             if self._draining:
                 raise _stopping_error()
-            caller = self._caller(context)
+            caller = _CALLER.get()
             self._gate.charge(caller, request.ByteSize())
             answer = await work(request, context, caller)
             if caller is not self._anyone:
@@ -119,6 +132,10 @@ class Service(stubs.PetpsServicer):
         except PetpsError as error:
             code = error.code
             await refuse(context, error, self._details(error, request))
+        except asyncio.CancelledError:
+            if self._gate.renew(caller) is None:
+                await refuse(context, _revoked_error(caller))
+            raise  # the client cancelled
         finally:
             self._in_flight.discard(task)
             if _log.isEnabledFor(logging.DEBUG):
@@ -216,12 +233,11 @@ class Service(stubs.PetpsServicer):
         """Send the state of each instance, then its changes."""
         task = asyncio.current_task()
         assert task is not None
-        caller = None
+        caller = self._watching[task] = _CALLER.get()
         self._begin(context)
         try:
             if self._draining:
                 raise _stopping_error()
-            caller = self._watching[task] = self._caller(context)
             self._gate.charge(caller, request.ByteSize())
             if request.model:
                 self._instance(caller, request.model, "read")
@@ -234,9 +250,9 @@ class Service(stubs.PetpsServicer):
         except asyncio.CancelledError:
             if self._draining:
                 await refuse(context, _stopping_error())
-            if caller is None or self._gate.renew(caller) is not None:
+            if self._gate.renew(caller) is not None:
                 raise  # the client cancelled
-            await refuse(context, Unauthenticated(f"the grant of '{caller.name}' was revoked"))
+            await refuse(context, _revoked_error(caller))
         finally:
             self._watching.pop(task, None)
 
@@ -275,11 +291,19 @@ class Service(stubs.PetpsServicer):
             min_version=request.min_version,
             wait_ms=wait_ms,
         )
+        task, caller = asyncio.current_task(), _CALLER.get()
+        assert task is not None
+        if wait_ms > 0:
+            self._waiting[task] = caller
         try:
             version, results = (await self._calls.reply(ticket)).pulled()
         except Stale as stale:
             stale.applied_version = self._tables.applied_version(instance.id)
             raise
+        finally:
+            self._waiting.pop(task, None)
+        if wait_ms > 0 and self._gate.renew(caller) is None:
+            raise _revoked_error(caller)
         rows = []
         total = 0
         for table, (code, row_bytes, rows_found, present, stored) in zip(
@@ -365,6 +389,10 @@ class Service(stubs.PetpsServicer):
 
 def _stopping_error() -> Unavailable:
     return Unavailable("the server is stopping: call another replica, or retry later")
+
+
+def _revoked_error(caller: _native.Caller) -> Unauthenticated:
+    return Unauthenticated(f"the grant of '{caller.name}' was revoked")
 
 
 def _message_of(state: InstanceState) -> Any:

@@ -10,10 +10,10 @@ from typing import Final
 
 from petps import _native
 from petps.errors import ResourceExhausted
+from petps.server.grpc.limits import MAX_WATCHERS
 
-__all__ = ["MAX_WATCHERS", "InstanceState", "Versions", "instances_of"]
+__all__ = ["InstanceState", "Versions", "instances_of"]
 
-MAX_WATCHERS: Final = 256
 # Versions are applied a few times a second; 20 ms later is soon enough for a watcher.
 POLL_SECONDS: Final = 0.02
 

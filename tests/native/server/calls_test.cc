@@ -111,6 +111,19 @@ TEST_F(CallsTest, APullThatWaitsDoesNotDelayOthers) {
   EXPECT_EQ(replies.begin()->second.error().code(), Code::kStale);
 }
 
+TEST_F(CallsTest, WhatADoorHoldsCountsInTheMemory) {
+  options_.memory_bytes = 4 * (wire::kHeaderBytes + uint64_t{options_.limits.body_bytes});
+  start_with(1);
+  const size_t limit = options_.memory_bytes;
+  const uint64_t before = server_->stats().memory_used_bytes;
+  ASSERT_TRUE(calls().hold(limit - before).ok());
+  EXPECT_EQ(calls().hold(transport::kFreeBytes + 1).code(), Code::kResourceExhausted);
+  EXPECT_TRUE(calls().hold(transport::kFreeBytes).ok()) << "little is never refused";
+  EXPECT_EQ(server_->stats().memory_used_bytes, limit + transport::kFreeBytes);
+  calls().release(limit - before + transport::kFreeBytes);
+  EXPECT_EQ(server_->stats().memory_used_bytes, before);
+}
+
 TEST_F(CallsTest, CallsAreRefusedWithoutCallWorkers) {
   start_with(0);
   EXPECT_EQ(calls().submit(pull(1)).status().code(), Code::kFailedPrecondition);

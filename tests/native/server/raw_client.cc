@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "base/clock.h"
 
@@ -49,6 +50,12 @@ bool RawClient::send(std::span<const std::byte> bytes) {
     bytes = bytes.subspan(static_cast<size_t>(n));
   }
   return true;
+}
+
+void RawClient::reset() {
+  const linger now{1, 0};
+  setsockopt(fd_, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+  ::close(std::exchange(fd_, -1));
 }
 
 void RawClient::end_sending() {

@@ -30,6 +30,7 @@ class RawClient {
 
   bool send(std::span<const std::byte> bytes);
   void end_sending();
+  void reset();  // only over a socket: send nothing more, not even that this is the end
   Reply receive(int timeout_ms = 60'000);
   Reply call(const wire::Frame& frame) {
     send(frame);

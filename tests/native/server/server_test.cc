@@ -386,6 +386,39 @@ TEST_F(ServerTest, TheStatusIsJson) {
   EXPECT_EQ(std::count(json.begin(), json.end(), '{'), std::count(json.begin(), json.end(), '}'));
 }
 
+// The answers of a pipeline count the pull of another client that was answered between them.
+TEST_F(ServerTest, APipelineOfCostlyRequestsDelaysOthersByOneTurn) {
+  for (int i = 0; i < 200; ++i) pool_.add_table("table" + std::to_string(i), 1, 4, 16);
+  options_.workers = 1;
+  start();
+  wire::Frame frame;
+  wire::encode_status(3, frame);
+  wire::Frame pipeline;
+  for (uint32_t i = 0; i < options_.limits.in_flight; ++i)
+    pipeline.insert(pipeline.end(), frame.begin(), frame.end());
+  const wire::Frame pull = pull_frame(1, {{users_.id(), {1}}});
+  auto greedy = connect();
+  auto other = connect();
+  const auto pulls_seen = [&] {
+    const Reply reply = greedy->receive();
+    const std::string text(reinterpret_cast<const char*>(reply.body.data()), reply.body.size());
+    return std::stoull(text.substr(text.find("\"pulls\":") + 8));
+  };
+  // The pull may also arrive before the pipeline or after it.
+  constexpr uint64_t kAttempts = 200;
+  bool was_between = false;
+  for (uint64_t before = 0; before < kAttempts && !was_between; ++before) {
+    ASSERT_TRUE(greedy->send(pipeline));
+    ASSERT_TRUE(other->send(pull));
+    const uint64_t first = pulls_seen();
+    uint64_t last = 0;
+    for (uint32_t i = 1; i < options_.limits.in_flight; ++i) last = pulls_seen();
+    EXPECT_TRUE(decode_pulled(other->receive()).status.ok());
+    was_between = first == before && last == before + 1;
+  }
+  EXPECT_TRUE(was_between);
+}
+
 TEST_F(ServerTest, TooManyKeysAreRefused) {
   start();
   auto client = connect();

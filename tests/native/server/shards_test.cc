@@ -249,6 +249,27 @@ TEST_F(ShardsTest, ThePullsThatMayWaitAreLimited) {
   for (const auto& client : waiting) EXPECT_TRUE(client->receive(20'000).error().ok());
 }
 
+TEST_F(ShardsTest, PullsOfClosedConnectionsLeaveRoomForOthers) {
+  options_.transport.connections_per_peer = 0;
+  start_with(0b11);
+  std::vector<std::unique_ptr<RawClient>> waiting;
+  for (size_t i = 0; i < kMaxParkedPulls; ++i) {
+    waiting.push_back(connect());
+    waiting.back()->send(pull_frame(1, {{users_.id(), {1}}}, 0, 2, 60'000));
+  }
+  ASSERT_TRUE(waits_until([&] { return server_->stats().waits_for_version >= kMaxParkedPulls; }));
+  for (const auto& client : waiting) client->reset();
+  ASSERT_TRUE(waits_until([&] { return server_->stats().connections == 0; }));
+  auto other = connect();
+  other->send(pull_frame(1, {{users_.id(), {1}}}, 0, 2, 60'000));
+  ASSERT_TRUE(waits_until([&] {
+    const auto stats = server_->stats();
+    return stats.waits_for_version > kMaxParkedPulls || stats.stale > 0;
+  }));
+  pool_.record_version(2);
+  EXPECT_TRUE(other->receive(20'000).error().ok());
+}
+
 TEST_F(ShardsTest, AConnectionThatEndsWhileItsPullWaitsIsRemoved) {
   start_with(0b11);
   auto waiting = wait_for_version_2();

@@ -50,17 +50,17 @@ TEST(Histogram, QuantilesAreCloseToTheSortedValues) {
   EXPECT_EQ(HistogramSnapshot().quantile_ns(0.5), 0u);
 }
 
-TEST(Json, EscapesQuotesBackslashesAndControlCharacters) {
+TEST(Json, EscapesQuotesAndBackslashesAndReplacesWhatIsNotPrintable) {
   JsonWriter json;
   json.begin_object();
-  json.member("a\"b", "line\nback\\slash");
+  json.member("a\"b", "line\nback\\slash\xff");
   json.begin_array("list");
   json.element("x");
   json.end_array();
   json.member("yes", true);
   json.member("half", 0.5);
   json.end_object();
-  EXPECT_EQ(json.take(), R"({"a\"b":"line\u000aback\\slash","list":["x"],"yes":true,"half":0.5})");
+  EXPECT_EQ(json.take(), R"({"a\"b":"line?back\\slash?","list":["x"],"yes":true,"half":0.5})");
 }
 
 }  // namespace

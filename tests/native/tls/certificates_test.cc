@@ -68,6 +68,14 @@ TEST_F(CertificatesTest, ReportsTheVerifiedNames) {
   EXPECT_EQ(names(spec), std::vector<std::string>{"reader"});
   spec.names = {"DNS:a.example", "IP:10.0.0.1", "URI:spiffe://x/reader"};
   EXPECT_EQ(names(spec), (std::vector<std::string>{"a.example", "spiffe://x/reader"}));
+  // Errors and the status show names, so these are none: the common name remains.
+  for (const std::string odd :
+       {"URI:x:\xff", "URI:x:\x1b[2J", "DNS:a\x7f", "URI:x:\xc2\x9b", "URI:x:\xed\xa0\x80"}) {
+    spec.names = {odd};
+    EXPECT_EQ(names(spec), std::vector<std::string>{"reader"}) << odd;
+  }
+  spec.names = {"URI:" + std::string(256, 'x'), "URI:" + std::string(255, 'y')};
+  EXPECT_EQ(names(spec), std::vector<std::string>{std::string(255, 'y')});
 }
 
 TEST_F(CertificatesTest, AClientWithoutARequiredCertificateIsRefused) {
@@ -133,8 +141,9 @@ TEST_F(CertificatesTest, AnUnknownAuthorityThatIsSentAlongIsNotTakenForTheServer
   const tests::Authority stranger("stranger");
   Pair pair(*serve(files), *connect({stranger.ca(), "", ""}));
   pair.shake();
-  EXPECT_HAS(pair.client_status.message(),
-             "the server's certificate (CN=test) was issued by CN=test authority, which is");
+  EXPECT_HAS(
+      pair.client_status.message(),
+      "the server's certificate (CN=test) was issued by CN=test authority, which is unknown");
 }
 
 TEST_F(CertificatesTest, AnExpiredServerIsRefusedByItsDate) {

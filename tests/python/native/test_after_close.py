@@ -26,7 +26,7 @@ Method = Callable[[Any], object]
 # Methods that also work after the end, because the object itself holds the result.
 KEPT = {
     "Server": {"port", "address", "calls", "stop"},
-    "Calls": {"ready_descriptor", "take"},
+    "Calls": {"ready_descriptor", "hold", "release", "take"},
     "Tables": {"close", "closed"},
     "Table": {"record", "id", "name", "dim", "dtype", "row_bytes", "default_row"},
     "Scan": {"close", "buckets", "buckets_done"},
@@ -43,6 +43,8 @@ CALLS: dict[str, dict[str, Method]] = {
         "pull": lambda c: c.pull(0, [(1, KEYS.tobytes())]),
         "push": lambda c: c.push(_record(), KEYS.tobytes(), ROWS.tobytes()),
         "set_hot_keys": lambda c: c.set_hot_keys(1, KEYS.tobytes()),
+        "hold": lambda c: c.hold(8),
+        "release": lambda c: c.release(8),
     },
     "Tables": {
         "set_durability": lambda t: t.set_durability("power"),

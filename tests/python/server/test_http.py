@@ -46,6 +46,55 @@ def test_health_readiness_and_status(start: Start) -> None:
     assert request(serving, "/healthz?x=1")[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1:7072", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:7072", 200),
+        ("[::1]", 200),
+        ("localhost:7072", 200),
+        ("LocalHost", 200),
+        (None, 200),
+        ("evil.example:7072", 403),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("localhost.evil.example:80", 403),
+        ("", 403),
+    ],
+)
+def test_an_open_server_answers_no_browser_that_a_name_sends(
+    serving: Serving, host: str | None, expected: int
+) -> None:
+    line = "" if host is None else f"Host: {host}\r\n"
+    for path in ("/status.json", "/readyz"):
+        with socket.create_connection(("127.0.0.1", serving.http_port or 0), timeout=10) as peer:
+            peer.sendall(f"GET {path} HTTP/1.0\r\n{line}\r\n".encode())
+            answer = b"".join(iter(lambda: peer.recv(65536), b""))
+        assert answer.startswith(f"HTTP/1.0 {expected} ".encode())
+        assert expected == 200 or b"use http://127.0.0.1 or http://localhost" in answer
+
+
+def test_names_are_no_matter_beyond_loopback_or_with_credentials() -> None:
+    for host, mode in (("0.0.0.0", "open"), ("127.0.0.1", "certificates")):
+        server = HttpServer(
+            host,
+            0,
+            status=dict,
+            metrics=bytes,
+            fault=lambda: None,
+            ready=lambda: None,
+            shard_map=dict,
+            gate=_native.Gate(mode),
+        )
+        with (
+            contextlib.closing(server),
+            socket.create_connection(("127.0.0.1", server.port), timeout=10) as peer,
+        ):
+            peer.sendall(b"GET /healthz HTTP/1.0\r\nHost: petps.example:7072\r\n\r\n")
+            assert peer.recv(100).startswith(b"HTTP/1.0 200 ")
+
+
 def test_prometheus_can_read_the_metrics(start: Start) -> None:
     serving = start()
     code, kind, body = request(serving, "/metrics")

@@ -209,3 +209,13 @@ def test_names_are_dns_names_and_uris_else_the_common_name() -> None:
     assert peer_names(both) == ("a", "spiffe://b")
     assert peer_names({"peer_ip": [b"::1"], "x509_common_name": [b"cn"]}) == ("cn",)
     assert peer_names({}) == ()
+
+
+@pytest.mark.parametrize("odd", ["x:\x1b[2J", "a\x7f", "x:\x9b", "a\0b", "", "x" * 256])
+def test_what_is_not_printable_is_no_name(odd: str) -> None:
+    subject = ((("commonName", odd),), (("commonName", "cn"),))
+    alternatives = (("DNS", odd),)
+    assert certificate_names({"subject": subject, "subjectAltName": alternatives}) == ("cn",)
+    both = {"peer_dns": [odd.encode(), b"\xff"], "peer_uri": [b"x:\xed\xa0\x80"]}
+    assert peer_names(both | {"x509_common_name": [b"cn"]}) == ("cn",)
+    assert certificate_names({"subjectAltName": (("URI", "M\xfcller"),)}) == ("M\xfcller",)

@@ -29,6 +29,12 @@ class Calls:
     def __init__(self, descriptor: int) -> None:
         self.ready_descriptor = descriptor
 
+    def hold(self, count: int) -> None:
+        """Count nothing."""
+
+    def release(self, count: int) -> None:
+        """Count nothing."""
+
 
 @contextlib.contextmanager
 def door(files: TlsFiles | None) -> Iterator[int]:

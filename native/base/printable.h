@@ -1,0 +1,13 @@
+// Texts that may come from a peer, made safe to show.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace petps::base {
+
+// Return `text` with '?' instead of each control character (C0, DEL, C1) and of each byte that is
+// not part of valid UTF-8.
+std::string printable(std::string_view text);
+
+}  // namespace petps::base
