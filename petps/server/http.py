@@ -44,7 +44,7 @@ NO_TLS: Final = (
 )
 
 # Answered for everybody; the text only for those who may see the status.
-PROBES: Final = frozenset({"/healthz", "/readyz"})
+PROBES: Final = frozenset({"/livez", "/healthz", "/readyz"})
 FOR_ANY_CALLER: Final = frozenset({"/shard-map"})
 HTTP_CODES: Final = {
     "INVALID_ARGUMENT": HTTPStatus.BAD_REQUEST,
@@ -71,15 +71,19 @@ class HttpServer:
         fault: Callable[[], str | None],
         ready: Callable[[], str | None],
         shard_map: Callable[[], dict[str, Any]],
+        stuck: Callable[[], str | None] = lambda: None,
         tls: TlsFiles | None = None,
         gate: _native.Gate,
     ) -> None:
         """``fault`` and ``ready`` return why the server is not healthy or not ready, or None.
 
+        ``stuck`` returns why it must be started again, or None.
+
         ``gate`` says who may see what.
         """
         routes: dict[str, Callable[[], Answer]] = {
             "/": lambda: (_page(), "text/html; charset=utf-8", HTTPStatus.OK),
+            "/livez": lambda: _verdict(stuck()),
             "/healthz": lambda: _verdict(fault()),
             "/readyz": lambda: _verdict(fault() or ready()),
             "/metrics": lambda: (metrics(), "text/plain; version=0.0.4", HTTPStatus.OK),
