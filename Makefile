@@ -20,7 +20,7 @@ FUZZ_ONLY :=
 # Death tests are left out, because an emulated program cannot start itself again.
 AARCH64_SUITES := base epoch media index table codec
 
-.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 crash fuzz soak soak-pull bench docs wheels cpp-package format tidy clean
+.PHONY: help bootstrap build demo demo-train test test-train lab deploy-check aarch64 crash fuzz soak soak-pull bench docs wheels cpp-package format tidy clean
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make test    build, then every check and test; one summary at the end"
 	@echo "make test-train  installs PyTorch and Ray (6 GB) into .venv-train, then runs their tests"
 	@echo "make lab     persistent memory, RDMA, power cuts: suites in a small guest (tests/lab)"
+	@echo "make deploy-check  the units, the image, compose and the chart of deploy/: lint, schemas, real runs"
 	@echo "make aarch64  cross-compile for aarch64 and run the C++ suites in an emulated processor"
 	@echo "make fuzz    libFuzzer on frames, rows, pools, TLS, records, stores, texts, requests; FUZZ_SECONDS=510 each"
 	@echo "make crash   every state of the crash suite, of which make test builds two fifths"
@@ -75,6 +76,13 @@ lab: build
 	@deploy/bootstrap.sh lab
 	cmake --build build/release -j $(JOBS) --target petps_tests
 	$(PYTHON) -m tests.run --jobs $(JOBS) --only lab
+
+# Installs Debian's buildah, builds helm and others with Go (5 minutes), and builds the image. What
+# cannot be installed is skipped, and the summary shows it. `make test` runs the short tests of them
+# if their tools are installed.
+deploy-check: build
+	@deploy/bootstrap.sh deploy
+	$(PYTHON) -m tests.run --jobs $(JOBS) --only deploy
 
 aarch64: bootstrap
 	@deploy/bootstrap.sh aarch64
