@@ -48,8 +48,8 @@ insecure = true
 dim = 4
 capacity = 1000
 """
-# There is no journal in the machine, and no minute to wait for a watchdog.
-DROP_IN = f"[Service]\nStandardOutput=append:{LOG}\nStandardError=append:{LOG}\nWatchdogSec=3\n"
+# There is no journal in the machine. A watchdog of seconds would end a server on a busy machine.
+DROP_IN = f"[Service]\nStandardOutput=append:{LOG}\nStandardError=append:{LOG}\nWatchdogSec=15\n"
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +94,11 @@ def process_of(machine: Machine) -> int:
 def status(machine: Machine) -> dict[str, object]:
     report: dict[str, object] = json.loads(machine.run(PETPS, "status", URL, "--json").stdout)
     return report
+
+
+def is_another(machine: Machine, before: int) -> bool:
+    """Return whether another process than ``before`` serves."""
+    return process_of(machine) not in (0, before) and machine.show(UNIT, "ActiveState") == "active"
 
 
 def push(machine: Machine, key: int) -> None:
@@ -146,7 +151,7 @@ def test_a_killed_server_starts_again(running: Machine) -> None:
     running.run("kill", "-KILL", before)
     wait_until(
         "systemd has started another server",
-        lambda: running.show(UNIT, "ActiveState") == "active" and process_of(running) != before,
+        lambda: is_another(running, before),
     )
     assert has(running, 7)
 
@@ -156,7 +161,7 @@ def test_a_server_that_hangs_is_started_again(running: Machine) -> None:
     running.run("kill", "-STOP", before)
     wait_until(
         "the watchdog has ended it, and there is another one",
-        lambda: running.show(UNIT, "ActiveState") == "active" and process_of(running) != before,
+        lambda: is_another(running, before),
     )
     assert "Watchdog timeout" in running.log
 
@@ -180,16 +185,11 @@ def test_a_lost_pool_is_not_served_again(running: Machine) -> None:
     running.run("truncate", f"--size={size}", POOL)
 
 
-def test_a_wrong_configuration_ends_the_attempts(machine: Machine) -> None:
+def test_a_wrong_configuration_is_not_tried_again(machine: Machine) -> None:
     machine.run("systemctl", "stop", UNIT, check=False)
     machine.run("systemctl", "reset-failed", UNIT, check=False)
     machine.write("/etc/petps/ctr.toml", CONFIGURATION.replace("insecure", "insekure"))
     machine.run("systemctl", "start", UNIT, check=False)
-    wait_until(
-        "systemd gives up",
-        lambda: (
-            machine.show(UNIT, "ActiveState") == "failed"
-            and machine.show(UNIT, "Result") in ("start-limit-hit", "exit-code")
-        ),
-    )
+    wait_until("systemd gives up", lambda: machine.show(UNIT, "ActiveState") == "failed")
+    assert machine.show(UNIT, "NRestarts") == "0"
     assert "did you mean 'insecure'?" in machine.path(LOG).read_text()

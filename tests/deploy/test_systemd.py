@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from petps import _native
+from petps.cli.app import EXIT_CODES
 from tests.deploy.tools import ROOT, NotAvailable, program
 
 SYSTEMD = ROOT / "deploy/systemd"
@@ -84,6 +85,7 @@ def test_the_exposure_with_all_drop_ins_is_low(tmp_path: Path) -> None:
     assert exposure(tmp_path) <= EXPOSURE_MAX
 
 
-def test_systemd_does_not_restart_a_server_that_lost_its_pool() -> None:
+def test_systemd_does_not_restart_a_server_in_vain() -> None:
     unit = (SYSTEMD / "petps@.service").read_text()
-    assert f"\nRestartPreventExitStatus={_native.LOST_POOL_EXIT_STATUS}\n" in unit
+    wrong, lost = EXIT_CODES["INVALID_ARGUMENT"], _native.LOST_POOL_EXIT_STATUS
+    assert f"\nRestartPreventExitStatus={wrong} {lost}\n" in unit
