@@ -100,8 +100,14 @@ def build() -> dict[str, Any]:
     if not root.is_dir():
         temporary = WORK / "base.new"
         shutil.rmtree(temporary, ignore_errors=True)
+        # In namespaces, so that what it mounts goes with it: removing what a killed call left must
+        # not remove what is mounted there.
         subprocess.run(
-            [program("debootstrap"), "--variant=minbase", "bookworm", str(temporary), _mirror()],
+            [
+                *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
+                *(program("debootstrap"), "--variant=minbase", "bookworm"),
+                *(str(temporary), _mirror()),
+            ],
             check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         for name in SETTINGS:
