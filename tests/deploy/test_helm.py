@@ -73,7 +73,7 @@ def test_the_operator_of_prometheus_accepts_its_objects() -> None:
     assert service["metadata"]["labels"][monitor["jobLabel"]] == "petps"  # in the alert rules
     process = decode(text.replace("tlsConfig:", "tls:"))
     assert process.returncode == 1
-    assert 'unknown field "spec.endpoints[0].tls"' in process.stderr
+    assert 'unknown field "tls"' in process.stderr
 
 
 @every_example
@@ -248,7 +248,7 @@ def test_secrets_are_files() -> None:
     ("example", "setting", "message"),
     [
         ("try", "config.server.insecure=false", "tls.existingSecret is missing"),
-        ("try", "config.tables=null", "config.tables is empty"),
+        ("try", "config.tables=null", "/config/tables"),
         ("replicas", 'access.existingSecret=""', "access.existingSecret is missing"),
         ("replicas", 'tls.existingSecret=""', "tls.existingSecret is missing"),
         ("device", 'tls.clientCertificates="required"', "leaves no probe"),
