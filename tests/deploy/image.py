@@ -164,7 +164,8 @@ class Container:
         self._output = volume.parent / f"output.{time.monotonic_ns()}"
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
-                ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--net", "--ipc", "--uts",
+                ["setpriv", "--pdeathsig", "KILL", "unshare",
+                 "--mount", "--pid", "--fork", "--kill-child", "--net", "--ipc", "--uts",
                  "--", "sh", "-c", RUN, "run", *map(str, arguments)],
                 stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip

@@ -96,7 +96,9 @@ class Machine:
         self._group.mkdir(exist_ok=True)
         binds = [str(word) for pair in folders.items() for word in pair]
         join = f'echo $$ >{shlex.quote(str(self._group))}/cgroup.procs && exec "$@"'
-        unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--net", "--uts"]
+        # It ends with this process, also if that is killed at a test's timeout.
+        unshare = ["setpriv", "--pdeathsig", "KILL"]
+        unshare += ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--net", "--uts"]
         unshare += ["--ipc", "--cgroup", "--", "sh", "-c", BOOT, "boot"]
         unshare += [str(folder / "mount"), str(folder / "files"), *binds]
         environment = {
