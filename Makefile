@@ -20,7 +20,7 @@ FUZZ_ONLY :=
 # Death tests are left out, because an emulated program cannot start itself again.
 AARCH64_SUITES := base epoch media index table codec
 
-.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 crash fuzz soak soak-pull runbook bench docs wheels cpp-package format tidy clean page upgrade operate
+.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 crash fuzz soak soak-pull runbook bench docs wheels cpp-package format tidy clean page upgrade operate deploy-check
 .DEFAULT_GOAL := help
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo "make test-train  installs PyTorch and Ray (6 GB) into .venv-train, then runs their tests"
 	@echo "make upgrade the release before and this one, mixed; a rolling upgrade and rollback under load"
 	@echo "make lab     persistent memory, RDMA, power cuts: suites in a small guest (tests/lab)"
+	@echo "make deploy-check  the units, the image, compose and the chart of deploy/: lint, schemas, real runs"
 	@echo "make aarch64  cross-compile for aarch64 and run the C++ suites in an emulated processor"
 	@echo "make fuzz    libFuzzer on frames, rows, pools, TLS, records, stores, texts, requests; FUZZ_SECONDS=510 each"
 	@echo "make operate  alert rules and dashboards against a real Prometheus (tests/operate)"
@@ -79,6 +80,13 @@ lab: build
 	@deploy/bootstrap.sh lab
 	cmake --build build/release -j $(JOBS) --target petps_tests
 	$(PYTHON) -m tests.run --jobs $(JOBS) --only lab
+
+# Installs Debian's buildah, builds helm and others with Go (5 minutes), and builds the image. What
+# cannot be installed is skipped, and the summary shows it. `make test` runs the short tests of them
+# if their tools are installed.
+deploy-check: build
+	@deploy/bootstrap.sh deploy
+	$(PYTHON) -m tests.run --jobs $(JOBS) --only deploy
 
 aarch64: bootstrap
 	@deploy/bootstrap.sh aarch64

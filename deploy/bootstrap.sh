@@ -2,25 +2,29 @@
 # Installs what is missing to build and test petps on Debian 12: Debian packages, then .venv.
 #
 # It uses the network only if something is missing, so a second run works offline.
-# Usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|fuzz|train|docs|page|operate]
+# Usage: deploy/bootstrap.sh [packages|venv|wheels|lab|aarch64|fuzz|train|docs|page|operate|deploy]
 # (without an argument: the first two)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# The only list of Debian packages. python3-venv and python3-dev are added below if the python3 in
-# use has no ensurepip or no Python.h.
-PACKAGES=(
+# The only list of Debian packages: what builds the wheels, and what else builds and tests petps.
+# python3-venv and python3-dev are added below if the python3 in use has no ensurepip or no
+# Python.h.
+WHEEL_PACKAGES=(
   ccache
-  clang-format-14
   cmake
   g++
-  libabsl-dev       # bench/micro only, which compares the index with absl::flat_hash_map
-  libbenchmark-dev
-  libgtest-dev
   libibverbs-dev    # native/transport/rdma, which looks for devices at run time
   libssl-dev        # native/tls
   libxxhash-dev
   ninja-build
+)
+PACKAGES=(
+  "${WHEEL_PACKAGES[@]}"
+  clang-format-14
+  libabsl-dev       # bench/micro only, which compares the index with absl::flat_hash_map
+  libbenchmark-dev
+  libgtest-dev
   openssl           # certificates of the tests
 )
 # Packages for the tests against a real Kafka broker (tests/kafka), which are skipped without them.
@@ -53,6 +57,12 @@ DOCS_PACKAGES=(
 AARCH64_PACKAGES=(
   g++-aarch64-linux-gnu
   qemu-user-static
+)
+# Packages for `make deploy-check`: what builds an image without a daemon, and systemd's checks.
+DEPLOY_PACKAGES=(
+  buildah
+  debootstrap
+  systemd           # systemd-analyze
 )
 # Packages for `make fuzz`: libFuzzer and the sanitizers of clang.
 FUZZ_PACKAGES=(
@@ -106,18 +116,19 @@ python_lacks_headers() {
   ! "$1" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null
 }
 
+# Installs its arguments, and Python with what it lacks.
 install_packages() {
   command -v dpkg-query >/dev/null ||
-    fail "this is no Debian: install the equivalents of ${PACKAGES[*]} python3-venv python3-dev"
-  local python
+    fail "this is no Debian: install the equivalents of $* python3-venv python3-dev"
+  local python packages=("$@")
   python=$(find_python)
   if [ -z "$python" ]; then
-    PACKAGES+=(python3 python3-venv python3-dev)
+    packages+=(python3 python3-venv python3-dev)
   else
-    if python_lacks_venv "$python"; then PACKAGES+=(python3-venv); fi
-    if python_lacks_headers "$python"; then PACKAGES+=(python3-dev); fi
+    if python_lacks_venv "$python"; then packages+=(python3-venv); fi
+    if python_lacks_headers "$python"; then packages+=(python3-dev); fi
   fi
-  install_missing "${PACKAGES[@]}"
+  install_missing "${packages[@]}"
 }
 
 # Installs those of its arguments that are missing.
@@ -324,11 +335,20 @@ install_operate() {
     fail "apt-get could not download prometheus (is there a network?). Tests that need it are skipped."
 }
 
+# Installs what tests/deploy checks with. A tool that cannot be installed is reported by its tests,
+# which are skipped.
+install_deploy() {
+  install_missing "${DEPLOY_PACKAGES[@]}"
+  .venv/bin/python -m tests.deploy.tools ||
+    echo "bootstrap: some tools of tests/deploy are missing (above), so tests will be skipped." >&2
+}
+
 case "${1:-all}" in
   packages)
-    install_packages
+    install_packages "${PACKAGES[@]}"
     install_broker_packages
     ;;
+  wheels) install_packages "${WHEEL_PACKAGES[@]}" ;;
   venv) install_venv ;;
   lab) install_missing "${LAB_PACKAGES[@]}" ;;
   aarch64) install_missing "${AARCH64_PACKAGES[@]}" ;;
@@ -337,11 +357,12 @@ case "${1:-all}" in
   docs) install_docs ;;
   page) install_page ;;
   operate) install_operate ;;
+  deploy) install_deploy ;;
   all)
-    install_packages
+    install_packages "${PACKAGES[@]}"
     install_broker_packages
     install_venv
     build_s3_server
     ;;
-  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|lab|aarch64|fuzz|train|docs|page|operate]" ;;
+  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|wheels|lab|aarch64|fuzz|train|docs|page|operate|deploy]" ;;
 esac

@@ -30,6 +30,8 @@ SOURCES = ("native", "client", "bench", "tests")
 PYTHON_FOLDERS = ("petps", "client", "docs", "examples", "bench", "tests")
 # The limit of a suite. Each test has its own, much shorter limit (ctest, pytest-timeout).
 SUITE_SECONDS_MAX = 2700
+# Suites that `make test` leaves to targets of their own.
+OWN_TARGETS = ("lab", "deploy", "train", "page", "upgrade")
 LAB_SECONDS_MAX = 7200  # the processors are emulated
 # The limit of a test that trains: some start a dozen processes that import PyTorch, 10 s of a
 # processor each, on machines of which some are three times as slow as others.
@@ -48,8 +50,6 @@ ASAN_SCALE = "0.02"
 CRASH_SCALE = "0.1"
 # These tests check that the crash suite detects injected faults. Release runs them.
 ASAN_WITHOUT = r"^crash\.Sites/"
-# Suites with a target of their own.
-SEPARATE = ("lab", "train", "page", "upgrade")
 
 
 @dataclass
@@ -318,6 +318,12 @@ def lab(jobs: int) -> Outcome:
     return run_pytest("lab", arguments, seconds_max=LAB_SECONDS_MAX)
 
 
+def deploy() -> Outcome:
+    """Check deploy/ with all its tools: also build and run the image; not part of `make test`."""
+    arguments = ["-v", *files_of("tests/deploy", "*_*.py")]
+    return run_pytest("deploy", arguments, seconds_max=LAB_SECONDS_MAX)
+
+
 def train(jobs: int) -> Outcome:
     """Run the suites that need PyTorch or Ray; not part of `make test`."""
     installed = run([str(ROOT / "deploy/bootstrap.sh"), "train"])
@@ -425,13 +431,13 @@ def summarise(outcomes: Sequence[Outcome]) -> int:
 
 
 def main() -> int:
-    """Run the suites of --only, or all except those of SEPARATE."""
+    """Run the suites of --only, or all except OWN_TARGETS."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2, help="tests that run at the same time")
     parser.add_argument(
         "--only",
         default="",
-        help=f"suites, separated by commas; default: all except {', '.join(SEPARATE)}",
+        help=f"suites, separated by commas; default: all except {', '.join(OWN_TARGETS)}",
     )
     parser.add_argument("--rounds", type=int, default=1, help="how often to run the suites")
     arguments = parser.parse_args()
@@ -446,11 +452,12 @@ def main() -> int:
         "pytest": lambda: pytest(jobs),
         "fuzz": lambda: fuzz(jobs),
         "lab": lambda: lab(jobs),
+        "deploy": deploy,
         "train": lambda: train(jobs),
         "page": lambda: page(jobs),
         "upgrade": upgrade,
     }
-    ordinary = [name for name in suites if name not in SEPARATE]
+    ordinary = [name for name in suites if name not in OWN_TARGETS]
     names = arguments.only.split(",") if arguments.only else ordinary
     unknown = set(names) - set(suites)
     if unknown:

@@ -12,7 +12,7 @@
 namespace petps::media {
 
 // EX_IOERR of sysexits.h. A supervisor must not restart the process at once: the next start would
-// fail the same way (deploy/systemd/petps.service: RestartPreventExitStatus).
+// fail the same way (deploy/systemd/petps@.service: RestartPreventExitStatus).
 inline constexpr int kLostPoolExitStatus = 74;
 // The remedy for the operator. Errors that find the same fault without a signal (EFAULT) use it
 // too.

@@ -87,7 +87,7 @@ COMPRESSED_BYTES: Final = 1024  # shorter answers fit into one packet
 COMPRESSION_LEVEL: Final = 1  # a third of the time of the highest level, for 15 % more bytes
 
 # Answered for everybody; the text only for those who may see the status.
-PROBES: Final = frozenset({"/healthz", "/readyz"})
+PROBES: Final = frozenset({"/livez", "/healthz", "/readyz"})
 FOR_ANY_CALLER: Final = frozenset({"/shard-map"})
 HTTP_CODES: Final = {
     "INVALID_ARGUMENT": HTTPStatus.BAD_REQUEST,
@@ -123,6 +123,7 @@ class HttpServer:
         fault: Callable[[], str | None],
         ready: Callable[[], str | None],
         shard_map: Callable[[], dict[str, Any]],
+        stuck: Callable[[], str | None] = lambda: None,
         history: Callable[[], dict[str, Any]] = dict,
         switch: Switch | None = None,
         tls: TlsFiles | None = None,
@@ -130,11 +131,13 @@ class HttpServer:
     ) -> None:
         """``fault`` and ``ready`` return why the server is not healthy or not ready, or None.
 
-        ``gate`` says who may see what. ``switch`` checks its caller itself. ``metrics`` returns the
-        metrics and their content type, for the value of an Accept header.
+        ``stuck`` returns why it must be started again, or None. ``gate`` says who may see what.
+        ``switch`` checks its caller itself. ``metrics`` returns the metrics and their content type,
+        for the value of an Accept header.
         """
         routes: dict[str, Callable[[], Answer]] = {
             **{path: partial(_page_file, path) for path in PAGE_FILES},
+            "/livez": lambda: _verdict(stuck()),
             "/healthz": lambda: _verdict(fault()),
             "/readyz": lambda: _verdict(fault() or ready()),
             METRICS: lambda: (*metrics(""), HTTPStatus.OK),

@@ -428,6 +428,7 @@ class Serving:
             metrics=self._metrics_text,
             fault=self._fault,
             ready=self._unready,
+            stuck=lambda: self._stuck() or None,
             shard_map=self._shard_map,
             history=self._watch.history,
             switch=PageSwitch(Changes(self._tables, gate, self._log), gate),

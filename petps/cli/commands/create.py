@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +19,7 @@ from petps.cli.options import JsonReport, parse_rows
 from petps.cli.output import json_out, note
 from petps.cli.target import check_administered, open_pool
 from petps.config.duration import NEVER, parse_duration
-from petps.errors import AlreadyExists, InvalidArgument, PetpsError
+from petps.errors import AlreadyExists, InvalidArgument, NotFound, PetpsError
 
 if TYPE_CHECKING:
     from petps.admin.client import AdminClient
@@ -92,6 +94,13 @@ def create(
     add: Annotated[
         bool, typer.Option("--add", help="Add the missing tables to an existing pool.")
     ] = False,
+    if_missing: Annotated[
+        bool,
+        typer.Option(
+            "--if-missing",
+            help="Do nothing if the pool exists. A pool that is new appears with all its tables.",
+        ),
+    ] = False,
     replace: Annotated[
         bool,
         typer.Option("--replace", help="Overwrite the data of a device (/dev/dax0.0)."),
@@ -105,6 +114,8 @@ def create(
         petps create my.pool --table items:64:f32:1m --table users:16:int8:500k
 
         petps create --config deploy/config/petps.toml
+
+        petps create --config deploy/config/petps.toml --if-missing
 
         petps create my.pool --add --table ads:32:f16:100k
 
@@ -147,6 +158,10 @@ def create(
     check_administered(pool)
     if is_admin_port(pool) and not add:
         raise InvalidArgument(f"{pool} is a server: add tables to its pool with --add")
+    if if_missing and (add or replace):
+        raise InvalidArgument(
+            "--if-missing leaves an existing pool as it is: give it without --add and --replace"
+        )
     if replace and (add or not Path(pool).is_char_device()):
         raise InvalidArgument(
             "--replace is only for a new pool on a device; delete a pool's file yourself"
@@ -165,15 +180,22 @@ def create(
         return
     if len(set(names)) < len(names):
         raise InvalidArgument("two --table options have the same name; name each table once")
-    report = _create_tables(
-        pool,
-        specs,
-        model or "default",
-        partitions or 8,
-        durability or "power",
+    create_tables = partial(
+        _create_tables,
+        specs=specs,
+        model=model or "default",
+        partitions=partitions or 8,
+        durability=durability or "power",
         add=add,
         replace=replace,
     )
+    report = _create_if_missing(pool, create_tables) if if_missing else create_tables(pool)
+    if if_missing and not report["created"]:
+        if json_:
+            json_out(report)
+            return
+        note(f"{pool} exists already, and stays as it is")
+        return
     report["warnings"] = _warnings(report["tables"], pool)
     if json_:
         json_out(report)
@@ -226,6 +248,38 @@ def _parse(text: str, feed: str, expire_after: int) -> _TableSpec:
         feed,
         expire_after,
     )
+
+
+def _create_if_missing(
+    target: str, create_tables: Callable[[str], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the report of a new pool; for one that exists, only that it is not created.
+
+    A pool in a file gets its name when it is complete, so a call that is killed leaves nothing that
+    the next one takes for a pool.
+    """
+    path = Path(target)
+    existing = {"pool": target, "created": False}
+    if path.is_char_device():
+        try:
+            return create_tables(target)
+        except AlreadyExists:
+            return existing
+    if not path.parent.is_dir():
+        raise NotFound(f"{path}: there is no folder {path.parent}; make it first")
+    temporary = path.with_name(f".{path.name}.new")
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # until it is closed: one such call at a time
+        if path.exists():
+            return existing
+        temporary.unlink(missing_ok=True)  # of a call that was killed
+        report = create_tables(str(temporary))
+        temporary.rename(path)
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return {**report, "pool": target}
 
 
 def _create_tables(

@@ -100,3 +100,37 @@ def test_a_full_disk_leaves_no_pool(run: Command, tmp_path: Path) -> None:
         message = run.fails(5, "create", disk / "p", "--table", "a:64:f32:1m")
         assert str(disk / "p") in message
         assert list(disk.iterdir()) == []
+
+
+def test_if_missing_creates_once(run: Command, tmp_path: Path) -> None:
+    pool = tmp_path / "p"
+    leftover = tmp_path / ".p.new"
+    leftover.write_bytes(b"of a call that was killed")
+    report = run.json("create", pool, "--if-missing", "--table", "x:1:f32:10")
+    assert (report["created"], report["pool"]) == (True, str(pool))
+    assert not leftover.exists()
+    before = pool.stat()
+    assert run.json("create", pool, "--if-missing", "--table", "y:1:f32:10") == {
+        "pool": str(pool),
+        "created": False,
+    }
+    assert "exists already, and stays as it is" in run(
+        "create", pool, "--if-missing", "--table", "x:2:f32:10"
+    )
+    assert (pool.stat().st_ino, pool.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    message = run.fails(2, "create", pool, "--if-missing", "--add", "--table", "x:2:f32:10")
+    assert "give it without --add and --replace" in message
+    message = run.fails(3, "create", tmp_path / "none" / "p", "--if-missing")
+    assert f"there is no folder {tmp_path}/none" in message
+
+
+def test_a_pool_appears_with_all_its_tables(run: Command, tmp_path: Path) -> None:
+    pool = tmp_path / "p"
+    tables = ("--table", "x:1:f32:10", "--table", "bad:0:f32:10")
+    run.fails(2, "create", pool, "--if-missing", *tables)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_if_missing_leaves_a_device_that_holds_data(run: Command) -> None:
+    report = run.json("create", "/dev/null", "--if-missing", "--table", "x:1:f32:10")
+    assert not report["created"]

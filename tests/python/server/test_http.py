@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import re
 import socket
@@ -33,6 +34,7 @@ def request(serving: Serving, path: str) -> tuple[int, str, str]:
 
 def test_health_readiness_and_status(start: Start) -> None:
     serving = start()
+    assert request(serving, "/livez")[::2] == (200, "ok\n")
     assert request(serving, "/healthz")[::2] == (200, "ok\n")
     assert request(serving, "/readyz")[::2] == (200, "ok\n")
     code, kind, body = request(serving, "/status.json")
@@ -141,7 +143,9 @@ def test_a_draining_server_is_not_ready(start: Start) -> None:
     assert request(serving, "/healthz")[0] == 200
 
 
-def open_door(port: int = 0, fault: str | None = None) -> contextlib.closing[HttpServer]:
+def open_door(
+    port: int = 0, fault: str | None = None, stuck: str | None = None
+) -> contextlib.closing[HttpServer]:
     return contextlib.closing(
         HttpServer(
             "127.0.0.1",
@@ -150,6 +154,7 @@ def open_door(port: int = 0, fault: str | None = None) -> contextlib.closing[Htt
             status=dict,
             metrics=lambda accepted: (b"", "text/plain"),
             fault=lambda: fault,
+            stuck=lambda: stuck,
             ready=lambda: None,
             shard_map=dict,
         )
@@ -164,6 +169,15 @@ def test_a_fault_is_neither_healthy_nor_ready() -> None:
             assert error.value.code == 503
             assert error.value.read() == b"a write-back failed\n"
             error.value.close()
+
+
+def test_only_a_stuck_server_is_not_alive() -> None:
+    for stuck, expected in ((None, 200), ("worker 0 has made no progress for 60 s", 503)):
+        with open_door(fault="a write-back failed", stuck=stuck) as door:
+            connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=10)
+            with contextlib.closing(connection):
+                connection.request("GET", "/livez")
+                assert connection.getresponse().status == expected
 
 
 def test_an_http_port_in_use_is_refused() -> None:
