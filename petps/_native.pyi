@@ -20,6 +20,7 @@ from petps._native_records import Grant as Grant
 from petps._native_records import Progress as Progress
 from petps._native_records import ScrubCursor as ScrubCursor
 from petps._native_records import ScrubStep as ScrubStep
+from petps._native_records import ServerTls as ServerTls
 from petps._native_records import TableStatus as TableStatus
 from petps._native_records import VerifyReport as VerifyReport
 from petps._native_records import host_of as host_of
@@ -393,35 +394,6 @@ class Calls:
     def release(self, bytes: int) -> None:
         """Count bytes of hold() no more."""
     def take(self) -> list[CallReply]: ...
-
-class ServerTls:
-    """Certificate and key of a server, from PEM files. The server speaks TLS 1.3 only."""
-
-    def __init__(
-        self,
-        certificate: str,
-        key: str,
-        client_ca: str = "",
-        client_certificates: Literal["off", "optional", "required"] = "off",
-    ) -> None:
-        """Read the files.
-
-        certificate: the server's, followed by the intermediate ones. client_ca: the authorities of
-        client certificates.
-
-        Raise InvalidArgument, FailedPrecondition (expired) or IoError, each with the file, what is
-        wrong and the remedy.
-        """
-    def reload(self) -> None:
-        """Read all files again, for new connections. On an error the old ones stay in use."""
-    def move(
-        self,
-        certificate: str,
-        key: str,
-        client_ca: str = "",
-        client_certificates: Literal["off", "optional", "required"] = "off",
-    ) -> None:
-        """Read these files instead, from now on. On an error the old ones stay in use."""
 
 class Server:
     """Native server over the tables of an open pool. ``Tables.close`` raises while it runs."""

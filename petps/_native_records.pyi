@@ -167,3 +167,32 @@ class Gate:
     def require_sight(self, caller: Caller) -> None:
         """Raise PermissionDenied unless the caller may see the status."""
     def counts(self) -> dict[str, int]: ...
+
+class ServerTls:
+    """Certificate and key of a server, from PEM files. The server speaks TLS 1.3 only."""
+
+    def __init__(
+        self,
+        certificate: str,
+        key: str,
+        client_ca: str = "",
+        client_certificates: Literal["off", "optional", "required"] = "off",
+    ) -> None:
+        """Read the files.
+
+        certificate: the server's, followed by the intermediate ones. client_ca: the authorities of
+        client certificates.
+
+        Raise InvalidArgument, FailedPrecondition (expired) or IoError, each with the file, what is
+        wrong and the remedy.
+        """
+    def reload(self) -> None:
+        """Read all files again, for new connections. On an error the old ones stay in use."""
+    def move(
+        self,
+        certificate: str,
+        key: str,
+        client_ca: str = "",
+        client_certificates: Literal["off", "optional", "required"] = "off",
+    ) -> None:
+        """Read these files instead, from now on. On an error the old ones stay in use."""

@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from logging import DEBUG, ERROR, INFO, WARNING
 from typing import Any, Final, TextIO
 
+from petps.errors import PetpsError
+
 __all__ = [
     "DEBUG",
     "ERROR",
@@ -31,6 +33,7 @@ __all__ = [
     "WARNING",
     "JsonFormatter",
     "Line",
+    "code_of",
     "log_event",
     "new_request_id",
     "printable",
@@ -74,6 +77,11 @@ def write(text: str) -> None:
     """Write a line of the server's own; a plain text is of level info."""
     line = text if isinstance(text, Line) else Line(text, "server")
     OWN.log(line.level, "%s", line, extra=log_event(line.event, **line.fields))
+
+
+def code_of(error: Exception) -> str:
+    """Return the code of an error of petps, else the name of its class."""
+    return error.code if isinstance(error, PetpsError) else type(error).__name__
 
 
 def log_event(name: str, **fields: Any) -> dict[str, Any]:

@@ -288,13 +288,17 @@ class _Service:
         if self._is_socket:  # it admits only the server's user and root
             return read_request(name, requests, context), _Call(context, name, user)
         peer, names = peer_of(context), list(peer_names(context.auth_context()))
-        caller = self._gate.authenticate(token_of(metadata.get("authorization", "")), names, peer)
+        caller = self._changes.gate.authenticate(
+            token_of(metadata.get("authorization", "")), names, peer
+        )
         request = read_request(name, requests, context)
         model = request.model if name in OF_ONE_MODEL else ""
         self._changes.require_admin(caller, request.ByteSize(), model)
         grant = "" if caller.is_anyone else f"'{caller.name}' at "
         user = f"{grant}{context.peer()}, who says {user}"
-        return request, _Call(context, name, user, lambda: self._gate.renew(caller) is not None)
+        return request, _Call(
+            context, name, user, lambda: self._changes.gate.renew(caller) is not None
+        )
 
     def join(self) -> None:
         """Wait for the threads of long work, which look at ``stopping``."""

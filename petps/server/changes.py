@@ -40,7 +40,7 @@ class Changes:
     def __init__(
         self, tables: _native.Tables, gate: _native.Gate, log: Callable[[str], None]
     ) -> None:
-        self._tables, self._gate, self._log = tables, gate, log
+        self._tables, self.gate, self._log = tables, gate, log
         self._switching = threading.Lock()  # held from the check of `expected` to the switch
 
     def admit(
@@ -50,7 +50,7 @@ class Changes:
 
         Raises Unauthenticated, PermissionDenied, ResourceExhausted.
         """
-        caller = self._gate.authenticate(token, list(certificate_names), peer)
+        caller = self.gate.authenticate(token, list(certificate_names), peer)
         self.require_admin(caller, size, model)
         return caller
 
@@ -59,10 +59,10 @@ class Changes:
 
         size: of the request, in bytes.
         """
-        self._gate.charge(caller, size)
+        self.gate.charge(caller, size)
         with contextlib.suppress(PetpsError):  # a name that is not known stays as it is
             model = self._tables.resolve(model).model if model else ""
-        self._gate.require(caller, "admin", model)
+        self.gate.require(caller, "admin", model)
 
     def switch_alias(
         self, user: str, alias: str, instance: str, *, expected: str | None = None

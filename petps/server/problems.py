@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from petps.config.duration import duration_text
 
-__all__ = ["INCIDENT_KEY", "PAGES", "SEVERITIES", "Problem", "find_problems", "headline"]
+__all__ = ["INCIDENT_KEY", "SEVERITIES", "Problem", "find_problems", "headline"]
 
 SEVERITIES: Final = ("critical", "warning", "notice")  # worst first
 
@@ -37,20 +37,13 @@ ERRORS_SHARE: Final = 0.01  # of the requests of the last minute
 FIRST_WALK_SECONDS: Final = 3600.0  # in which the first walk over a table should have ended
 INCIDENT_SECONDS: Final = 300.0  # after which an incident is history
 
-# Pages of docs/ with the remedies, which the server also has (docs_folder.py).
+# Pages of docs/ with the remedies of several problems. The server has the pages (docs_folder.py).
 OPERATE: Final = "how-to/operate.md"
-STOPPED: Final = "how-to/partition-stopped.md"
-FULL: Final = "how-to/table-full.md"
-TLS: Final = "how-to/run-with-tls.md"
-BACK_UP: Final = "how-to/back-up.md"
 SHARDS: Final = "how-to/shards.md"
-PAGE: Final = "how-to/page.md"
-IO_ERROR: Final = "reference/errors/io-error.md"
-EXHAUSTED: Final = "reference/errors/resource-exhausted.md"
-ERRORS: Final = "reference/errors/index.md"
-PAGES: Final = frozenset(
-    {OPERATE, STOPPED, FULL, TLS, BACK_UP, SHARDS, PAGE, IO_ERROR, EXHAUSTED, ERRORS}
-)
+BACK_UP: Final = "how-to/back-up.md"
+STOPPED: Final = "runbook/partition-stopped.md"
+FULL: Final = "runbook/table-full.md"
+NOT_READY: Final = "runbook/not-ready.md"
 
 INCIDENT_KEY: Final = "incident:"  # begins the keys of what the native server reports
 
@@ -106,13 +99,14 @@ def _pool(status: Status) -> Iterator[Problem]:
         yield Problem(
             "pool-failed", "critical",
             "A write-back of the pool failed, so the pool is read-only until a restart.",
-            "Check the disk first (dmesg, smartctl), then restart the server.", IO_ERROR,
+            "Check the disk first (dmesg, smartctl), then restart the server.",
+            "runbook/pool-failed.md",
         )  # fmt: skip
     if pool.get("lost_power"):
         yield Problem(
             "pool-lost-power", "critical",
             "The machine went down while the pool was open, so rows may be lost.",
-            "Run `petps verify POOL`, then `petps verify POOL --accept`.", OPERATE,
+            "Run `petps verify POOL`, then `petps verify POOL --accept`.", "runbook/power-lost.md",
         )  # fmt: skip
 
 
@@ -124,7 +118,8 @@ def _machine(status: Status) -> Iterator[Problem]:
         yield Problem(
             "disk-nearly-full", "warning",
             f"The file system of the pool has {share:.1f} % free.",
-            "Make room, or move the pool: a full disk stops tables from growing.", OPERATE,
+            "Make room, or move the pool: a full disk stops tables from growing.",
+            "runbook/disk-nearly-full.md",
         )  # fmt: skip
     at = clock.get("last_jump_at")
     if at is not None and time.time() - at <= CLOCK_SECONDS:
@@ -132,7 +127,7 @@ def _machine(status: Status) -> Iterator[Problem]:
             "clock-jumped", "warning",
             f"The system's clock jumped by {clock['last_jump_seconds']:+.1f} s.",
             "Check the time service; until then do not trust expiry, certificates and times.",
-            OPERATE,
+            "runbook/clock-jumped.md",
         )  # fmt: skip
 
 
@@ -143,7 +138,7 @@ def _readiness(status: Status) -> Iterator[Problem]:
     stopped = [number for group in _stopped(status).values() for number in group]
     if any(reason.startswith(f"partition {number} is ") for number in stopped):
         return  # _partitions() says that, for all partitions together
-    page = STOPPED if reason.startswith("partition ") else OPERATE
+    page = STOPPED if reason.startswith("partition ") else NOT_READY
     if reason == "draining":
         text, remedy = "The server is stopping (draining).", "Start it again if nobody stopped it."
     elif reason.startswith("starting"):
@@ -195,14 +190,15 @@ def _partitions(status: Status) -> Iterator[Problem]:
         yield Problem(
             "log-unreachable", "warning",
             f"The log does not answer for {_numbers_text(away, verb=False).lower()}{detail}.",
-            "Repair the network or the brokers; the server retries.", STOPPED,
+            "Repair the network or the brokers; the server retries.",
+            "runbook/broker-unreachable.md",
         )  # fmt: skip
     stopped = {number for group in _stopped(status).values() for number in group}
     if loading := [n for n in of_state.get("catching_up", []) if n not in stopped]:
         yield Problem(
             "instance-loading", "notice",
             f"{_numbers_text(loading)} loading an instance that no client is served from yet.",
-            "Wait until it is loaded.", STOPPED,
+            "Wait until it is loaded.", "runbook/partition-stopped.md",
         )  # fmt: skip
 
 
@@ -215,7 +211,7 @@ def _versions(status: Status) -> Iterator[Problem]:
             "no-version", "warning",
             f"A partition has had no new version for more than {NO_VERSION_SECONDS / 60:.0f} "
             "minutes, so its rows may be old.",
-            "See whether the trainer still commits versions.", STOPPED,
+            "See whether the trainer still commits versions.", "runbook/stale-rows.md",
         )  # fmt: skip
 
 
@@ -244,18 +240,18 @@ def _ingest(status: Status) -> Iterator[Problem]:
     if not ingest.get("running", True):
         yield Problem(
             "ingest-ended", "critical", "Ingest has ended, so rows grow older.",
-            "Read the server's log, and restart the server.", STOPPED,
+            "Read the server's log, and restart the server.", "runbook/partition-stopped.md",
         )  # fmt: skip
     if ingest.get("paused"):
         yield Problem(
             "ingest-paused", "warning", "An operator paused ingest, so rows grow older.",
-            "Run `petps ingest resume POOL`.", OPERATE,
+            "Run `petps ingest resume POOL`.", "runbook/ingest-paused.md",
         )  # fmt: skip
     reasons = " ".join(partition["reason"] for partition in ingest.get("partitions", []))
     if (error := ingest.get("error")) and error not in reasons:
         yield Problem(
             "ingest-error", "warning", f"Ingest reports an error: {_ended(error)}",
-            "Repair what it names; the server retries.", STOPPED,
+            "Repair what it names; the server retries.", "runbook/partition-stopped.md",
         )  # fmt: skip
 
 
@@ -263,7 +259,7 @@ def _shard_map(status: Status) -> Iterator[Problem]:
     if error := status.get("shard_map_error"):
         yield Problem(
             "shard-map", "critical", f"A changed shard map is not used: {_ended(error)}",
-            "Correct the file; the server reads it again.", SHARDS,
+            "Correct the file; the server reads it again.", "runbook/shard-map-failed.md",
         )  # fmt: skip
     shard, ingest = status.get("shard") or {}, status.get("ingest") or {}
     if shard.get("map_version") and not shard.get("owned") and not ingest.get("partitions"):
@@ -284,7 +280,7 @@ def _shard_map(status: Status) -> Iterator[Problem]:
         yield Problem(
             f"member:{address}", "critical",
             f"The server {address} of the shard map does not answer: {_ended(fault)}",
-            "Start that server, or take it out of the map.", SHARDS,
+            "Start that server, or take it out of the map.", "runbook/shard-unreachable.md",
         )  # fmt: skip
 
 
@@ -301,7 +297,8 @@ def _tables(status: Status) -> Iterator[Problem]:
             yield Problem(
                 f"table-damaged:{number}", "critical",
                 f"{missing:,} rows of table {name} were damaged and removed.",
-                "Look for the cause (dmesg, smartctl); `POOL.damage` lists the keys.", OPERATE,
+                "Look for the cause (dmesg, smartctl); `POOL.damage` lists the keys.",
+                "runbook/damaged-rows.md",
             )  # fmt: skip
         share = table["rows"] / table["capacity"] if table["capacity"] else 0.0
         if share > FULL_SHARE:
@@ -312,7 +309,8 @@ def _tables(status: Status) -> Iterator[Problem]:
                 f"table-full:{number}", "notice" if is_minor else "warning",
                 f"Table {name} is {state} ({table['rows']:,} of {table['capacity']:,} rows)"
                 f"{', and evicts rows' if evicts else ''}.",
-                f"Run `petps table grow POOL {table['name']} --capacity ROWS`.", FULL,
+                f"Run `petps table grow POOL {table['name']} --capacity ROWS`.",
+                "runbook/table-nearly-full.md",
             )  # fmt: skip
         yield from _expiry_of(status, table, name)
     refused = recent.get("counts", {}).get("rows_refused", 0)
@@ -320,7 +318,7 @@ def _tables(status: Status) -> Iterator[Problem]:
         yield Problem(
             "rows-refused", "critical",
             f"Full tables refused {refused:,} new keys of pushes within the last minute.",
-            "Give the table more capacity: `petps table grow`.", FULL,
+            "Give the table more capacity: `petps table grow`.", "runbook/table-full.md",
         )  # fmt: skip
 
 
@@ -335,13 +333,13 @@ def _misses_of(recent: Status, number: int, name: str) -> Iterator[Problem]:
         yield Problem(
             f"table-misses:{number}", "critical",
             f"Pulls find nothing in table {name}: all of the last {latest['keys']:,} keys are "
-            "missing.", remedy, PAGE,
+            "missing.", remedy, "runbook/misses-high.md",
         )  # fmt: skip
     elif minute["keys"] >= MISSED_KEYS_MIN and minute["hit_rate"] < FEW_FOUND_SHARE:
         yield Problem(
             f"table-few-found:{number}", "warning",
             f"Pulls find {100 * minute['hit_rate']:.1f} % of the keys of table {name} "
-            f"({minute['keys']:,} in the last minute).", remedy, PAGE,
+            f"({minute['keys']:,} in the last minute).", remedy, "runbook/misses-high.md",
         )  # fmt: skip
 
 
@@ -362,18 +360,25 @@ def _expiry_of(status: Status, table: dict[str, Any], name: str) -> Iterator[Pro
         yield Problem(
             f"expiry-late:{table['id']}", "warning",
             f"Rows of table {name} expire late: {late}.",
-            "Wait for the walk after a start; if it lasts, the disk or processor is busy.", FULL,
+            "Wait for the walk after a start; if it lasts, the disk or processor is busy.",
+            "runbook/expiry-behind.md",
         )  # fmt: skip
 
 
 def _upkeep(status: Status) -> Iterator[Problem]:
     for number, fault in (status.get("expiry_faults") or {}).items():
-        yield Problem(f"expiry:{number}", "warning", _ended(fault), "Repair what it names.", FULL)
+        yield Problem(
+            f"expiry:{number}",
+            "warning",
+            _ended(fault),
+            "Repair what it names.",
+            "runbook/expiry-behind.md",
+        )
     scrub = status.get("scrub") or {}
     for number, fault in (scrub.get("faults") or {}).items():
         yield Problem(
             f"scrub:{number}", "warning", f"Rows cannot be checked or restored: {_ended(fault)}",
-            "Repair what it names.", OPERATE,
+            "Repair what it names.", "runbook/scrub-failed.md",
         )  # fmt: skip
     every = scrub.get("every_seconds", 0)
     if every and status.get("uptime_s", 0) > 2 * every:
@@ -382,7 +387,7 @@ def _upkeep(status: Status) -> Iterator[Problem]:
             yield Problem(
                 "scrub-late", "warning",
                 "Checking all rows takes more than twice the time of scrub.every.",
-                "Raise scrub.bytes_per_second, or scrub.every.", OPERATE,
+                "Raise scrub.bytes_per_second, or scrub.every.", "runbook/scrub-overdue.md",
             )  # fmt: skip
 
 
@@ -391,7 +396,7 @@ def _backups(status: Status) -> Iterator[Problem]:
     if error := backup.get("error"):
         yield Problem(
             "backup-failed", "warning", f"The newest backup failed: {_ended(error)}",
-            "Repair what it names; the server tries again.", BACK_UP,
+            "Repair what it names; the server tries again.", "runbook/backup-failed.md",
         )  # fmt: skip
     for number, warning in enumerate(backup.get("warnings") or []):
         yield Problem(
@@ -406,7 +411,7 @@ def _backups(status: Status) -> Iterator[Problem]:
             yield Problem(
                 "backup-late", "warning",
                 "No backup was made for more than twice the time of [backup] every.",
-                "Look at the server's log for the reason.", BACK_UP,
+                "Look at the server's log for the reason.", "runbook/backup-overdue.md",
             )  # fmt: skip
 
 
@@ -415,24 +420,27 @@ def _doors(status: Status) -> Iterator[Problem]:
     if tls.get("is_expired"):
         yield Problem(
             "tls-expired", "critical", "The server's certificate has expired.",
-            "Replace the files of [tls]; the server reads them again.", TLS,
+            "Replace the files of [tls]; the server reads them again.",
+            "runbook/certificate-expires.md",
         )  # fmt: skip
     elif tls and tls["expires_at"] - time.time() < EXPIRES_SOON_SECONDS:
         at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(tls["expires_at"]))
         yield Problem(
             "tls-expires", "critical", f"The server's certificate expires at {at}.",
-            "Replace the files of [tls]; the server reads them again.", TLS,
+            "Replace the files of [tls]; the server reads them again.",
+            "runbook/certificate-expires.md",
         )  # fmt: skip
     if tls.get("error"):
         yield Problem(
             "tls-files", "warning", f"Changed files of [tls] are not used: {_ended(tls['error'])}",
-            "Correct the files; the server reads them again.", TLS,
+            "Correct the files; the server reads them again.",
+            "runbook/certificate-reload-failed.md",
         )  # fmt: skip
     if access.get("error"):
         yield Problem(
             "access-file", "warning",
             f"A changed access file is not used: {_ended(access['error'])}",
-            "Correct the file; the server reads it again.", TLS,
+            "Correct the file; the server reads it again.", "runbook/access-reload-failed.md",
         )  # fmt: skip
     for key, severity, verb in (
         ("expired", "warning", "has ended"),
@@ -441,13 +449,13 @@ def _doors(status: Status) -> Iterator[Problem]:
         for name in access.get(key) or []:
             yield Problem(
                 f"grant-{key}:{name}", severity, f"The grant '{name}' {verb}.",
-                "Make another token, or remove the grant.", TLS,
+                "Make another token, or remove the grant.", "runbook/grants-expired.md",
             )  # fmt: skip
     if status.get("insecure"):
         yield Problem(
             "insecure", "notice",
             "The ports lack TLS or credentials, and server.insecure accepts that.",
-            "Set up TLS and an access file.", TLS,
+            "Set up TLS and an access file.", "runbook/insecure.md",
         )  # fmt: skip
 
 
@@ -459,32 +467,36 @@ def _requests(status: Status) -> Iterator[Problem]:
         yield Problem(
             "errors", "warning",
             f"{errors:,} of {requests:,} requests of the last minute got an error.",
-            "Read the errors in the clients, and the incidents below.", ERRORS,
+            "Read the errors in the clients, and the incidents below.", "runbook/errors-high.md",
         )  # fmt: skip
     refusals = (
-        ("refused_for_memory", "requests or replies were refused because memory_bytes was reached"),
-        ("connections_refused", "connections were refused"),
-        ("handshakes_refused", "TLS handshakes were refused"),
-    )
-    for name, text in refusals:
+        ("refused_for_memory", "requests or replies were refused because memory_bytes was reached",
+         "memory-short"),
+        ("connections_refused", "connections were refused", "connections-refused"),
+        ("handshakes_refused", "TLS handshakes were refused", "connections-refused"),
+    )  # fmt: skip
+    for name, text, page in refusals:
         if number := counts.get(name, 0):
             yield Problem(
                 name.replace("_", "-"), "warning", f"{number:,} {text} within the last minute.",
-                "Find who sends so much, or raise the limit in [server.limits].", EXHAUSTED,
+                "Find who sends so much, or raise the limit in [server.limits].",
+                f"runbook/{page}.md",
             )  # fmt: skip
     pull = ((status.get("recent") or {}).get("latency") or {}).get("pull") or {"count": 0}
     if pull["count"] >= SLOW_PULLS_MIN and pull["p99_us"] > SLOW_PULL_US:
         yield Problem(
             "pulls-slow", "warning",
             f"1 % of the pulls of the last minute took {pull['p99_us'] / 1e3:,.0f} ms or more.",
-            "See which table is slow, and whether the disk or the processors are busy.", OPERATE,
+            "See which table is slow, and whether the disk or the processors are busy.",
+            "runbook/latency-high.md",
         )  # fmt: skip
     failed = counts.get("logins_failed", 0)
     if failed >= FAILED_LOGINS:
         yield Problem(
             "logins-failed", "warning",
             f"{failed:,} callers showed no valid credential within the last minute.",
-            "A program has a wrong token, or someone guesses: see the incidents.", TLS,
+            "A program has a wrong token, or someone guesses: see the incidents.",
+            "runbook/logins-failing.md",
         )  # fmt: skip
 
 
@@ -494,7 +506,7 @@ def _incidents(status: Status) -> Iterator[Problem]:
         if is_incident and time.time() - event["last_at"] <= INCIDENT_SECONDS:
             yield Problem(
                 event["key"], "notice", f"A peer or a part broke a rule: {_ended(event['text'])}",
-                "Read the incidents below.", ERRORS,
+                "Read the incidents below.", "runbook/errors-high.md",
             )  # fmt: skip
 
 

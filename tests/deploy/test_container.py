@@ -29,7 +29,8 @@ def check(configuration: Path, **environment: str) -> tuple[int, str]:
 
 def door(fault: str | None = None) -> HttpServer:
     return HttpServer(
-        "127.0.0.1", 0, status=dict, metrics=bytes, fault=lambda: fault, ready=lambda: "not ready",
+        "127.0.0.1", 0, status=dict, metrics=lambda accepted: (b"", "text/plain"),
+        fault=lambda: fault, ready=lambda: "not ready",
         shard_map=dict, gate=_native.Gate("open"),
     )  # fmt: skip
 

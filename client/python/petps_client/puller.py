@@ -24,8 +24,9 @@ import numpy.typing as npt
 from petps_client import _native
 from petps_client.arrays import as_keys
 from petps_client.cache import RowCache
-from petps_client.client import Client, OnUnavailable
+from petps_client.client import Client
 from petps_client.errors import InvalidArgument, PetpsError
+from petps_client.records import OnUnavailable
 
 __all__ = ["Pulled", "Puller"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Final
 
 from petps.delta import DeltaLog, Subscription
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError, Unavailable
-from petps.log import log_event
+from petps.log import code_of, log_event
 from petps.server.ingest.applier import Applier, InlineApplier, ThreadApplier
 from petps.server.ingest.dense import DenseLocations
 from petps.server.ingest.follow import Follower
@@ -288,11 +289,9 @@ class Ingest:
         requested_at = time.monotonic()
         try:
             ends = self._log.end_offsets([state.partition for state in states])
-        except PetpsError as error:
-            self._report("end", str(error))
-            return
         except Exception as error:  # report any error, but continue this thread
-            self._report("end", f"{type(error).__name__}: {error}")
+            is_known = isinstance(error, PetpsError)
+            self._report("end", str(error) if is_known else f"{type(error).__name__}: {error}")
             return
         self._clear_error("end")
         applied = {state.partition: state.recorded.offset for state in states}
@@ -307,17 +306,12 @@ class Ingest:
         states = self._known_states()
         if request_end:
             self._request_ends(states)
-        followers = list(self._followers.values())
         thread = self._thread
-        version, dense = max(
-            (follower.dense for follower in followers),
-            default=(0, None),
-            key=lambda dense: dense[0],
-        )
-        refused: dict[str, int] = {}
-        for state in states:
-            if state.full is not None and state.full.table:
-                refused[state.full.table] = refused.get(state.full.table, 0) + state.full.rows
+        all_dense = [follower.dense for follower in list(self._followers.values())]
+        version, dense = max(all_dense, default=(0, None), key=lambda dense: dense[0])
+        refused: Counter[str] = Counter()
+        for full in [state.full for state in states if state.full is not None]:
+            refused[full.table] += full.rows if full.table else 0
         applied = min((state.recorded.version for state in states), default=0)
         return IngestStatus(
             running=thread is not None and thread.is_alive(),
@@ -329,7 +323,7 @@ class Ingest:
             errors=self._error_count,
             rows=sum(state.rows for state in states),
             records=sum(state.records for state in states),
-            refused=refused,
+            refused={table: rows for table, rows in refused.items() if table},
             version=applied,
             dense=dense if version == applied else None,
             freshness=freshness_of(*(s.samples for s in states)) if states else Freshness(),
@@ -368,7 +362,7 @@ class Ingest:
                         error,
                         wait,
                         exc_info=not isinstance(error, PetpsError),
-                        extra=log_event("ingest_failed", retry_seconds=wait, code=_code_of(error)),
+                        extra=log_event("ingest_failed", retry_seconds=wait, code=code_of(error)),
                     )
                 self._report("follow", report)
                 self._rounds += 1
@@ -604,7 +598,3 @@ class Ingest:
             if self._stop.wait(min(POLL_SECONDS, self._not_before - now)):
                 raise _Stopped
             now = time.monotonic()
-
-
-def _code_of(error: Exception) -> str:
-    return error.code if isinstance(error, PetpsError) else type(error).__name__

@@ -264,7 +264,7 @@ TEST_F(ShardsTest, PullsOfClosedConnectionsLeaveRoomForOthers) {
   other->send(pull_frame(1, {{users_.id(), {1}}}, 0, 2, 60'000));
   ASSERT_TRUE(waits_until([&] {
     const auto stats = server_->stats();
-    return stats.waits_for_version > kMaxParkedPulls || stats.stale > 0;
+    return stats.waits_for_version > kMaxParkedPulls || stats.errors_of(Code::kStale) > 0;
   }));
   pool_.record_version(2);
   EXPECT_TRUE(other->receive(20'000).error().ok());

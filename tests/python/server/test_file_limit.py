@@ -98,7 +98,7 @@ def test_http_does_not_spin_without_descriptors(monkeypatch: pytest.MonkeyPatch)
         "127.0.0.1",
         0,
         status=dict,
-        metrics=bytes,
+        metrics=lambda accepted: (b"", "text/plain"),
         fault=lambda: None,
         ready=lambda: None,
         shard_map=dict,

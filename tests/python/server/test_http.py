@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from typing import Literal
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -78,12 +79,14 @@ def test_an_open_server_answers_no_browser_that_a_name_sends(
 
 
 def test_names_are_no_matter_beyond_loopback_or_with_credentials() -> None:
-    for host, mode in (("0.0.0.0", "open"), ("127.0.0.1", "certificates")):
+    cases: tuple[tuple[str, Literal["open", "certificates"]], ...]
+    cases = (("0.0.0.0", "open"), ("127.0.0.1", "certificates"))
+    for host, mode in cases:
         server = HttpServer(
             host,
             0,
             status=dict,
-            metrics=bytes,
+            metrics=lambda accepted: (b"", "text/plain"),
             fault=lambda: None,
             ready=lambda: None,
             shard_map=dict,
