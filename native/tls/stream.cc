@@ -99,8 +99,7 @@ struct StreamVerify {
     auto* ssl =
         static_cast<SSL*>(X509_STORE_CTX_get_ex_data(store, SSL_get_ex_data_X509_STORE_CTX_idx()));
     auto* stream = static_cast<Stream*>(SSL_get_app_data(ssl));
-    stream->certificate_ =
-        certificate_error(store, stream->expected_name_, stream->authorities_);
+    stream->certificate_ = certificate_error(store, stream->expected_name_, stream->authorities_);
     return 0;
   }
 };

@@ -137,7 +137,7 @@ TEST_F(AccessTest, FurtherFailuresOfOnePeerAreNotReportedOneByOne) {
   }
   const std::string status = server_->status_json();
   size_t reported = 0;
-  for (size_t at = 0; (at = status.find("UNAUTHENTICATED", at)) != std::string::npos; ++at)
+  for (size_t at = 0; (at = status.find("UNAUTHENTICATED: ", at)) != std::string::npos; ++at)
     ++reported;
   EXPECT_EQ(reported, access::kFailuresMax);
   connect_as("r");

@@ -94,7 +94,7 @@ def test_a_client_of_signed_keys(pool: Path) -> None:
     [
         (("serve", "petps://127.0.0.1:7070"), "POOL"),
         (("serve", "--config", "s3://bucket/petps.toml"), "CONFIG"),
-        (("config", "https://host/petps.toml"), "FILE"),
+        (("config", "check", "https://host/petps.toml"), "FILE"),
         (("export", "POOL", "s3://bucket/base"), "FOLDER"),
         (("restore", "backups", "petps://127.0.0.1:7070"), "POOL"),
         (("checkpoint", "restore", "store", "s3://bucket/base"), "FOLDER"),

@@ -139,7 +139,7 @@ def test_the_history_has_series(serving: Serving) -> None:
 def test_pages_of_the_docs_can_be_read(serving: Serving) -> None:
     code, headers, body = request(serving, "GET", "/docs/how-to/table-full.md")
     assert (code, headers["Content-Type"]) == (200, "text/plain; charset=utf-8")
-    assert body.startswith("# A table is full")
+    assert body.startswith("# Make room in a table")
     for path in ("how-to/../../README.md", "how-to/none.md", "decisions/index.md", "", "//etc/pwd"):
         assert request(serving, "GET", f"/docs/{path}")[0] == 404
 
