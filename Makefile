@@ -20,7 +20,7 @@ FUZZ_ONLY :=
 # Death tests are left out, because an emulated program cannot start itself again.
 AARCH64_SUITES := base epoch media index table codec
 
-.PHONY: help bootstrap build demo demo-train test test-train lab aarch64 crash fuzz soak soak-pull runbook bench docs wheels cpp-package format tidy clean page upgrade operate deploy-check
+.PHONY: drill help bootstrap build demo demo-train test test-train lab aarch64 crash fuzz soak soak-pull runbook bench docs wheels cpp-package format tidy clean page upgrade operate deploy-check
 .DEFAULT_GOAL := help
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo "make aarch64  cross-compile for aarch64 and run the C++ suites in an emulated processor"
 	@echo "make fuzz    libFuzzer on frames, rows, pools, TLS, records, stores, texts, requests; FUZZ_SECONDS=510 each"
 	@echo "make operate  alert rules and dashboards against a real Prometheus (tests/operate)"
+	@echo "make drill   breaks servers, and shows which alert fires, what they say, and what ends it"
 	@echo "make crash   every state of the crash suite, of which make test builds a tenth"
 	@echo "make soak    the C++ suites with more test processes than processors, SOAK_ROUNDS=10 times"
 	@echo "make soak ONLY=hostile  eleven attacks at once on a server, beside a client that must not notice; SOAK_SECONDS=600"
@@ -111,6 +112,11 @@ upgrade: build
 operate: build
 	@deploy/bootstrap.sh operate
 	$(PYTHON) -m pytest -q -p no:cacheprovider tests/operate -n $(JOBS)
+
+# Breaks real servers, which a real Prometheus watches, and mends them as the runbook says.
+drill: build
+	@deploy/bootstrap.sh operate
+	$(PYTHON) -m tests.drill $(if $(ONLY),--only $(ONLY))
 
 crash: build
 	cmake --build build/release -j $(JOBS) --target test_crash

@@ -268,7 +268,7 @@ def soak_seconds(preset: str) -> float:
 
     ASan's run is longer, because it poisons freed slots.
     """
-    seconds = 20.0 if preset == "asan" else 2.0
+    seconds = 8.0 if preset == "asan" else 2.0
     return seconds * float(os.environ.get("PETPS_TEST_SCALE", "1"))
 
 

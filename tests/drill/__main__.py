@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.drill.prometheus import NotInstalled, Prometheus
+from tests.drill.prometheus import Prometheus
 from tests.drill.scenarios import SCENARIOS, Scenario
+from tests.operate.prometheus import NotInstalled
 from tests.system.servers import petps, wait_until
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shutil
 import subprocess
 import time
 import urllib.parse
@@ -19,25 +18,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, Self
 
+from tests.operate.prometheus import ROOT, tool
 from tests.ports import stable_port
 from tests.system.servers import wait_until
 
-RULES: Final = Path(__file__).resolve().parents[2] / "deploy/prometheus/petps.rules.yml"
+RULES: Final = ROOT / "deploy/prometheus/petps.rules.yml"
 SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 WINDOW_SHARE: Final = 60
 WINDOW_SECONDS_MIN: Final = 10  # a rate needs samples
-
-
-class NotInstalled(Exception):
-    """A program that the drill needs is missing; the text says how to install it."""
-
-
-def program(name: str) -> str:
-    """Return the path of a program. Raises NotInstalled."""
-    path = shutil.which(name)
-    if path is None:
-        raise NotInstalled(f"no {name}: deploy/bootstrap.sh operate installs it")
-    return path
 
 
 def hurried(rules: str) -> tuple[str, dict[str, int]]:
@@ -64,7 +52,7 @@ class Prometheus:
 
     def __init__(self, folder: Path) -> None:
         """Start it. Raises NotInstalled."""
-        path = program("prometheus")
+        path = tool("prometheus")
         folder.mkdir()
         self.port = stable_port()
         self._targets = folder / "targets.json"

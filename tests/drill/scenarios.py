@@ -21,8 +21,8 @@ from petps.delta import TableSchema, open_log
 from petps.delta.log import DeltaLog
 from petps.publish import Publisher
 from tests import certificates
-from tests.drill.prometheus import NotInstalled
 from tests.kafka.broker import Broker, NotAvailable
+from tests.operate.prometheus import NotInstalled
 from tests.system.servers import PARTITIONS, Fleet, Server, connect, wait_until
 from tests.system.servers import petps as run_petps
 
@@ -150,7 +150,7 @@ class BrokerAway(_Fed):
             raise NotInstalled(str(error)) from None
         self._closing.callback(self._broker.kill)
         place = f"kafka://{self._broker.address}/drill"
-        self.follow(place, ROWS, open_log(place, partitions=PARTITIONS))
+        self.follow(place, 2 * ROWS, open_log(place, partitions=PARTITIONS))
 
     def fail(self) -> None:
         self._broker.kill()
@@ -216,7 +216,7 @@ class FullDisk(Scenario):
         self._closing.callback(lambda: subprocess.run(["umount", disk], check=True))
         self._ballast = disk / "ballast"
         self.pool = disk / "pool"
-        self.create(ROWS)
+        self.create(2 * ROWS)
         self.serve()
         self.push(KEYS)
 
@@ -236,8 +236,8 @@ class DamagedRow(Scenario):
     alert = "PetpsDamagedRows"
 
     def start(self) -> None:
-        self.create(ROWS)
-        self.serve('[scrub]\nevery = "1s"\n')
+        self.create(2 * ROWS)
+        self.serve('[scrub]\nevery = "10s"\n')
         self.push(KEYS)
 
     def fail(self) -> None:
@@ -260,7 +260,7 @@ class DeadShard(Scenario):
         for pool in pools:
             pool.parent.mkdir()
             with petps.create(pool, durability="process") as opened:
-                opened.create_table("items", dim=DIM, capacity=ROWS)
+                opened.create_table("items", dim=DIM, capacity=2 * ROWS)
         log = self.folder / "log"
         open_log(str(log), partitions=PARTITIONS).close()
 
@@ -291,7 +291,7 @@ class ExpiredCertificate(Scenario):
             raise NotInstalled("no faketime: deploy/bootstrap.sh operate installs it")
         self._authority = certificates.Authority(self.folder)
         self._pair = self._authority.issue("server")
-        self.create(ROWS)
+        self.create(2 * ROWS)
         tls = f'certificate = "{self._pair.certificate}"\nkey = "{self._pair.key}"'
         self.serve(f"[tls]\n{tls}\n")
         self._pull()
@@ -329,7 +329,7 @@ class ClockJump(Scenario):
     def start(self) -> None:
         if not FAKETIME.exists():
             raise NotInstalled("no faketime: deploy/bootstrap.sh operate installs it")
-        self.create(ROWS)
+        self.create(2 * ROWS)
         self._clock = self.folder / "clock"
         self._clock.write_text("+0")
         with environment(
