@@ -261,6 +261,7 @@ class DeadShard(Scenario):
             pool.parent.mkdir()
             with petps.create(pool, durability="process") as opened:
                 opened.create_table("items", dim=DIM, capacity=2 * ROWS)
+                opened.create_table("fed", dim=DIM, capacity=2 * ROWS, feed="delta")
         log = self.folder / "log"
         open_log(str(log), partitions=PARTITIONS).close()
 

@@ -203,7 +203,7 @@ file = "{tmp_path / "access.json"}"
         put(files.token, token.encode())
         load.wait_for_calls()
         access.remove("first")
-        log_has("1 grants are in use")
+        log_has("1 grant is in use")
         load.wait_for_calls()
 
     files.show(old.issue("late"))

@@ -38,6 +38,7 @@ CALLS: dict[str, dict[str, Method]] = {
     "Server": {
         "set_shard_map": lambda s: s.set_shard_map(MAP),
         "set_status_member": lambda s: s.set_status_member("x", "1"),
+        "incidents_after": lambda s: s.incidents_after(0),
     },
     "Calls": {
         "pull": lambda c: c.pull(0, [(1, KEYS.tobytes())]),
