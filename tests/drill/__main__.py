@@ -55,7 +55,7 @@ def read(scenario: Scenario, path: str) -> tuple[int, str]:
     trust = ssl.create_default_context()
     trust.check_hostname = False
     trust.verify_mode = ssl.CERT_NONE  # its certificate may have expired
-    url = f"{url_of(scenario)[0]}/{path}"
+    url = f"{scenario.scheme}://127.0.0.1:{scenario.server.wait_ready()['http_port']}/{path}"
     try:
         with urllib.request.urlopen(url, timeout=30, context=trust) as reply:
             return reply.status, reply.read().decode().strip()

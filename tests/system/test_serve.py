@@ -295,7 +295,10 @@ def test_bad_arguments_and_pools_are_refused_with_the_reason(pool: Path, tmp_pat
 
     assert run() == (
         2,
-        "error: name the pool: `petps serve PATH`, --config FILE, or PETPS_POOL_PATH [INVALID_ARGUMENT]\n",
+        (
+            "error: name the pool: `petps serve PATH`, --config FILE, or PETPS_POOL_PATH "
+            "[INVALID_ARGUMENT]\n"
+        ),
     )
     code, message = run(tmp_path / "none")
     assert code == 3
