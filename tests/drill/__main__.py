@@ -97,6 +97,7 @@ def run(kind: type[Scenario], folder: Path, prometheus: Prometheus) -> Seen:
         assert (ROOT / seen.page).is_file(), f"{seen.page} does not exist"
         start = time.monotonic()
         scenario.mend()
+        prometheus.watch(url_of(scenario))  # a server that was started again has other ports
         wait_until("no alert fires any more", lambda: not prometheus.firing())
         wait_until("ready again", lambda: read(scenario, "readyz")[0] == 200)
         seen.seconds_to_end = time.monotonic() - start

@@ -270,6 +270,10 @@ class DeadShard(Scenario):
 
         fleet = Fleet(serve, self.folder, pools, f'log = "{log}"')
         fleet.own(["0-3"], ["4-7"])
+        # Until then the servers know the members of the map that they started with.
+        for address, other in zip(fleet.addresses, reversed(self.servers), strict=True):
+            known = f'petps_shard_member_reachable{{member="{address}"}} 1.0'.encode()
+            wait_until("the members are known", lambda: known in other.read("metrics"))  # noqa: B023
 
     def fail(self) -> None:
         self.servers[1].kill()
