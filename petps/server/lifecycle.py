@@ -364,7 +364,7 @@ class Serving:
         self._expiry = Expiry(self._tables, self._log)
         self._scrub = Scrubbing(self._config, self._tables, self._between_applies, self._log)
         self._backups = Backups(self._config, self._tables, self._log, ingest=lambda: self._ingest)
-        self._surroundings = Surroundings(self._config.pool.path, self._other_members, self._log)
+        self._surroundings = Surroundings(self._config.pool.path, self._log)
         self._growth = Growth(self._config, self._tables, self._log)
         self._upkeep += [
             self._growth,
@@ -397,6 +397,7 @@ class Serving:
         members = Members(
             lambda: [] if self._map is None else self._map.others(self._server.address),
             partial(find_fault, tls=self._config.tls, says_hello=gate.mode == "open"),
+            self._log,
         )
         self._watch = Watch(
             stats=self._server.stats,
@@ -482,11 +483,6 @@ class Serving:
         self._ingested_partitions = partitions
         if self._is_open:  # otherwise _open_doors() reports, after the log is read
             self.report()
-
-    def _other_members(self) -> list[str]:
-        """Return the addresses of the other servers of the shard map."""
-        known = [] if self._map is None else self._map.addresses()
-        return [address for address in known if address != self._server.address]
 
     def _own_partitions(self) -> list[int] | None:
         """Return the partitions that this server ingests, or None for all."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from petps.config import TlsConfig
+from petps.log import INFO, WARNING, Line
 
 __all__ = ["Members", "find_fault"]
 
@@ -70,15 +71,16 @@ class Members:
     """A thread that asks the servers of the current shard map in turn, until close().
 
     addresses: returns (address, partitions as text) of each server but this one; find: see
-    find_fault(), with the address alone.
+    find_fault(), with the address alone; log: gets a line for each change.
     """
 
     def __init__(
         self,
         addresses: Callable[[], Sequence[tuple[str, str]]],
         find: Callable[[str], str | None],
+        log: Callable[[str], None],
     ) -> None:
-        self._addresses, self._find = addresses, find
+        self._addresses, self._find, self._log = addresses, find, log
         self._stopping = threading.Event()
         self._found: dict[str, tuple[str | None, float]] = {}  # (fault, Unix time), by address
         self._thread = threading.Thread(target=self._run, name="petps-members", daemon=True)
@@ -114,5 +116,14 @@ class Members:
             for address in addresses:
                 if self._stopping.is_set():
                     return
-                self._found[address] = self._find(address), time.time()
+                self._note(address, self._find(address))
             self._found = {key: self._found[key] for key in addresses}  # forget others
+
+    def _note(self, address: str, fault: str | None) -> None:
+        before = self._found.get(address, (None, 0.0))[0]
+        if (fault is None) != (before is None):
+            state = "answers again" if fault is None else f"does not answer: {fault}"
+            level = INFO if fault is None else WARNING
+            text = f"the server {address} of the shard map {state}"
+            self._log(Line(text, "member", level, member=address))
+        self._found[address] = fault, time.time()

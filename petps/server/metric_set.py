@@ -249,7 +249,7 @@ petps_shard_map_version: gauge
 petps_shard_map_failed: gauge
     1: a changed shard map cannot be used, and the one before stays in use.
 petps_shard_member_reachable: gauge by member
-    1: the native port of this other server of the map accepts connections.
+    1: the native port of this other server of the map answers.
 
 ## Backups
 petps_backup_last_success_timestamp_seconds: gauge

@@ -279,8 +279,9 @@ def _add_ingest(families: _Families, ingest: Status, started_at: float) -> None:
 def _add_shard(families: _Families, status: Status) -> None:
     families.add("petps_shard_map_version", status["shard"]["map_version"])
     families.add("petps_shard_map_failed", bool(status.get("shard_map_error")))
-    for address, is_reachable in status.get("shard_members", {}).items():
-        families.add("petps_shard_member_reachable", is_reachable, address)
+    for member in status.get("members") or []:
+        if member["answers"] is not None:
+            families.add("petps_shard_member_reachable", member["answers"], member["address"])
 
 
 def _add_backup(families: _Families, backup: Status) -> None:

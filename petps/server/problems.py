@@ -268,20 +268,14 @@ def _shard_map(status: Status) -> Iterator[Problem]:
             f"The shard map gives {shard['address']} no partition, so this server serves nothing.",
             "Set --address to an address of the map, or add the server to the map.", SHARDS,
         )  # fmt: skip
-    faults = {
-        member["address"]: member["fault"]
-        for member in status.get("members") or []
-        if member["answers"] is False
-    }
-    for address, is_reachable in (status.get("shard_members") or {}).items():
-        if not is_reachable:
-            faults.setdefault(address, "it accepts no connection")
-    for address, fault in faults.items():
-        yield Problem(
-            f"member:{address}", "critical",
-            f"The server {address} of the shard map does not answer: {_ended(fault)}",
-            "Start that server, or take it out of the map.", "runbook/shard-unreachable.md",
-        )  # fmt: skip
+    for member in status.get("members") or []:
+        if member["answers"] is False:
+            address = member["address"]
+            yield Problem(
+                f"member:{address}", "critical",
+                f"The server {address} of the shard map does not answer: {_ended(member['fault'])}",
+                "Start that server, or take it out of the map.", "runbook/shard-unreachable.md",
+            )  # fmt: skip
 
 
 def _tables(status: Status) -> Iterator[Problem]:

@@ -69,10 +69,6 @@ class ShardMap:
         """Return whether the map has a server at ``address``, even one that owns nothing."""
         return address in self.follows or any(known == address for known, _ in self.owners.servers)
 
-    def addresses(self) -> list[str]:
-        """Return the addresses of all servers of the map."""
-        return list(dict.fromkeys([*(known for known, _ in self.owners.servers), *self.follows]))
-
     def owned_by(self, address: str) -> list[int]:
         """Return the partitions that the server at ``address`` owns."""
         return self.owners.owned_by(address)

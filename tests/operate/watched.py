@@ -123,5 +123,5 @@ def watched_server(folder: Path) -> Iterator[tuple[Watched, Serving]]:
         client.push("items", KEYS, np.full((100, 4), 2, np.float32))
         wait_until(lambda: serving.status()["backup"]["written"] > 0)
         wait_until(lambda: serving.status()["ingest"]["log_reachable"])
-        wait_until(lambda: watched.other in serving.status()["shard_members"])
+        wait_until(lambda: any(entry["asked_at"] for entry in serving.status()["members"]))
         yield watched, serving

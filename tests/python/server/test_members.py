@@ -64,11 +64,19 @@ def test_every_member_is_asked_and_others_are_forgotten(monkeypatch: pytest.Monk
     monkeypatch.setattr(members_module, "LOOK_SECONDS", 0.01)
     addresses = [("a:1", "0"), ("b:2", "1-3")]
     faults: dict[str, str | None] = {"a:1": None, "b:2": "Connection refused", "c:3": None}
-    with contextlib.closing(Members(lambda: addresses, faults.__getitem__)) as members:
+    lines: list[str] = []
+    asked = Members(lambda: addresses, faults.__getitem__, lines.append)
+    with contextlib.closing(asked) as members:
         wait_until(lambda: all(entry["asked_at"] for entry in members.status()))
         first, second = members.status()
         assert (first["answers"], first["partitions"], first["fault"]) == (True, "0", "")
         assert (second["answers"], second["fault"]) == (False, "Connection refused")
+        faults["b:2"] = None
+        wait_until(lambda: members.status()[1]["answers"] is True)
+        assert lines == [
+            "the server b:2 of the shard map does not answer: Connection refused",
+            "the server b:2 of the shard map answers again",
+        ]
         addresses[:] = [("c:3", "0-3")]
         assert members.status()[0]["address"] == "c:3"
         wait_until(lambda: members.status()[0]["answers"] is True)
