@@ -224,7 +224,7 @@ class ScrubConfig(Section):
 
 
 class LogConfig(Section):
-    """What the server writes about itself. (The log of deltas is `ingest.log`.)"""
+    """Format and level of the server's own log. The log of deltas is `ingest.log`."""
 
     format: Literal["text", "json"] = Field(
         default="text",

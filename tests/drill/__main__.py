@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.drill.prometheus import Prometheus
+from tests.drill.prometheus import Watcher, watcher
 from tests.drill.scenarios import SCENARIOS, Scenario
 from tests.operate.prometheus import NotInstalled
 from tests.system.servers import petps, wait_until
@@ -69,7 +69,7 @@ def url_of(scenario: Scenario) -> list[str]:
     return [f"{scenario.scheme}://127.0.0.1:{port}" for port in ports]
 
 
-def run(kind: type[Scenario], folder: Path, prometheus: Prometheus) -> Seen:
+def run(kind: type[Scenario], folder: Path, prometheus: Watcher) -> Seen:
     """Run a scenario from health to health."""
     seen = Seen(kind, wait=prometheus.waits[kind.alert])
     with closing(kind(folder)) as scenario:
@@ -136,24 +136,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--only: unknown {sorted(unknown)}")
     chosen = [kind for kind in SCENARIOS if not names or kind.__name__ in names]
     results: list[Seen] = []
-    with tempfile.TemporaryDirectory() as name:
-        try:
-            prometheus = Prometheus(Path(name) / "prometheus")
-        except NotInstalled as error:
-            print(f"not run: {error}")
-            return 1
-        with prometheus:
-            for kind in chosen:
-                folder = Path(name) / kind.__name__
-                folder.mkdir()
-                print(f"{kind.name} ...", file=sys.stderr, flush=True)
-                try:
-                    results.append(run(kind, folder, prometheus))
-                except NotInstalled as error:
-                    results.append(Seen(kind, skipped=str(error)))
-                except Exception as error:
-                    traceback.print_exc()
-                    results.append(Seen(kind, fault=f"{type(error).__name__}: {error}"))
+    with tempfile.TemporaryDirectory() as name, watcher(Path(name) / "prometheus") as prometheus:
+        for kind in chosen:
+            folder = Path(name) / kind.__name__
+            folder.mkdir()
+            print(f"{kind.name} ...", file=sys.stderr, flush=True)
+            try:
+                results.append(run(kind, folder, prometheus))
+            except NotInstalled as error:
+                results.append(Seen(kind, skipped=str(error)))
+            except Exception as error:
+                traceback.print_exc()
+                results.append(Seen(kind, fault=f"{type(error).__name__}: {error}"))
     report = "\n".join(
         ["# The failure drill", "", *(line for seen in results for line in lines_of(seen))]
     )

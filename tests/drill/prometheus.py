@@ -10,17 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import subprocess
-import time
 import urllib.parse
-import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final
 
-from tests.operate.prometheus import ROOT, tool
-from tests.ports import stable_port
-from tests.system.servers import wait_until
+from tests.operate.prometheus import ROOT, Prometheus, running
 
 RULES: Final = ROOT / "deploy/prometheus/petps.rules.yml"
 SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -47,92 +42,69 @@ def hurried(rules: str) -> tuple[str, dict[str, int]]:
     return "\n".join(lines) + "\n", waits
 
 
-class Prometheus:
-    """A process that scrapes and evaluates once a second. Close it."""
+class Watcher:
+    """A Prometheus that scrapes and evaluates once a second."""
 
-    def __init__(self, folder: Path) -> None:
-        """Start it. Raises NotInstalled."""
-        path = tool("prometheus")
-        folder.mkdir()
-        self.port = stable_port()
-        self._targets = folder / "targets.json"
-        self.watch([])
-        text, self.waits = hurried(RULES.read_text())
-        (folder / "rules.yml").write_text(text)
-        (folder / "prometheus.yml").write_text(f"""
-global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
-rule_files: [{folder}/rules.yml]
-scrape_configs:
-  - job_name: petps
-    # An expired certificate must not hide the server from its own alert.
-    tls_config: {{insecure_skip_verify: true}}
-    file_sd_configs: [{{files: [{self._targets}], refresh_interval: 1s}}]
-    relabel_configs:
-      - {{source_labels: [scheme], target_label: __scheme__}}
-      - {{regex: scheme, action: labeldrop}}
-""")
-        command = [
-            path,
-            f"--config.file={folder}/prometheus.yml",
-            f"--storage.tsdb.path={folder}/tsdb",
-        ]
-        command += [f"--web.listen-address=127.0.0.1:{self.port}"]
-        with (folder / "prometheus.log").open("wb") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        wait_until("Prometheus answers", self._is_up)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._process.terminate()
-        self._process.wait(30)
+    def __init__(self, prometheus: Prometheus, targets: Path, waits: dict[str, int]) -> None:
+        """``waits`` has the seconds of the `for` of each alert."""
+        self._prometheus, self._targets, self.waits = prometheus, targets, waits
 
     def watch(self, urls: Iterable[str]) -> None:
         """Scrape the HTTP doors at these URLs, and no others."""
-        parts = [urllib.parse.urlsplit(url) for url in urls]
-        groups = [{"targets": [p.netloc], "labels": {"scheme": p.scheme}} for p in parts]
-        temporary = self._targets.with_suffix(".new")
-        temporary.write_text(json.dumps(groups))
-        temporary.replace(self._targets)
-
-    def query(self, expression: str) -> list[dict[str, Any]]:
-        """Return the vector that the expression has now."""
-        data = self._get("query", query=expression)
-        vector: list[dict[str, Any]] = data["result"]
-        return vector
+        _write_targets(self._targets, urls)
 
     def firing(self) -> dict[str, str]:
         """Return the alerts that fire now, each with a summary."""
-        alerts = self._get("alerts")["alerts"]
         return {
             alert["labels"]["alertname"]: alert["annotations"]["summary"]
-            for alert in alerts
+            for alert in self._prometheus.read("/api/v1/alerts")["alerts"]
             if alert["state"] == "firing"
         }
 
     def runbook_of(self, alert: str) -> str:
         """Return the page that the rule names."""
-        rules = [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
+        groups = self._prometheus.read("/api/v1/rules")["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
         (page,) = {r["annotations"]["runbook_url"] for r in rules if r["name"] == alert}
         return str(page)
 
     def scraped(self) -> dict[str, str]:
         """Return the health of each target, by its address."""
-        targets = self._get("targets")["activeTargets"]
+        targets = self._prometheus.read("/api/v1/targets")["activeTargets"]
         return {target["labels"]["instance"]: target["health"] for target in targets}
 
-    def _get(self, what: str, **parameters: str) -> Any:
-        url = f"http://127.0.0.1:{self.port}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=10) as reply:
-            answer = json.load(reply)
-        assert answer["status"] == "success", answer
-        return answer["data"]
 
-    def _is_up(self) -> bool:
-        assert self._process.poll() is None, "Prometheus has ended"
-        with contextlib.suppress(OSError):
-            self._get("alerts")
-            return True
-        time.sleep(0.1)
-        return False
+@contextlib.contextmanager
+def watcher(folder: Path) -> Iterator[Watcher]:
+    """Run Prometheus until the end of the block. Raises NotInstalled."""
+    folder.mkdir()
+    targets, rules = folder / "targets.json", folder / "rules.yml"
+    _write_targets(targets, [])
+    text, waits = hurried(RULES.read_text())
+    rules.write_text(text)
+    job = {
+        "job_name": "petps",
+        # An expired certificate must not hide the server from its own alert.
+        "tls_config": {"insecure_skip_verify": True},
+        "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}],
+        "relabel_configs": [
+            {"source_labels": ["scheme"], "target_label": "__scheme__"},
+            {"regex": "scheme", "action": "labeldrop"},
+        ],
+    }
+    each_second = ("scrape_interval", "scrape_timeout", "evaluation_interval")
+    config = {
+        "global": dict.fromkeys(each_second, "1s"),
+        "rule_files": [str(rules)],
+        "scrape_configs": [job],
+    }
+    with running(folder, config) as prometheus:
+        yield Watcher(prometheus, targets, waits)
+
+
+def _write_targets(path: Path, urls: Iterable[str]) -> None:
+    parts = [urllib.parse.urlsplit(url) for url in urls]
+    groups = [{"targets": [p.netloc], "labels": {"scheme": p.scheme}} for p in parts]
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(groups))
+    temporary.replace(path)

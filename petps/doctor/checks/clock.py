@@ -47,7 +47,7 @@ def clock_synchronised(subject: Subject) -> Iterator[Finding]:
     TOPIC,
     looks_at="the times of the pool's files and of the last backup, against the clock",
     why="A time in the future says that the clock was ahead, or went back. Rows that were pushed "
-    "meanwhile expire late, and lag and freshness are wrong.",
+    "during that time expire late, and lag and freshness are wrong.",
 )
 def clock_steps(subject: Subject) -> Iterator[Finding]:
     """Look for times that lie in the future."""

@@ -51,7 +51,7 @@ def open_files(subject: Subject) -> Iterator[Finding]:
     "locked-memory",
     TOPIC,
     looks_at="the limit of locked memory (LimitMEMLOCK), if server.rdma is on",
-    why="A network card reads the rows by itself, so the whole pool is locked in memory.",
+    why="A network card reads the rows itself, so the whole pool is locked in memory.",
 )
 def locked_memory(subject: Subject) -> Iterator[Finding]:
     """Look at the limit and the device that RDMA needs."""
