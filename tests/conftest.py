@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import tempfile
 import uuid
@@ -16,6 +17,8 @@ from tests.s3 import server as s3_server
 from tests.seed import SEED
 
 KAFKA_GROUP = "kafka"
+# `make page` runs it in an environment of its own, the only one with Playwright.
+collect_ignore = [] if importlib.util.find_spec("playwright") else ["page"]
 
 # No example fails because it is slow. A failure prints the blob that reproduces it.
 settings.register_profile("petps", deadline=None, print_blob=True)
