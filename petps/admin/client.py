@@ -44,6 +44,7 @@ Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 TOKEN_FILE_VARIABLE: Final = "PETPS_TOKEN_FILE"
 TOKEN_BYTES_MAX: Final = 255  # native/wire/wire.h kMaxNameBytes
+STATUS_SECONDS: Final = 10.0  # a status waits for no disk and no broker
 
 
 def _parse_address(target: str) -> str:
@@ -155,8 +156,8 @@ class AdminClient:
             self._metadata += (("authorization", f"Bearer {token}"),)
 
     def status(self) -> dict[str, Any]:
-        """Return what `petps status` shows."""
-        return self._ask("Status", messages.StatusRequest())
+        """Return what `petps status` shows. Raises Unavailable after STATUS_SECONDS."""
+        return self._ask("Status", messages.StatusRequest(), STATUS_SECONDS)
 
     def models(self) -> list[str]:
         """See Pool."""
@@ -314,9 +315,10 @@ class AdminClient:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _ask(self, method: str, request: Any) -> dict[str, Any]:
+    def _ask(self, method: str, request: Any, seconds_max: float | None = None) -> dict[str, Any]:
         with self._errors():
-            answer = getattr(self._stub, method)(request, metadata=self._metadata)
+            call = getattr(self._stub, method)
+            answer = call(request, metadata=self._metadata, timeout=seconds_max)
         values: dict[str, Any] = json.loads(answer.text)
         return values
 
@@ -369,6 +371,12 @@ class AdminClient:
             return Unavailable(
                 f"{self._target} {in_use}does not answer on {self._address}: {error.details()}"
                 f"{hint}"
+            )
+        if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return Unavailable(
+                f"the server of {self._target} runs, but has not answered for "
+                f"{STATUS_SECONDS:g} s: it is stopped (SIGSTOP), hangs, or the machine is "
+                "overloaded. Look at the process; if it does not recover, restart it"
             )
         if error.code() == grpc.StatusCode.UNIMPLEMENTED:
             return Unimplemented(

@@ -73,8 +73,7 @@ class Ingest:
         dense: The locations of dense weights; None keeps them in memory.
         partitions: The partitions to follow; None follows all.
         rows_per_second: Limit of the rows applied, to protect the latency of pulls; None: no limit.
-        rows_max: Rows of one apply.
-        poll_bytes: Bytes read by one poll.
+        rows_max, poll_bytes: Rows of one apply, and bytes read by one poll.
         search_seconds: Seconds between two searches for bases.
     """
 
@@ -266,8 +265,9 @@ class Ingest:
             return health
         errors = self._errors
         if owner is None:
+            is_away = "follow" in errors and state.recorded.offset > 0  # it has rows to serve
             reason = errors.get("follow", "its log is not read yet")
-            return replace(health, state="starting", reason=reason)
+            return replace(health, state="unreachable" if is_away else "starting", reason=reason)
         if "apply" in errors:
             return replace(health, state="blocked", reason=errors["apply"])
         if reason := errors.get("follow") or errors.get("end", ""):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -460,3 +461,14 @@ def test_a_table_is_dropped_alike(run: Command, filled: Path, is_served: bool) -
         assert {info.name for info in pool.tables("default")} == {"items"}
         assert pool.verify().clean
     assert {"what": "drop table ads of default@0"} in lines_of(filled)
+
+
+def test_a_server_that_hangs_is_reported(
+    run: Command, filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("petps.admin.client.STATUS_SECONDS", 0.5)
+    with petps.open(filled), socket.socket(socket.AF_UNIX) as hung:
+        hung.bind(str(socket_of(filled)))
+        hung.listen()  # the kernel accepts, as for a process that is stopped
+        message = run.fails(7, "status", filled)
+        assert "runs, but has not answered for 0.5 s" in message

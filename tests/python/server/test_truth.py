@@ -26,7 +26,7 @@ from petps.delta.directory import DirectoryLog
 from petps.errors import IoError, Unavailable
 from petps.publish import Publisher
 from petps.server import Serving
-from tests.python.server.conftest import Start
+from tests.python.server.conftest import Start, settings
 from tests.python.waiting import wait_until
 
 PARTITIONS = 8
@@ -208,6 +208,28 @@ def test_the_lag_of_a_log_that_never_answered_is_unknown(
         families = list(text_string_to_metric_families(reply.read().decode()))
     lag = next(family for family in families if family.name == "petps_ingest_lag_seconds")
     assert [sample.value for sample in lag.samples] == [math.inf] * PARTITIONS
+
+
+def test_a_server_that_restarts_while_its_log_is_away_serves_if_any_lag_is_allowed(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest: dict[str, Any] = {"log": tmp_path / "log"}
+    with Serving(settings(pool, ingest=ingest)) as serving:
+        fed = FollowingServer(serving, tmp_path / "log")
+        fed.log.close()
+    monkeypatch.setattr(DirectoryLog, "start_offsets", raise_unavailable)
+    monkeypatch.setattr(DirectoryLog, "end_offsets", raise_unavailable)
+    any_lag = settings(pool, ingest=ingest, server={"ready_lag_seconds": 0})
+    with Serving(any_lag) as serving:
+        wait_until(lambda: serving.unready() is None)
+        partitions = serving.status()["ingest"]["partitions"]
+        read = {entry["state"] for entry in partitions if entry["offset"]}
+        assert read == {"unreachable"}
+        with petps_client.connect(f"petps://127.0.0.1:{serving.port}") as client:
+            rows = client.pull("fed", np.arange(50, dtype=np.uint64))
+        assert (rows == 2.5).all()
+    with Serving(settings(pool, ingest=ingest)) as serving:
+        wait_until(lambda: "has not reached the log's end yet" in str(serving.unready()))
 
 
 def test_a_scrape_does_not_wait_for_the_log(
