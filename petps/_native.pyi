@@ -32,7 +32,7 @@ LOST_POOL_EXIT_STATUS: int
 """The exit status of a process that stop_on_lost_pool() ended (native/media/bus_error.h)."""
 
 def footprint_of(row_bytes: int, capacity: int) -> dict[str, int]:
-    """Return the most bytes that a full table takes: 'index' and 'rows' in the pool, 'memory'."""
+    """Return the most bytes of a new pool's table: 'records', 'index', 'rows', and 'memory'."""
 
 def stop_on_lost_pool() -> None:
     """From now on, exit with a message and LOST_POOL_EXIT_STATUS when a page of a pool is lost.

@@ -57,15 +57,18 @@ void bind_base(py::module_& module) {
       "footprint_of",
       [](uint32_t row_bytes, uint64_t capacity) {
         if (capacity == 0 || capacity > pool::kMaxCapacity) invalid("capacity: out of range");
-        const auto slots = pool::Slots::footprint_of(row_bytes, capacity);
+        constexpr uint64_t kUnit = pool::kDefaultUnitBytes;
+        const auto slots = pool::Slots::footprint_of(row_bytes, capacity, kUnit);
         py::dict result;
-        result["index"] = pool::index_bytes_for(capacity);
+        result["records"] = kUnit;
+        result["index"] = (pool::index_bytes_for(capacity) + kUnit - 1) / kUnit * kUnit;
         result["rows"] = slots.pool;
         result["memory"] = slots.memory;
         return result;
       },
       py::arg("row_bytes"), py::arg("capacity"),
-      "Return the most bytes that a table takes, by name: index and rows in the pool, and memory.");
+      "Return the most bytes that the table of a new pool takes, by name: in the pool its records, "
+      "index and rows, in whole extents, and memory.");
   module.def("stop_on_lost_pool", media::stop_on_lost_pool,
              "Terminate this process, from now on, with a message and LOST_POOL_EXIT_STATUS when a "
              "page of "

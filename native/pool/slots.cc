@@ -34,20 +34,42 @@ constexpr uint64_t kRegionBytes = 64 << 10;  // the folio size of new file space
 // would save more as long as the kernel writes nothing back, but cost more after it did.
 constexpr uint64_t kPartBytes = 1 << 20;
 constexpr uint16_t kRecentParts = 16;
-constexpr size_t kMaxRecent = 16384;  // more than a batch leaves
+constexpr uint64_t kBatchSlots = 65536;  // of the longest allocate(): table/impl.h kSliceKeysSynced
+constexpr size_t kMaxRecent = 16384;     // more than a batch leaves
 constexpr uint64_t kMostExtentBytes = (uint64_t{1} << 32) - 1;
 constexpr uint64_t kSkippedWords = 8;  // of sparse groups, at most, for each slot that is wanted
 __extension__ typedef unsigned __int128 Wide;
 
 uint64_t words_for(uint64_t slots) { return (slots + 63) / 64; }
 uint64_t slots_for(uint64_t capacity) { return capacity + capacity / 8 + kSpareSlots; }
+
+// The least that an extent may have.
+uint64_t least_bytes(uint32_t row_bytes) { return row_bytes * uint64_t{4}; }
+
+// The length of the next extent of a table that has `extents`.
+uint64_t extent_bytes(size_t extents, uint32_t row_bytes, uint64_t unit_bytes) {
+  uint64_t units =
+      std::min<uint64_t>(uint64_t{1} << std::min<size_t>(extents, 30), kSlotsExtentMaxUnits);
+  while (units * unit_bytes < least_bytes(row_bytes)) units *= 2;
+  return units * unit_bytes;
+}
 }  // namespace
 
-Slots::Footprint Slots::footprint_of(uint32_t row_bytes, uint64_t capacity) {
-  const uint64_t slots = slots_for(capacity);
-  const uint64_t bits = words_for(slots) * 8;
+// Replay grow(): it stops once there are slots_for() and those that one batch waits for.
+Slots::Footprint Slots::footprint_of(uint32_t row_bytes, uint64_t capacity, uint64_t unit_bytes) {
+  const uint64_t wanted = slots_for(capacity) + kBatchSlots;
   Footprint most;
-  most.pool = slots * (row_bytes + sizeof(SlotHeader)) + bits;
+  uint64_t slots = 0;
+  for (size_t extents = 0; slots < wanted; ++extents) {
+    const uint64_t bytes = extent_bytes(extents, row_bytes, unit_bytes);
+    const uint64_t count = lay_out(row_bytes, 0, bytes)->count;
+    // All extents after the longest are as long, and there may be millions.
+    const bool is_longest = bytes == extent_bytes(extents + 1, row_bytes, unit_bytes);
+    const uint64_t times = is_longest ? (wanted - slots + count - 1) / count : 1;
+    slots += times * count;
+    most.pool += times * bytes;
+  }
+  const uint64_t bits = words_for(slots) * 8;
   most.memory = bits + most.pool / kRegionBytes * sizeof(uint16_t) + kMaxRecent * sizeof(SlotRef);
   return most;
 }
@@ -93,26 +115,26 @@ Slots::~Slots() {
     PETPS_UNPOISON(pool_->at(extent->offset), extent->bytes);
 }
 
-std::unique_ptr<Slots::Extent> Slots::lay_out(uint64_t offset, uint64_t bytes) const {
+std::unique_ptr<Slots::Extent> Slots::lay_out(uint32_t row_bytes, uint64_t offset, uint64_t bytes) {
   auto owner = std::make_unique<Extent>();
   Extent& extent = *owner;
   extent.offset = offset;
   extent.bytes = bytes;
   // Find the largest count whose map, headers and rows fit.
-  uint64_t count = bytes * 8 / (uint64_t{row_bytes_} * 8 + sizeof(SlotHeader) * 8 + 1) + 1;
+  uint64_t count = bytes * 8 / (uint64_t{row_bytes} * 8 + sizeof(SlotHeader) * 8 + 1) + 1;
   for (;; --count) {
     const uint64_t map = (kMapHeaderBytes + words_for(count) * 8 + 63) / 64 * 64;
     extent.headers = offset + map;
     extent.rows = (extent.headers + count * sizeof(SlotHeader) + kRowAlignment - 1) /
                   kRowAlignment * kRowAlignment;
-    if (extent.rows + count * row_bytes_ <= offset + bytes) break;
+    if (extent.rows + count * row_bytes <= offset + bytes) break;
   }
   extent.count = count;
   return owner;
 }
 
 void Slots::add(uint64_t offset, uint64_t bytes, bool old) {
-  std::unique_ptr<Extent> extent = lay_out(offset, bytes);
+  std::unique_ptr<Extent> extent = lay_out(row_bytes_, offset, bytes);
   extent->old = old;
   if (old) {
     walked_.store(false, std::memory_order_release);
@@ -184,11 +206,7 @@ Status Slots::grow(std::unique_lock<std::mutex>& lock) {
   const std::lock_guard growing(growth_mutex_);
   lock.lock();
   if (extents_.size() != seen) return Status();
-  uint64_t units =
-      std::min<uint64_t>(uint64_t{1} << std::min<size_t>(seen, 30), kSlotsExtentMaxUnits);
-  const uint64_t least = row_bytes_ * uint64_t{4};
-  while (units * pool_->unit_bytes() < least) units *= 2;
-  const uint64_t wanted = units * pool_->unit_bytes();
+  const uint64_t wanted = extent_bytes(seen, row_bytes_, pool_->unit_bytes());
   // A free extent may be as long as all that the table has: the index of before a growth. But
   // slot_of() is exact only in a shorter one than 4 GiB.
   uint64_t has = 0;
@@ -196,7 +214,7 @@ Status Slots::grow(std::unique_lock<std::mutex>& lock) {
   has = std::min(has, kMostExtentBytes);
   lock.unlock();
   auto extent = pool_->add_extent(static_cast<uint32_t>(layout::ExtentKind::kSlots), table_,
-                                  {least, wanted, std::max(2 * wanted, has)});
+                                  {least_bytes(row_bytes_), wanted, std::max(2 * wanted, has)});
   const Status status =
       extent.ok() && extent.value().reused ? zero_headers(extent.value()) : extent.status();
   lock.lock();
@@ -210,7 +228,7 @@ Status Slots::grow(std::unique_lock<std::mutex>& lock) {
 // that still named the key would then vouch for the old row.
 Status Slots::zero_headers(const Pool::Extent& extent) {
   if (!kernel_writes_back()) return Status();
-  const auto parts = lay_out(extent.offset, extent.bytes);
+  const auto parts = lay_out(row_bytes_, extent.offset, extent.bytes);
   media::Flusher flusher(pool_->medium());
   pool_->zero(parts->headers, parts->rows, Site::kReusedExtent, flusher);
   return pool_->medium().sync_range(pool_->at(parts->headers), parts->rows - parts->headers,

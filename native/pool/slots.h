@@ -65,13 +65,13 @@ class Slots {
   bool is_free(SlotRef ref) const;
   uint64_t total() const { return total_.load(std::memory_order_relaxed); }
   uint64_t free_count() const { return free_.load(std::memory_order_relaxed); }
-  // The most bytes that the slots of a table take, when it is full and its rows change: in the
-  // pool, and in this process's memory.
+  // The most bytes that the slots of a table take in a new pool, when the table is full and its
+  // rows change: in the pool, as whole extents, and in this process's memory.
   struct Footprint {
     uint64_t pool = 0;
     uint64_t memory = 0;
   };
-  static Footprint footprint_of(uint32_t row_bytes, uint64_t capacity);
+  static Footprint footprint_of(uint32_t row_bytes, uint64_t capacity, uint64_t unit_bytes);
   uint64_t max_slots() const { return max_slots_.load(std::memory_order_relaxed) + kept_unused(); }
   void set_capacity(uint64_t capacity);
   uint64_t allocator_bytes() const { return allocator_bytes_.load(std::memory_order_relaxed); }
@@ -97,7 +97,7 @@ class Slots {
     std::atomic<std::atomic<uint64_t>*> marks{nullptr};
     ~Extent() { delete[] marks.load(std::memory_order_relaxed); }
   };
-  std::unique_ptr<Extent> lay_out(uint64_t offset, uint64_t bytes) const;
+  static std::unique_ptr<Extent> lay_out(uint32_t row_bytes, uint64_t offset, uint64_t bytes);
   // Add an extent of the catalogue (old), or a new one.
   void add(uint64_t offset, uint64_t bytes, bool old);
   Extent* extent_of(SlotRef ref) const;          // null if no extent of this table has the ref

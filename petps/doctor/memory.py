@@ -122,7 +122,7 @@ def needed_memory(subject: Subject) -> Need:
     pool, memory = 0, 0
     for row_bytes, capacity in tables_of(subject).values():
         most = subject.facts.footprint(row_bytes, capacity)
-        pool += most["index"] + most["rows"]
+        pool = (pool or most["records"]) + most["index"] + most["rows"]
         memory += most["memory"]
     return Need(pool, memory + SERVER_BYTES + _requests(subject) if pool else 0)
 

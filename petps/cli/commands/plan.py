@@ -24,9 +24,10 @@ KNOWN_BYTES: Final = 16  # key and hash of a row
 class Plan:
     """The most bytes that a full table takes.
 
-    index, rows: in the pool. while_growing: in the pool while its capacity doubles. memory: of the
-    server. base, backup: of a base and of a full backup in their stores. beside_pool: of the file
-    by which the next backup knows what has changed. log_per_day: of the updates.
+    index, rows: in the pool, which has its records beside them. while_growing: in the pool while
+    its capacity doubles. memory: of the server. base, backup: of a base and of a full backup in
+    their stores. beside_pool: of the file by which the next backup knows what has changed.
+    log_per_day: of the updates.
     """
 
     index: int
@@ -72,7 +73,7 @@ def plan(
     facts(
         [
             ("index in the pool", bytes_text(result.index)),
-            ("rows in the pool", f"{bytes_text(result.rows)} (an eighth of the slots is spare)"),
+            ("rows in the pool", f"{bytes_text(result.rows)}, with spare slots, in whole extents"),
             ("the pool", bytes_text(result.pool)),
             ("while its capacity doubles", bytes_text(result.while_growing)),
             ("memory of the server", f"{bytes_text(result.memory)}, and the page cache"),
@@ -97,7 +98,7 @@ def make_plan(rows: int, dim: int, dtype: str, updates: int | None) -> Plan:
         raise InvalidArgument(f"--dtype {dtype}: write f32, f16, bf16 or int8")
     row_bytes = _native.row_bytes(dtype, dim)
     most = _native.footprint_of(row_bytes, rows)
-    pool = most["index"] + most["rows"]
+    pool = most["records"] + most["index"] + most["rows"]
     message = KEY_BYTES + row_bytes
     return Plan(
         index=most["index"],

@@ -181,7 +181,8 @@ class FakeFacts:
         return 4 * dim
 
     def footprint(self, row_bytes: int, capacity: int) -> Mapping[str, int]:
-        return {"index": 20 * capacity, "rows": row_bytes * capacity, "memory": capacity}
+        rows = row_bytes * capacity
+        return {"records": 0, "index": 20 * capacity, "rows": rows, "memory": capacity}
 
     def superblock(self, path: str) -> Superblock:
         return _value(self.pool)
