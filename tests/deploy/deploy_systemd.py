@@ -109,7 +109,8 @@ def push(machine: Machine, key: int) -> None:
 def has(machine: Machine, key: int) -> bool:
     """Return whether the server has the row of push()."""
     report = json.loads(machine.run(PETPS, "pull", URL, "items", key, "--json").stdout)
-    return bool(report["rows"] == [{"key": key, "found": True, "row": [float(key)] * 4}])
+    (entry,) = report["rows"]
+    return bool(entry["found"] and entry["row"] == [float(key)] * 4)
 
 
 def test_it_serves_when_start_returns(running: Machine) -> None:

@@ -34,6 +34,7 @@ SETTINGS: Final = (
     "etc/resolv.conf",
     "etc/hosts",
     "etc/ssl/certs/ca-certificates.crt",
+    "usr/local/share/ca-certificates",  # installing ca-certificates makes that file again
 )
 # What an engine does with --read-only --cap-drop ALL --security-opt no-new-privileges. Arguments:
 # the root of the image, the volume, the configuration, the user, the group, the folder to work in;
