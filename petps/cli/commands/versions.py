@@ -28,8 +28,10 @@ def instances(target: TargetName, json_: JsonReport = False) -> None:
         json_out({"instances": rows})
         return
     columns = ("name", "state", "aliases", "tables", "rows", "version", "run")
+    # A version and a run are numbers to search for, so without separators.
     lines = [
-        [", ".join(row[name]) if name == "aliases" else row[name] for name in columns]
+        [", ".join(row["aliases"]) if name == "aliases" else row[name] for name in columns[:5]]
+        + [str(row["version"]), str(row["run"])]
         for row in rows
     ]
     table(("instance", "state", "alias", *columns[3:]), lines)
