@@ -29,7 +29,7 @@ megabytes() { du -cm "$@" | tail -n 1 | cut -f1; }
 echo "wheels: building with $("$python" --version)"
 make_environment "$work/tools" -r deploy/requirements/wheels.txt
 for folder in client/python .; do
-  "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work" "$folder" \
+  "$work/tools/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work" "$folder" \
     >"$work/build.log" 2>&1 || { cat "$work/build.log" >&2; fail "the wheel of $folder was not built"; }
 done
 # auditwheel copies OpenSSL into the wheel, and names the oldest glibc that the wheel runs with.
