@@ -270,7 +270,7 @@ class Ingest:
             return replace(health, state="unreachable" if is_away else "starting", reason=reason)
         if "apply" in errors:
             return replace(health, state="blocked", reason=errors["apply"])
-        if reason := errors.get("follow") or errors.get("end", ""):
+        if reason := errors.get("follow") or errors.get("end") or self._lag.silence():
             return replace(health, state="unreachable", reason=reason)
         return health
 

@@ -56,6 +56,11 @@ class Lag:
         answered_at = self._answered_at
         return answered_at is not None and time.monotonic() - answered_at <= AWAY_SECONDS
 
+    def silence(self) -> str:
+        """Return "" unless the log has answered since the start, but no longer does."""
+        is_silent = self._answered_at is not None and not self.is_answered()
+        return "the log does not answer" if is_silent else ""
+
     def end(self, partition: int) -> int | None:
         """Return the end that the log last reported; None if it is away, or has not reported it."""
         return self._ends.get(partition) if self.is_answered() else None
