@@ -321,6 +321,7 @@ def lab(jobs: int) -> Outcome:
 def deploy() -> Outcome:
     """Check deploy/ with all its tools: also build and run the image; not part of `make test`."""
     arguments = ["-v", *files_of("tests/deploy", "*_*.py")]
+    arguments += ["--timeout=1800", "-o", "faulthandler_timeout=1790"]  # building the image
     return run_pytest("deploy", arguments, seconds_max=LAB_SECONDS_MAX)
 
 
