@@ -186,6 +186,13 @@ class Session {
     return out;
   }
 
+  py::list server_counts() {
+    py::list out;
+    for (const ServerCounts& counts : client()->server_counts())
+      out.append(py::make_tuple(counts.server, counts.failures, counts.is_live));
+    return out;
+  }
+
   std::string status(int server, uint32_t deadline_ms) {
     return call([&](Client& client) { return value_of(client.status(server, deadline_ms)); });
   }
@@ -251,6 +258,7 @@ void bind_client(py::module_& module) {
       .def("describe", &Session::describe, py::arg("table"), py::arg("deadline_ms"))
       .def("tables", &Session::tables, py::arg("deadline_ms"))
       .def("pull_counts", &Session::pull_counts)
+      .def("server_counts", &Session::server_counts)
       .def("status", &Session::status, py::arg("server"), py::arg("deadline_ms"))
       .def("send_hot_sets", &Session::send_hot_sets)
       .def("close", &Session::close);

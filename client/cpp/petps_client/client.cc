@@ -183,6 +183,13 @@ PullCounts Client::pull_counts() const {
   return {impl_->pulls.load(), impl_->partial_pulls.load(), impl_->unavailable_keys.load()};
 }
 
+std::vector<ServerCounts> Client::server_counts() const {
+  std::vector<ServerCounts> counts;
+  for (const auto& server : impl_->current_routing()->all)
+    counts.push_back({server->name(), server->failures(), server->is_live()});
+  return counts;
+}
+
 Result<const CatalogueTable*> find_table(RemoteServer& server, Connection& connection,
                                          std::string_view table, const Deadline& deadline,
                                          std::shared_ptr<const Catalogue>& catalogue,

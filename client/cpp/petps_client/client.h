@@ -133,6 +133,13 @@ struct PullCounts {
   uint64_t unavailable_keys = 0;  // keys of these that no server answered for
 };
 
+// How a server was for a client.
+struct ServerCounts {
+  std::string server;     // its address
+  uint64_t failures = 0;  // requests without a reply, since the client has known the server
+  bool is_live = true;    // false after several failures in a row, until the next reply
+};
+
 struct PushOptions {
   uint32_t deadline_ms = 0;
   // False: refuse rows with NaN or infinity, before or after encoding.
@@ -220,6 +227,8 @@ class [[nodiscard]] Client {
   // first one that replies.
   base::Result<std::string> status(int server = -1, uint32_t deadline_ms = 0);
   PullCounts pull_counts() const;
+  // Return the counts of every server that the client asks now. Sends no request.
+  std::vector<ServerCounts> server_counts() const;
   // Return the number of servers in the URL.
   size_t servers() const;
 

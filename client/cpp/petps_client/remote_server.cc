@@ -247,6 +247,7 @@ Result<wire::ShardMap> RemoteServer::read_shard_map(const Deadline& deadline) {
 
 void RemoteServer::record_failure_locked() {
   ++failures_;
+  ++all_failures_;
   backoff_until_ns_ = base::monotonic_ns() + backoff_.next_ns();
   if (is_dead_locked()) returned_.notify_all();  // calls with short patience do not wait
 }
@@ -261,6 +262,7 @@ void RemoteServer::record_timeout_locked(uint64_t waited_ns) {
     is_silent_ = true;
     return record_failure_locked();
   }
+  ++all_failures_;
   doubt_until_ns_ = base::monotonic_ns() + doubt_.next_ns();
 }
 
@@ -283,6 +285,11 @@ uint64_t RemoteServer::backoff_until_ns() const {
 bool RemoteServer::is_in_doubt() const {
   const std::lock_guard lock(mutex_);
   return doubt_until_ns_ != 0 && doubt_until_ns_ > base::monotonic_ns();
+}
+
+uint64_t RemoteServer::failures() const {
+  const std::lock_guard lock(mutex_);
+  return all_failures_;
 }
 
 bool RemoteServer::is_live() const {

@@ -114,6 +114,8 @@ class RemoteServer {
   // Return whether a caller recently gave up after less than BackoffOptions::silence_ns. Calls try
   // other servers first, but none fails because of this.
   bool is_in_doubt() const;
+  // Return how often the server failed or timed out since this object was made.
+  uint64_t failures() const;
   // Return whether the server is live: fewer than kFailuresUntilGone failures since its last reply.
   bool is_live() const;
   // Return whether the server is dead: it is not live, or its last failure was a silence. A call
@@ -179,8 +181,9 @@ class RemoteServer {
   Backoff doubt_;
   uint64_t backoff_until_ns_ = 0;
   uint64_t doubt_until_ns_ = 0;
-  uint32_t failures_ = 0;   // since the last reply
-  bool is_silent_ = false;  // a failure since the last reply was a silence
+  uint32_t failures_ = 0;      // since the last reply
+  uint64_t all_failures_ = 0;  // with the timeouts that put it in doubt only
+  bool is_silent_ = false;     // a failure since the last reply was a silence
   uint64_t last_reply_ns_ = 0;
   uint64_t idle_losses_ = 0;
 };

@@ -8,10 +8,13 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections import Counter as Sums
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from petps_client import _native
 from petps_client.errors import PetpsError, ResourceExhausted
@@ -43,6 +46,71 @@ class _Metrics:
             (*LABELS, "code"),
             registry=registry,
         )
+        self.servers = _Servers()
+        registry.register(self.servers)
+
+
+class _Servers(Collector):
+    """How each server was for the clients of one registry. Asks no server."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # over all that follows
+        self._clients: weakref.WeakSet[MeasuredClient] = weakref.WeakSet()
+        self._failures: Sums[tuple[str, str]] = Sums()  # by client and server; they never fall
+
+    def add(self, client: MeasuredClient) -> None:
+        """Count the failures of this client too."""
+        with self._lock:
+            self._clients.add(client)
+
+    def remove(self, client: MeasuredClient) -> None:
+        """Count its last failures. Call it before the client is closed."""
+        with self._lock:
+            if client in self._clients:
+                self._take(client)
+                self._clients.discard(client)
+
+    def _take(self, client: MeasuredClient) -> list[tuple[str, bool]]:
+        """Add what is new. Return whether each server is live."""
+        counts = client.server_counts()
+        for server, failures, _ in counts:
+            before = client.failures_taken.get(server, 0)
+            # Fewer than before: the client has found the server again, at another address.
+            self._failures[client.name, server] += failures - (before if failures >= before else 0)
+            client.failures_taken[server] = failures
+        return [(server, is_live) for server, _, is_live in counts]
+
+    def describe(self) -> list[Metric]:
+        """Return the metrics without values."""
+        return [
+            CounterMetricFamily(
+                "petps_client_server_failures",
+                "Requests that a server left without a reply, also if another one answered.",
+                labels=("client", "server"),
+            ),
+            GaugeMetricFamily(
+                "petps_client_server_live",
+                "1, or 0 after several failures in a row until the server's next reply.",
+                labels=("client", "server"),
+            ),
+        ]
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        failures, live = self.describe()
+        assert isinstance(failures, CounterMetricFamily)
+        assert isinstance(live, GaugeMetricFamily)
+        is_live: dict[tuple[str, str], bool] = {}
+        with self._lock:
+            for client in list(self._clients):
+                for server, state in self._take(client):
+                    labels = client.name, server
+                    is_live[labels] = is_live.get(labels, True) and state
+            for labels, count in self._failures.items():
+                failures.add_metric(labels, count)
+        for labels, state in is_live.items():
+            live.add_metric(labels, float(state))
+        yield from (failures, live)
 
 
 _of_registry: weakref.WeakKeyDictionary[CollectorRegistry, _Metrics] = weakref.WeakKeyDictionary()
@@ -65,8 +133,19 @@ class MeasuredClient:
 
     def __init__(self, native: _native.Client, name: str, registry: CollectorRegistry) -> None:
         self._native = native
-        self._name = name
+        self.name = name
+        self.failures_taken: dict[str, int] = {}  # by server; of _Servers
         self._metrics = _metrics_of(registry)
+        self._metrics.servers.add(self)
+
+    def close(self) -> None:
+        """Count the last failures, and close the client."""
+        self._metrics.servers.remove(self)
+        self._native.close()
+
+    def server_counts(self) -> list[tuple[str, int, bool]]:
+        """Return the address, the failures and the state of each server that is asked now."""
+        return self._native.server_counts()
 
     def pull(self, *arguments: Any) -> Any:
         """Pull, and count it."""
@@ -99,7 +178,7 @@ class MeasuredClient:
             code = error.code
             raise
         finally:
-            labels = self._name, operation
+            labels = self.name, operation
             self._metrics.latency.labels(*labels).observe(time.perf_counter() - begun)
             if code is not None:
                 self._metrics.errors.labels(*labels, code).inc()

@@ -11,7 +11,9 @@ import pytest
 from petps_client.errors import NotFound, ResourceExhausted
 from prometheus_client import CollectorRegistry
 
+from tests.ports import stable_port
 from tests.python.petps_client.served import Served
+from tests.python.waiting import wait_until
 
 
 def test_requests_errors_and_latency_are_counted(served: Served) -> None:
@@ -47,3 +49,30 @@ def test_requests_errors_and_latency_are_counted(served: Served) -> None:
 def test_a_client_without_metrics_does_not_import_prometheus_client() -> None:
     program = "import sys, petps_client; sys.exit('prometheus_client' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_replica_that_fails_is_seen_though_no_call_does(served: Served) -> None:
+    registry = CollectorRegistry()
+    dead = f"127.0.0.1:{stable_port()}"
+
+    def value(name: str, server: str) -> float | None:
+        labels = {"client": "c", "server": server}
+        return registry.get_sample_value(f"petps_client_{name}", labels)
+
+    url = f"petps://{served.address},{dead}/ranking"
+    with petps_client.connect(url, name="c", metrics=registry) as client:
+        wait_until(lambda: (client.pull("f32", [1, 2]), value("server_live", dead) == 0)[1])
+        assert value("server_live", served.address) == 1
+        seen = value("server_failures_total", dead)
+        assert seen is not None
+        assert seen >= 3
+        assert value("server_failures_total", served.address) == 0
+    last = value("server_failures_total", dead)
+    assert last is not None
+    assert last >= seen, "the failures of a closed client still count"
+    assert value("server_live", dead) is None
+    assert registry.get_sample_value("petps_client_errors_total", {"client": "c"}) is None
+    with petps_client.connect(url, name="c", metrics=registry):
+        again = value("server_failures_total", dead)
+    assert again is not None
+    assert again >= last
