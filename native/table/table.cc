@@ -298,6 +298,9 @@ void Table::Impl::walk() {
   }
   if (slots.needs_walk()) {
     std::unique_lock gate(walk_gate);
+    // A batch whose drain failed has marked no slot that it replaced, and the medium may still name
+    // them. It held the gate, so this sees the failure.
+    if (pool.medium().failed()) return;
     if (record.default_row != 0) slots.mark(record.default_row);
     slots.finish_walk();
   }

@@ -153,6 +153,47 @@ TEST(TableFuzz, TinyTableOfTwoBuckets) {
 }
 TEST(TableFuzz, LargerTable) { fuzz(600, 5000, 6000, tests::seed() + 200); }
 
+// Runs the walk within the first drain of a batch until the walk waits for the batch, and then
+// fails that drain.
+class FailsDuringTheWalk final : public media::Observer {
+ public:
+  explicit FailsDuringTheWalk(Tables* tables) : tables_(tables) {}
+  ~FailsDuringTheWalk() override { join(); }
+  void join() {
+    if (walk_.joinable()) walk_.join();
+  }
+  void on_store(const void*, size_t) override {}
+  void on_flush(const void*, size_t, media::Site) override {}
+  base::Status on_drain(media::Site site) override {
+    if (site == media::Site::kAdoptedDrain) is_drained_.store(true);
+    if (site != media::Site::kFilled) return {};
+    walk_ = std::thread([this] { tables_->walk(); });
+    while (!is_drained_.load()) std::this_thread::yield();
+    return {base::Code::kDataLoss, "injected"};
+  }
+
+ private:
+  Tables* tables_;
+  std::thread walk_;
+  std::atomic<bool> is_drained_{false};
+};
+
+// The batch has erased the key's entry, but not durably: the medium may still name its slot.
+TEST(Table, TheWalkFreesNoSlotThatABatchGaveUpWithoutADrain) {
+  testing::Rig rig(100);
+  ASSERT_TRUE(testing::apply(*rig.table, {{1, 10, false}}).ok());
+  rig.reopen();
+  const pool::SlotRef ref = rig.index().find_one(1).ref;
+  ASSERT_NE(ref, 0u);
+  FailsDuringTheWalk disk(rig.tables.get());
+  rig.tables->pool().medium().set_observer(&disk);
+  // The new key takes the room of the deleted one, so the deletion comes before the drain.
+  EXPECT_FALSE(testing::apply(*rig.table, {{1, 0, true}, {2, 20, false}}).ok());
+  disk.join();
+  EXPECT_FALSE(rig.table->impl().slots.is_free(ref));
+  rig.tables->pool().medium().set_observer(nullptr);
+}
+
 TEST(Table, BucketReadsPerHitAreThoseOfThePaper) {
   auto pool_options = TablesOptions{};
   pool_options.background = false;
