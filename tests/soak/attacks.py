@@ -364,7 +364,8 @@ def run_attack(name: str, target: Target, done: Event, results: Any, refused: An
         while not done.wait(0.2):
             refused[number] = attacker.result.refused
 
-    threading.Thread(target=publish, daemon=True).start()
+    publisher = threading.Thread(target=publish, daemon=True)
+    publisher.start()
     while not done.is_set():
         try:
             ATTACKS[name](attacker)
@@ -373,3 +374,4 @@ def run_attack(name: str, target: Target, done: Event, results: Any, refused: An
             break
         done.wait(0.02)
     results.put(attacker.result)
+    publisher.join()  # a process that ends inside done.wait() leaves its lock taken for all others
