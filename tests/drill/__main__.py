@@ -133,7 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = set(filter(None, parser.parse_args(arguments).only.split(",")))
     unknown = names - {kind.__name__ for kind in SCENARIOS}
     if unknown:
-        parser.error(f"--only: unknown {sorted(unknown)}")
+        known = ", ".join(kind.__name__ for kind in SCENARIOS)
+        parser.error(f"--only: unknown {sorted(unknown)}; choose from {known}")
     chosen = [kind for kind in SCENARIOS if not names or kind.__name__ in names]
     results: list[Seen] = []
     with tempfile.TemporaryDirectory() as name, watcher(Path(name) / "prometheus") as prometheus:
