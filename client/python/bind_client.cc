@@ -187,8 +187,10 @@ class Session {
   }
 
   py::list server_counts() {
+    // Without the GIL: a background thread that holds the routing may call a Python resolver.
+    const auto all = call([](Client& client) { return client.server_counts(); });
     py::list out;
-    for (const ServerCounts& counts : client()->server_counts())
+    for (const ServerCounts& counts : all)
       out.append(py::make_tuple(counts.server, counts.failures, counts.is_live));
     return out;
   }

@@ -34,8 +34,7 @@ constexpr uint64_t kRegionBytes = 64 << 10;  // the folio size of new file space
 // would save more as long as the kernel writes nothing back, but cost more after it did.
 constexpr uint64_t kPartBytes = 1 << 20;
 constexpr uint16_t kRecentParts = 16;
-constexpr uint64_t kBatchSlots = 65536;  // of the longest allocate(): table/impl.h kSliceKeysSynced
-constexpr size_t kMaxRecent = 16384;     // more than a batch leaves
+constexpr size_t kMaxRecent = 16384;  // more than a batch leaves
 constexpr uint64_t kMostExtentBytes = (uint64_t{1} << 32) - 1;
 constexpr uint64_t kSkippedWords = 8;  // of sparse groups, at most, for each slot that is wanted
 __extension__ typedef unsigned __int128 Wide;

@@ -185,5 +185,6 @@ class Slots {
 
 // Slots beyond capacity for replaced rows until they are reclaimed.
 inline constexpr uint64_t kSpareSlots = 65536;
+inline constexpr uint64_t kBatchSlots = 65536;  // the most that one allocate() takes
 
 }  // namespace petps::pool

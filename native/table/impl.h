@@ -252,6 +252,7 @@ struct Tables::Impl final : epoch::Reclaimer {
 // Keys of one round of the five verbs, where a drain is cheap.
 inline constexpr size_t kSliceKeys = 512;
 inline constexpr size_t kSliceKeysSynced = 65536;  // likewise, where a drain flushes the disk
+static_assert(kSliceKeys <= pool::kBatchSlots && kSliceKeysSynced <= pool::kBatchSlots);
 // Slots that a writer gives to epoch at once. More would leave the caches before they are reused.
 inline constexpr size_t kRetiredTogether = 4096;
 // A hot move takes three drains. Where a drain flushes the disk, one call makes at most this

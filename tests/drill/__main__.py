@@ -32,7 +32,7 @@ REPORT: Final = ROOT / "build" / "drill.md"
 
 @dataclass
 class Seen:
-    """What one failure showed."""
+    """Holds what one failure showed."""
 
     scenario: type[Scenario]
     seconds: float = 0.0

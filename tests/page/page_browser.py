@@ -370,7 +370,12 @@ def real(tmp_path: Path) -> Iterator[Serving]:
     file = AccessFile(tmp_path / "access.json")
     for name, roles in (("admin", ["admin", "read"]), ("reader", ["read"])):
         token = TOKEN if name == "admin" else f"{TOKEN}_of_a_reader"
-        entry = Entry(name=name, token_sha256=hash_of(token), roles=roles, models="*")  # type: ignore[arg-type]
+        entry = Entry(
+            name=name,
+            token_sha256=hash_of(token),
+            roles=roles,  # type: ignore[arg-type]
+            models="*",
+        )
         file.add(entry)
     sections: dict[str, Any] = {
         "pool": {"path": path},

@@ -132,7 +132,7 @@ void reader(World* world, uint64_t s) {
     held.rows.resize(held.keys.size());
     world->table->lookup(held.keys, held.rows.data());
     // The values of a key never go back in time from one pull of a thread to its next. Within a
-    // pull they may: the search answers an occurrence late if its bucket changes meanwhile.
+    // pull they may: the search answers an occurrence late if its bucket changes during the search.
     const std::vector<uint64_t> before = newest;
     for (size_t i = 0; i < held.keys.size(); ++i) {
       uint64_t value = 0;

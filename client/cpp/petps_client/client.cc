@@ -185,8 +185,9 @@ PullCounts Client::pull_counts() const {
 
 std::vector<ServerCounts> Client::server_counts() const {
   std::vector<ServerCounts> counts;
+  if (!impl_->check_process().ok()) return counts;  // a thread of the parent may hold the mutexes
   for (const auto& server : impl_->current_routing()->all)
-    counts.push_back({server->name(), server->failures(), server->is_live()});
+    counts.push_back({server->name(), server->failures(), !server->is_dead()});
   return counts;
 }
 

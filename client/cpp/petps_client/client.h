@@ -137,7 +137,7 @@ struct PullCounts {
 struct ServerCounts {
   std::string server;     // its address
   uint64_t failures = 0;  // requests without a reply, since the client has known the server
-  bool is_live = true;    // false after several failures in a row, until the next reply
+  bool is_live = true;    // false after several failures or a long silence, until the next reply
 };
 
 struct PushOptions {
@@ -227,7 +227,8 @@ class [[nodiscard]] Client {
   // first one that replies.
   base::Result<std::string> status(int server = -1, uint32_t deadline_ms = 0);
   PullCounts pull_counts() const;
-  // Return the counts of every server that the client asks now. Sends no request.
+  // Return the counts of every server that the client asks now; none in a forked child. Sends no
+  // request.
   std::vector<ServerCounts> server_counts() const;
   // Return the number of servers in the URL.
   size_t servers() const;

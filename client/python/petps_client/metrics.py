@@ -90,7 +90,7 @@ class _Servers(Collector):
             ),
             GaugeMetricFamily(
                 "petps_client_server_live",
-                "1, or 0 after several failures in a row until the server's next reply.",
+                "1, or 0 after several failures or a long silence, until the next reply.",
                 labels=("client", "server"),
             ),
         ]

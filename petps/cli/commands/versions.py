@@ -29,11 +29,13 @@ def instances(target: TargetName, json_: JsonReport = False) -> None:
         return
     columns = ("name", "state", "aliases", "tables", "rows", "version", "run")
     # A version and a run are numbers to search for, so without separators.
-    lines = [
-        [", ".join(row["aliases"]) if name == "aliases" else row[name] for name in columns[:5]]
-        + [str(row["version"]), str(row["run"])]
+    shown = [
+        row
+        | {"aliases": ", ".join(row["aliases"])}
+        | {name: str(row[name]) for name in ("version", "run")}
         for row in rows
     ]
+    lines = [[row[name] for name in columns] for row in shown]
     table(("instance", "state", "alias", *columns[3:]), lines)
 
 

@@ -51,7 +51,7 @@ def test_a_full_table_takes_at_most_what_was_planned(
     assert 1.9 * plan["index"] < plan["while_growing"] - plan["pool"] < 2.1 * plan["index"]
 
 
-@pytest.mark.parametrize("rows", [100, 900_000])
+@pytest.mark.parametrize("rows", [100, 1_000_000])
 def test_the_file_of_a_loaded_table_is_no_longer_than_planned(
     run: Command, tmp_path: Path, rows: int
 ) -> None:
