@@ -16,11 +16,15 @@ SOAK_SECONDS := 600
 # Seconds of `make fuzz` for each of its seven targets: an hour in all. FUZZ_ONLY: some of them.
 FUZZ_SECONDS := 510
 FUZZ_ONLY :=
+# Of `make chaos`: three minutes in place of an hour; a number of seconds; a rule to break, or all.
+QUICK :=
+CHAOS_SECONDS :=
+BROKEN :=
 # The C++ suites of `make aarch64`: of rooms with code for a processor, without clocks and sockets.
 # Death tests are left out, because an emulated program cannot start itself again.
 AARCH64_SUITES := base epoch media index table codec
 
-.PHONY: drill help bootstrap build demo demo-train test test-train lab aarch64 crash fuzz soak soak-pull runbook bench docs wheels cpp-package format tidy clean page upgrade operate deploy-check
+.PHONY: chaos drill help bootstrap build demo demo-train test test-train lab aarch64 crash fuzz soak soak-pull runbook bench docs wheels cpp-package format tidy clean page upgrade operate deploy-check
 .DEFAULT_GOAL := help
 
 help:
@@ -35,6 +39,7 @@ help:
 	@echo "make fuzz    libFuzzer on frames, rows, pools, TLS, records, stores, texts, requests; FUZZ_SECONDS=510 each"
 	@echo "make operate  alert rules and dashboards against a real Prometheus (tests/operate)"
 	@echo "make drill   breaks servers, and shows which alert fires, what they say, and what ends it"
+	@echo "make chaos   breaks processes, links, clocks and disks of a cluster for an hour, and checks what clients saw; QUICK=1: 3 minutes"
 	@echo "make crash   every state of the crash suite, of which make test builds a tenth"
 	@echo "make soak    the C++ suites with more test processes than processors, SOAK_ROUNDS=10 times"
 	@echo "make soak ONLY=hostile  eleven attacks at once on a server, beside a client that must not notice; SOAK_SECONDS=600"
@@ -87,6 +92,7 @@ lab: build
 # if their tools are installed.
 deploy-check: build
 	@deploy/bootstrap.sh deploy
+	@deploy/bootstrap.sh operate
 	$(PYTHON) -m tests.run --jobs $(JOBS) --only deploy
 
 aarch64: bootstrap
@@ -117,6 +123,16 @@ operate: build
 drill: build
 	@deploy/bootstrap.sh operate
 	$(PYTHON) -m tests.drill $(if $(ONLY),--only $(ONLY))
+
+# A cluster in network namespaces, broken all the time (tests/chaos/README.md). Needs root. QUICK=1
+# is a suite of the test runner, whose summary shows a skip if this machine cannot run it.
+chaos: build
+	@deploy/bootstrap.sh chaos
+ifeq ($(QUICK)$(CHAOS_SECONDS)$(BROKEN),1)
+	$(PYTHON) -m tests.run --only chaos
+else
+	$(PYTHON) -m tests.chaos $(if $(QUICK),--quick) $(if $(CHAOS_SECONDS),--seconds $(CHAOS_SECONDS)) $(if $(BROKEN),--broken $(BROKEN))
+endif
 
 crash: build
 	cmake --build build/release -j $(JOBS) --target test_crash

@@ -8,6 +8,7 @@ are of one run; compare no values of different runs with each other.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def join(folders: list[Path]) -> tuple[list[Result], dict[str, Any]]:
     for folder in folders:
         own = json.loads((folder / "config.json").read_text())
         if not config:
-            config = own | {"joined": own.get("joined", {})}
+            config = {"joined": {}} | copy.deepcopy(own)
         for name in ALIKE:
             if own[name] != config[name]:
                 raise SystemExit(f"{folder} has {name} {own[name]}, not {config[name]}")

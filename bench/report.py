@@ -375,6 +375,9 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("capacity.hit_rate", _here("bench.capacity.hit_rate", "capacity")),
     ("peers", _peers),
     ("scale", _scale),
+    ("cluster", _here("bench.scale.cluster", "cluster")),
+    ("cluster.move", _here("bench.scale.moves", "cluster")),
+    ("cluster.drain", _here("bench.scale.prediction", "cluster_drain")),
     ("index.search", _search),
     ("index.bucket_reads", _quality),
     ("memory", _memory),
@@ -386,6 +389,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("codec", _codec),
     ("tracker", _tracker),
     ("staging", _here("bench.checkpoint.staging", "staging")),
+    ("load", _with_torch("load", "bench.checkpoint.bulk", "load")),
     *(
         (name, _with_torch(name, f"bench.train.{module}", *sections))
         for name, module, *sections in (

@@ -23,7 +23,8 @@ endif()
 set(PETPS_COMPILED_ALONE
   tests/crash/writeback.cc tests/crash/writeback_test.cc
   tests/lab/pool/rounds.cc tests/native/client/late_push_test.cc
-  tests/native/client/host_test.cc tests/native/client/partial_test.cc
+  tests/native/client/host_test.cc tests/native/client/overlap_test.cc
+  tests/native/client/partial_test.cc
   tests/native/client/rdma_test.cc tests/native/client/retry_test.cc
   tests/native/client/shards_push_test.cc tests/native/client/shards_test.cc
   tests/native/client/tls_test.cc
@@ -99,6 +100,16 @@ target_compile_options(petps_certificates PRIVATE ${PETPS_TEST_WARNINGS} ${PETPS
 target_include_directories(petps_certificates PUBLIC "${PROJECT_SOURCE_DIR}")
 target_link_libraries(petps_certificates PUBLIC petps_tls)
 
+# Servers of a fleet and raw clients, for the router's tests.
+add_library(petps_router_doubles STATIC EXCLUDE_FROM_ALL
+  "${PROJECT_SOURCE_DIR}/tests/native/client/real_server.cc"
+  "${PROJECT_SOURCE_DIR}/tests/native/client/fake_server.cc"
+  "${PROJECT_SOURCE_DIR}/tests/native/server/raw_client.cc")
+target_compile_options(petps_router_doubles PRIVATE ${PETPS_TEST_WARNINGS} ${PETPS_TEST_SANITIZE})
+target_include_directories(petps_router_doubles PRIVATE "${PROJECT_SOURCE_DIR}")
+target_link_libraries(petps_router_doubles PUBLIC petps_loopback ${PETPS_ROOM_LIBRARIES}
+                      GTest::gtest)
+
 foreach(room ${PETPS_ROOMS})
   if(room STREQUAL "client")
     petps_tests(client FOLDER tests/native/client TIMEOUT 60
@@ -111,6 +122,8 @@ foreach(room ${PETPS_ROOMS})
       set(doubles petps_fake_verbs petps_loopback petps_certificates)
     elseif(room STREQUAL "tls")
       set(doubles petps_certificates)
+    elseif(room STREQUAL "router")
+      set(doubles petps_loopback petps_certificates petps_router_doubles ${PETPS_ROOM_LIBRARIES})
     endif()
     petps_tests(${room} FOLDER tests/native/${room} TIMEOUT 60 LIBS ${doubles} petps_${room})
   endif()

@@ -2,7 +2,7 @@
 # Installs what is missing to build and test petps on Debian 12: Debian packages, then .venv.
 #
 # It uses the network only if something is missing, so a second run works offline.
-# Usage: deploy/bootstrap.sh [packages|venv|wheels|lab|aarch64|fuzz|train|docs|page|operate|deploy]
+# Usage: deploy/bootstrap.sh [packages|venv|wheels|lab|aarch64|fuzz|train|docs|page|operate|chaos|deploy]
 # (without an argument: the first two)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -72,6 +72,14 @@ FUZZ_PACKAGES=(
 # Packages for `make drill`: certificates that expire, and clocks that jump.
 OPERATE_PACKAGES=(
   libfaketime
+)
+# Packages for `make chaos`: network namespaces, small file systems, and clocks that jump.
+CHAOS_PACKAGES=(
+  e2fsprogs
+  iproute2
+  libfaketime
+  procps
+  util-linux
 )
 # Packages for `make page`: a browser, and fonts for its pictures.
 PAGE_PACKAGES=(
@@ -232,6 +240,19 @@ build_s3_server() {
     echo "bootstrap: $reason. Tests against a real S3 server will be skipped." >&2
 }
 
+# Unpacks etcd into .cache/etcd, or prints that its tests are skipped. Never fails. Installing the
+# package would start a server.
+unpack_etcd() {
+  local folder=.cache/etcd
+  if command -v etcd >/dev/null || [ -x "$folder/usr/bin/etcd" ]; then return; fi
+  echo "bootstrap: unpacking etcd into $folder"
+  rm -rf "$folder" && mkdir -p "$folder"
+  (cd "$folder" && apt-get download -qq etcd-server && dpkg -x etcd-server_*.deb . &&
+    rm etcd-server_*.deb) >/dev/null 2>&1 ||
+    echo "bootstrap: apt-get could not download etcd-server. Tests against a real etcd will be" \
+      "skipped." >&2
+}
+
 # Makes $1, an environment that also sees the packages of .venv.
 make_environment() {
   rm -rf "$1"
@@ -363,12 +384,14 @@ case "${1:-all}" in
   docs) install_docs ;;
   page) install_page ;;
   operate) install_operate ;;
+  chaos) install_missing "${CHAOS_PACKAGES[@]}" ;;
   deploy) install_deploy ;;
   all)
     install_packages "${PACKAGES[@]}"
     install_broker_packages
+    unpack_etcd
     install_venv
     build_s3_server
     ;;
-  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|wheels|lab|aarch64|fuzz|train|docs|page|operate|deploy]" ;;
+  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|wheels|lab|aarch64|fuzz|train|docs|page|operate|chaos|deploy]" ;;
 esac

@@ -17,6 +17,7 @@ ninja --version >/dev/null
 # Installs the distribution of folder $1 with the build folder $2.
 install() {
   local log="build/install-$(basename "$2").log"
+  echo "build: compiling and installing into .venv: $1 (minutes the first time; log: $log)" >&2
   if ! python -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
     --no-build-isolation --editable "$1" --config-settings=build-dir="$PWD/$2" >"$log" 2>&1; then
     cat "$log" >&2

@@ -21,15 +21,26 @@ from petps._native_records import Progress as Progress
 from petps._native_records import ScrubCursor as ScrubCursor
 from petps._native_records import ScrubStep as ScrubStep
 from petps._native_records import ServerTls as ServerTls
+from petps._native_records import ShardMap as ShardMap
+from petps._native_records import Span as Span
 from petps._native_records import TableStatus as TableStatus
 from petps._native_records import VerifyReport as VerifyReport
 from petps._native_records import host_of as host_of
+from petps._native_router import CallReply as CallReply
+from petps._native_router import Router as Router
+from petps._native_router import RouterInstance as RouterInstance
+from petps._native_router import RouterNames as RouterNames
+from petps._native_router import RouterTable as RouterTable
 
 __version__: str
 software: str
 """Version and revision: "petps 0.1.0 (1a2b3c4d5e6f)"."""
 LOST_POOL_EXIT_STATUS: int
 """The exit status of a process that stop_on_lost_pool() ended (native/media/bus_error.h)."""
+EXPIRY_CELLS: int
+EXPIRY_STEPS: int
+VERSIONS_AHEAD: int
+"""Of event time: native/pool/clock.h."""
 
 def footprint_of(row_bytes: int, capacity: int) -> dict[str, int]:
     """Return the most bytes of a new pool's table: 'records', 'index', 'rows', and 'memory'."""
@@ -319,40 +330,6 @@ class LiveReader:
         """Take a pin that the process holds until it exits."""
     def disable_pins_for_test(self) -> None: ...
 
-class ShardMap:
-    """Assignment of a model's partitions to servers. InvalidArgument names the first fault."""
-
-    def __init__(
-        self,
-        *,
-        model: str,
-        version: int,
-        partitions: int,
-        servers: list[tuple[str, list[int]]],
-    ) -> None:
-        """Check and store the map. servers: (address, partitions) of each."""
-    @property
-    def model(self) -> str: ...
-    @property
-    def version(self) -> int: ...
-    @property
-    def partitions(self) -> int: ...
-    @property
-    def servers(self) -> list[tuple[str, list[int]]]: ...
-    def owned_by(self, address: str) -> list[int]:
-        """Return the partitions of a server; none if the map does not name it."""
-
-class CallReply:
-    """Reply of a call. If the call failed, check(), pulled() and pushed() raise its error."""
-
-    @property
-    def ticket(self) -> int: ...
-    def check(self) -> None: ...
-    def pulled(self) -> tuple[int, list[tuple[int, int, int, bytes, bytes]]]:
-        """Return (applied version, [(code, row bytes, rows found, presence bits, packed rows)])."""
-    def pushed(self) -> tuple[int, int, int, int, int]:
-        """Return (inserted, updated, deleted, absent, refused)."""
-
 class Calls:
     """Requests of this process to its own server. pull() and push() return a ticket at once.
 
@@ -370,8 +347,12 @@ class Calls:
         *,
         min_version: int = 0,
         wait_ms: int = 0,
+        trace: bytes = b"",
     ) -> int:
-        """Submit a pull and return its ticket. sections: (table id, keys)."""
+        """Submit a pull and return its ticket. sections: (table id, keys).
+
+        trace: the trace id and the span id of a sampled caller; empty: there is none.
+        """
     def push(
         self,
         table: TableRecord,
@@ -393,6 +374,7 @@ class Calls:
         """
     def release(self, bytes: int) -> None:
         """Count bytes of hold() no more."""
+    def drop(self, ticket: int) -> None: ...
     def take(self) -> list[CallReply]: ...
 
 class Server:
@@ -417,6 +399,9 @@ class Server:
         busy_poll_us: int = 0,
         gate: Gate | None = None,
         tls: ServerTls | None = None,
+        trace_sample: float | None = None,
+        paused_pushes: list[int] = ...,
+        paused_pulls: list[int] = ...,
     ) -> Server:
         """Start a server, which listens and serves on return.
 
@@ -424,7 +409,9 @@ class Server:
         of ``calls``. rdma: "off", "auto" (the first device with an active port) or a device's name.
         real_time: priority of the workers, 1 to 99; 0: none. busy_poll_us: microseconds after a
         request in which a worker looks for the next one without sleeping. gate: who may do what;
-        None: everybody may do everything. tls: None: plain text.
+        None: everybody may do everything. tls: None: plain text. trace_sample: the share of pulls
+        without a caller's context that spans() returns, 0 to 1; None: it returns none.
+        paused_pushes, paused_pulls: as set_pauses(), from the first request on.
 
         Raise InvalidArgument for an unknown limit. Raise FailedPrecondition if the RDMA device does
         not exist, if RDMA shall serve a pool whose file is not in memory, or if the process may not
@@ -442,6 +429,23 @@ class Server:
         Raise InvalidArgument (another model or partition count) or FailedPrecondition (an older
         version).
         """
+    def set_pauses(self, pushes: list[int], pulls: list[int]) -> None:
+        """Refuse pushes to some partitions with WRONG_SHARD, and pulls after keep_pulls().
+
+        On return, each push that was accepted before is applied or refused.
+        """
+    def keep_pulls(self, until_ns: int) -> None:
+        """Answer pulls of paused partitions until this time.monotonic_ns(). At first: 0."""
+    def track_pushes(self, partition: int, is_tracked: bool) -> None:
+        """Begin, or end, to remember the keys that pushes to a partition write.
+
+        Those of earlier pushes may be missing: read all rows afterwards.
+        """
+    def take_pushed(self, partition: int) -> dict[int, Keys]:
+        """Return the keys of pushes to a tracked partition since the last call, by table id.
+
+        Raise ResourceExhausted if there were too many: some keys are lost then.
+        """
     def stop(self, drain_ms: int | None = None) -> None:
         """Accept no more requests, answer those that arrived, then stop.
 
@@ -451,6 +455,8 @@ class Server:
         raise FailedPrecondition; port, address and calls remain usable.
         """
     def stats(self) -> dict[str, Any]: ...
+    def spans(self, most: int) -> tuple[list[Span], int]:
+        """Return at most ``most`` new spans, and how many were dropped since the start."""
     def incidents_after(self, number: int) -> list[tuple[int, str, str]]:
         """Return (number, text, host of the peer or "") of the newest incidents after this number.
 
@@ -568,6 +574,9 @@ def set_time_slice(short: bool) -> None:
 
     With short ones it waits less when it wakes up on a busy processor (Linux 6.12 and later).
     """
+
+def lower_priority(niceness: int = 10) -> None:
+    """Let this thread give way to others, pulls above all: native/base/time_slice.h."""
 
 def cpu_features() -> dict[str, bool]: ...
 def formats() -> dict[str, int]:

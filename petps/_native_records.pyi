@@ -1,5 +1,6 @@
 """Records of the extension module: part of petps/_native.pyi."""
 
+from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
 class TableStatus:
@@ -196,3 +197,54 @@ class ServerTls:
         client_certificates: Literal["off", "optional", "required"] = "off",
     ) -> None:
         """Read these files instead, from now on. On an error the old ones stay in use."""
+
+class Span:
+    """One answered pull, as a worker recorded it. Times are in nanoseconds."""
+
+    trace_id: bytes
+    span_id: bytes
+    parent_id: bytes
+    """Zeros: the server began the trace."""
+    start_ns: int
+    """Since 1970."""
+    duration_ns: int
+    queued_ns: int
+    waited_ns: int
+    lookup_ns: int
+    send_ns: int
+    version: int
+    instance: int
+    keys: int
+    rows_found: int
+    sections: int
+    tables: list[int]
+    """Ids of the first sections' tables."""
+    code: str
+    source: Literal["tcp", "grpc", "rdma"]
+    def as_dict(self) -> dict[str, Any]: ...
+
+class ShardMap:
+    """Assignment of a model's partitions to servers. InvalidArgument names the first fault."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        version: int,
+        partitions: int,
+        servers: list[tuple[str, list[int]]],
+        zones: Mapping[str, str] = {},
+    ) -> None:
+        """Check and store the map. servers: (address, partitions) of each. zones: by address."""
+    @property
+    def model(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def partitions(self) -> int: ...
+    @property
+    def servers(self) -> list[tuple[str, list[int]]]: ...
+    @property
+    def zones(self) -> dict[str, str]: ...
+    def owned_by(self, address: str) -> list[int]:
+        """Return the partitions of a server; none if the map does not name it."""

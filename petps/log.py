@@ -30,6 +30,7 @@ __all__ = [
     "ERROR",
     "INFO",
     "LEVELS",
+    "UNSEEN",
     "WARNING",
     "JsonFormatter",
     "Line",
@@ -48,6 +49,8 @@ ROOT: Final = "petps"  # the logger above those of all rooms
 # The server's own lines. In text they go to standard output, as they are. The lines of other
 # loggers have their time and level; warnings and errors among them go to standard error.
 OWN: Final = logging.getLogger("petps.own")
+# Categories of Unicode: control, format, half of a character, line and paragraph separators.
+UNSEEN: Final = ("Cc", "Cf", "Cs", "Zl", "Zp")
 TEXT: Final = "%(asctime)s %(levelname)s %(message)s"
 
 request_id: Final = contextvars.ContextVar("request_id", default="")
@@ -92,10 +95,11 @@ def log_event(name: str, **fields: Any) -> dict[str, Any]:
 def printable(text: str) -> str:
     """Return ``text`` with '?' instead of control characters other than tabs and line ends.
 
-    Another process, such as a server, may have written it, and a terminal would obey it.
+    Another process, such as a server, may have written it, and a terminal would obey it. The same
+    for characters that no eye sees, but that reorder the others or end a line (U+202E, U+2028).
     """
     return "".join(
-        "?" if unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t"
+        "?" if unicodedata.category(character) in UNSEEN and character not in "\n\t"
         else character
         for character in text
     )  # fmt: skip
@@ -135,6 +139,10 @@ def set_up(format: str, level: str) -> None:
         root.addHandler(lines)
         root.addHandler(faults)
     root.setLevel(WARNING)
+    # grpcio writes lines, and what was sent, for peers that it refuses: of anybody, without an end,
+    # and with tokens. petps logs the failures of its own methods (server/grpc/admission.py).
+    logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL + 1)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when grpc is imported
     set_level(level)
     logging.captureWarnings(is_json)
     if is_json:

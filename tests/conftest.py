@@ -8,10 +8,12 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from tests.etcd import server as etcd_server
 from tests.kafka.broker import Broker, NotAvailable
 from tests.s3 import server as s3_server
 from tests.seed import SEED
@@ -87,6 +89,27 @@ def s3() -> Iterator[s3_server.Server]:
     finally:
         server.kill()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def make_etcd() -> Iterator[Callable[..., etcd_server.EtcdServers]]:
+    """Yield a function that starts an etcd with ``members``. Skips without etcd or its client."""
+    pytest.importorskip("etcd3gw")
+    running: list[etcd_server.EtcdServers] = []
+    folder = Path(tempfile.mkdtemp(prefix="petps-etcd-"))
+
+    def start(members: int = 1, **options: Any) -> etcd_server.EtcdServers:
+        try:
+            etcd = etcd_server.EtcdServers(folder / str(len(running)), members, **options)
+        except etcd_server.NotAvailable as reason:
+            pytest.skip(f"no etcd: {reason}")
+        running.append(etcd)
+        return etcd
+
+    yield start
+    for etcd in running:
+        etcd.close()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

@@ -31,11 +31,12 @@ PYTHON_FOLDERS = ("petps", "client", "docs", "examples", "bench", "tests")
 # The limit of a suite. Each test has its own, much shorter limit (ctest, pytest-timeout).
 SUITE_SECONDS_MAX = 2700
 # Suites that `make test` leaves to targets of their own.
-OWN_TARGETS = ("lab", "deploy", "train", "page", "upgrade")
+OWN_TARGETS = ("lab", "deploy", "train", "page", "upgrade", "chaos")
 LAB_SECONDS_MAX = 7200  # the processors are emulated
 # The limit of a test that trains: some start a dozen processes that import PyTorch, 10 s of a
 # processor each, on machines of which some are three times as slow as others.
 TRAIN_TEST_SECONDS_MAX = 600
+CHAOS_CANNOT_RUN = 2  # exit status of tests.chaos on a machine that lacks what it needs
 PYTEST_CLOSING = r"\d+ \w+.* in [\d.]+s"
 # The suites that ThreadSanitizer runs: those with more than one thread.
 TSAN_SUITES = (
@@ -366,6 +367,21 @@ def upgrade() -> Outcome:
     return run_pytest("upgrade", arguments)
 
 
+def chaos() -> Outcome:
+    """Break a cluster for three minutes (tests/chaos); not part of `make test`."""
+    outcome = Outcome("chaos")
+    finished = run([sys.executable, "-m", "tests.chaos", "--quick"])
+    outcome.closing = finished.lines[-1] if finished.lines else "no output"
+    if finished.status == CHAOS_CANNOT_RUN:
+        outcome.skips = [(outcome.closing, "all of it")]
+    elif finished.status == 0:
+        outcome.passed = 1
+    else:
+        outcome.failed = 1
+        outcome.failures = [line for line in finished.lines if line.startswith("BROKEN")]
+    return outcome
+
+
 def fuzz(jobs: int) -> Outcome:
     """Run each fuzz target on its seeds and on a fixed number of inputs."""
     outcome = Outcome("fuzz")
@@ -457,6 +473,7 @@ def main() -> int:
         "train": lambda: train(jobs),
         "page": lambda: page(jobs),
         "upgrade": upgrade,
+        "chaos": chaos,
     }
     ordinary = [name for name in suites if name not in OWN_TARGETS]
     names = arguments.only.split(",") if arguments.only else ordinary

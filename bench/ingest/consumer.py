@@ -8,20 +8,20 @@ until it is killed.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from contextlib import closing
 
 from bench.ingest.deltas import SCHEMA
 from bench.ingest.kafka import PARTITIONS
+from petps import _native
 from petps.delta import Delivery, open_log
-from petps.server.ingest.ingest import NICENESS, POLL_BYTES, POLL_SECONDS
+from petps.server.ingest.ingest import POLL_BYTES, POLL_SECONDS
 
 
 def main(place: str, rows_per_second: float) -> None:
     """Read from the start of the log on."""
-    os.nice(NICENESS)
+    _native.lower_priority()  # as ingest
     with closing(open_log(place, partitions=PARTITIONS)) as log:
         subscription = log.subscribe(dict.fromkeys(range(PARTITIONS), 0))
         due = 0.0

@@ -39,7 +39,7 @@ from bench.ingest.deltas import (
 from petps import _native
 from petps.delta import open_log
 from petps.delta.kafka.options import KafkaOptions, parse_address
-from petps.server.ingest.ingest import NICENESS, ROWS_MAX
+from petps.server.ingest.ingest import ROWS_MAX
 from petps.server.ingest.native_tables import NativeInstanceTables
 from tests.kafka.broker import Broker, NotAvailable
 
@@ -47,7 +47,9 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PARTITIONS: Final = 8
 KEYS_PER_PULL: Final = 500
 PULLER_PRIORITY: Final = 10  # real-time priority, above that of real-time workers
-LOOP: Final = f"import os; os.nice({NICENESS}); print(flush=True)\nwhile True: pass"
+LOOP: Final = (
+    "from petps import _native; _native.lower_priority(); print(flush=True)\nwhile True: pass"
+)
 Result = dict[str, Any]
 
 

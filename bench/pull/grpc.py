@@ -103,11 +103,11 @@ def _serve_loaded_pool(folder: Path, rows: int) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def served(folder: Path, pool: Path) -> Iterator[dict[str, Any]]:
+def served(folder: Path, pool: Path, *options: str) -> Iterator[dict[str, Any]]:
     """Start a server process of a pool; yield its facts (the ready file) once it is ready."""
     ready = folder / "ready"
     command = [sys.executable, "-m", "petps.cli", "serve", str(pool), "--no-http", "--workers=1"]
-    command += ["--port=0", "--grpc-port=0", f"--ready-file={ready}"]
+    command += ["--port=0", "--grpc-port=0", f"--ready-file={ready}", *options]
     server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         facts: dict[str, Any] = {"grpc_port": None}

@@ -75,6 +75,37 @@ py::tuple tuple_of(const PushReport& report) {
                         report.refused);
 }
 
+// Copy an id of exactly N bytes.
+template <size_t N>
+void copy_id(const py::bytes& bytes, std::array<uint8_t, N>& id) {
+  const auto view = static_cast<std::string_view>(bytes);
+  if (view.size() != N) {
+    throw_invalid("an id of a trace has " + std::to_string(view.size()) + " bytes, expected " +
+                  std::to_string(N));
+  }
+  std::copy(view.begin(), view.end(), id.begin());
+}
+
+std::unique_ptr<PullTrace> trace_of(const py::bytes& trace_id, const py::bytes& span_id,
+                                    const std::vector<py::bytes>& part_ids) {
+  auto trace = std::make_unique<PullTrace>();
+  copy_id(trace_id, trace->trace_id);
+  copy_id(span_id, trace->span_id);
+  trace->part_ids.resize(part_ids.size());
+  for (size_t i = 0; i < part_ids.size(); ++i) copy_id(part_ids[i], trace->part_ids[i]);
+  return trace;
+}
+
+// Return (server, keys, found, attempts, end in ns since 1970, name of the code) of each part.
+py::list parts_of(const PullTrace& trace) {
+  py::list out;
+  for (const PullTrace::Part& part : trace.parts) {
+    out.append(py::make_tuple(part.server, part.keys, part.found, part.attempts, part.end_ns,
+                              std::string(base::code_name(part.code))));
+  }
+  return out;
+}
+
 // Shares the client with calls in progress: close() in another thread affects later calls only.
 class Session {
  public:
@@ -113,7 +144,7 @@ class Session {
   // (found, version, instance).
   py::tuple pull(const py::list& pulls, const std::string& dtype, uint32_t deadline_ms,
                  uint64_t min_version, uint32_t wait_ms, const py::object& dedup,
-                 const py::object& on_unavailable) {
+                 const py::object& on_unavailable, PullTrace* trace) {
     const Form form = form_of(dtype);
     std::vector<std::string> names;
     std::vector<TablePull> views;
@@ -133,6 +164,7 @@ class Session {
     options.wait_ms = wait_ms;
     options.dedup = dedup_of(dedup);
     options.on_unavailable = on_unavailable_of(on_unavailable);
+    options.trace = trace;
     const PullReport report =
         call([&](Client& client) { return value_of(client.pull_many(views, options)); });
     return py::make_tuple(report.found, report.applied_version, report.instance);
@@ -183,7 +215,13 @@ class Session {
     out["pulls"] = counts.pulls;
     out["partial_pulls"] = counts.partial_pulls;
     out["unavailable_keys"] = counts.unavailable_keys;
+    out["hedges"] = counts.hedges;
+    out["hedges_won"] = counts.hedges_won;
     return out;
+  }
+
+  size_t shards() {
+    return call([](Client& client) { return client.shards(); });
   }
 
   py::list server_counts() {
@@ -222,6 +260,9 @@ class Session {
 }  // namespace
 
 void bind_client(py::module_& module) {
+  py::class_<PullTrace>(module, "PullTrace")
+      .def(py::init(&trace_of), py::arg("trace_id"), py::arg("span_id"), py::arg("part_ids"))
+      .def("parts", &parts_of);
   py::class_<Session>(module, "Client")
       .def(py::init([](const std::string& url, const std::string& name, uint32_t deadline_ms,
                        uint32_t keys_per_request, uint32_t requests_in_flight, uint32_t connections,
@@ -229,8 +270,10 @@ void bind_client(py::module_& module) {
                        uint32_t catalogue_ms, std::string token, std::string token_file,
                        const std::string& tls_ca, const std::string& tls_certificate,
                        const std::string& tls_key, const std::string& tls_server_name,
-                       const py::object& on_unavailable) {
+                       const py::object& on_unavailable, std::string zone, bool hedge) {
              Options options;
+             options.zone = std::move(zone);
+             options.hedge = hedge;
              options.on_unavailable = on_unavailable_of(on_unavailable);
              options.tls = {tls_ca, tls_certificate, tls_key, tls_server_name};
              options.name = name;
@@ -251,9 +294,10 @@ void bind_client(py::module_& module) {
            py::arg("hot_sample_every"), py::arg("hot_keys"), py::arg("hot_set_ms"),
            py::arg("catalogue_ms"), py::arg("token"), py::arg("token_file"), py::arg("tls_ca"),
            py::arg("tls_certificate"), py::arg("tls_key"), py::arg("tls_server_name"),
-           py::arg("on_unavailable"))
+           py::arg("on_unavailable"), py::arg("zone"), py::arg("hedge"))
       .def("pull", &Session::pull, py::arg("pulls"), py::arg("dtype"), py::arg("deadline_ms"),
-           py::arg("min_version"), py::arg("wait_ms"), py::arg("dedup"), py::arg("on_unavailable"))
+           py::arg("min_version"), py::arg("wait_ms"), py::arg("dedup"), py::arg("on_unavailable"),
+           py::arg("trace") = py::none())
       .def("push", &Session::push, py::arg("table"), py::arg("keys"), py::arg("rows"),
            py::arg("stored"), py::arg("allow_not_finite"), py::arg("deadline_ms"))
       .def("erase", &Session::erase, py::arg("table"), py::arg("keys"), py::arg("deadline_ms"))
@@ -261,6 +305,7 @@ void bind_client(py::module_& module) {
       .def("tables", &Session::tables, py::arg("deadline_ms"))
       .def("pull_counts", &Session::pull_counts)
       .def("server_counts", &Session::server_counts)
+      .def("shards", &Session::shards)
       .def("status", &Session::status, py::arg("server"), py::arg("deadline_ms"))
       .def("send_hot_sets", &Session::send_hot_sets)
       .def("close", &Session::close);

@@ -199,7 +199,7 @@ Status Gate::count_failure(std::string_view peer, Status reason) {
   if (failures.count == 0 || now - failures.since_ns > kFailuresNs) failures = {0, now};
   if (++failures.count <= kFailuresMax) return reason;
   return Status(Code::kResourceExhausted,
-                "more than " + std::to_string(kFailuresMax) + " failed logins from " +
+                "more than " + std::to_string(kFailuresMax) + std::string(base::kFailedLogins) +
                     std::string(peer) +
                     " within a minute; the last: " + std::string(reason.message()));
 }

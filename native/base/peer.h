@@ -11,4 +11,7 @@ namespace petps::base {
 // bits.
 std::string host_of(std::string_view address);
 
+// In the text of the RESOURCE_EXHAUSTED that servers send after several failed logins of a peer.
+inline constexpr std::string_view kFailedLogins = " failed logins from ";
+
 }  // namespace petps::base

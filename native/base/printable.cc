@@ -1,7 +1,9 @@
 #include "base/printable.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 namespace petps::base {
 
@@ -28,6 +30,26 @@ size_t sequence_length(std::string_view text, uint32_t& code) {
   return code < kLeast[length] || is_surrogate || code > 0x10FFFF ? 0 : length;
 }
 
+// First and last characters of the ranges that no eye sees, but that reorder others or end a line:
+// the categories Cf, Zl and Zp of Unicode 14.
+constexpr struct {
+  uint32_t first, last;
+} kUnseen[] = {
+    {0x00AD, 0x00AD},   {0x0600, 0x0605},   {0x061C, 0x061C},   {0x06DD, 0x06DD},
+    {0x070F, 0x070F},   {0x0890, 0x0891},   {0x08E2, 0x08E2},   {0x180E, 0x180E},
+    {0x200B, 0x200F},   {0x2028, 0x202E},   {0x2060, 0x2064},   {0x2066, 0x206F},
+    {0xFEFF, 0xFEFF},   {0xFFF9, 0xFFFB},   {0x110BD, 0x110BD}, {0x110CD, 0x110CD},
+    {0x13430, 0x13438}, {0x1BCA0, 0x1BCA3}, {0x1D173, 0x1D17A}, {0xE0001, 0xE0001},
+    {0xE0020, 0xE007F},
+};
+
+bool is_printable(uint32_t code) {
+  if (code < 0x20 || (code >= 0x7F && code < 0xA0)) return false;
+  return std::none_of(std::begin(kUnseen), std::end(kUnseen), [code](const auto& range) {
+    return range.first <= code && code <= range.last;
+  });
+}
+
 }  // namespace
 
 std::string printable(std::string_view text) {
@@ -36,8 +58,7 @@ std::string printable(std::string_view text) {
   while (!text.empty()) {
     uint32_t code = 0;
     const size_t length = sequence_length(text, code);
-    const bool is_control = code < 0x20 || (code >= 0x7F && code < 0xA0);
-    if (length == 0 || is_control) {
+    if (length == 0 || !is_printable(code)) {
       shown += '?';
     } else {
       shown += text.substr(0, length);

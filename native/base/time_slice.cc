@@ -1,8 +1,12 @@
 #include "base/time_slice.h"
 
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
 
 namespace petps::base {
 
@@ -30,6 +34,15 @@ void set_time_slice(uint64_t ns) {
   attributes.size = sizeof(attributes);
   attributes.runtime_ns = ns;
   syscall(SYS_sched_setattr, 0, &attributes, 0);
+}
+
+void lower_priority(int niceness) {
+  set_time_slice(kLongSliceNs);
+  const auto own = static_cast<id_t>(gettid());
+  errno = 0;  // -1 is a niceness too
+  const int before = getpriority(PRIO_PROCESS, own);
+  if (before == -1 && errno != 0) return;
+  (void)setpriority(PRIO_PROCESS, own, std::max(niceness, before));
 }
 
 }  // namespace petps::base

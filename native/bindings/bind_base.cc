@@ -3,6 +3,7 @@
 #include "base/time_slice.h"
 #include "bindings/bindings.h"
 #include "media/bus_error.h"
+#include "pool/clock.h"
 #include "pool/layout.h"
 #include "pool/pool.h"
 #include "pool/slots.h"
@@ -43,6 +44,8 @@ void bind_base(py::module_& module) {
       [](bool are_short) { base::set_time_slice(are_short ? base::kShortSliceNs : 0); },
       py::arg("short"),
       "Give this thread, and the threads that it starts, short time slices, or those of Linux.");
+  module.def("lower_priority", base::lower_priority, py::arg("niceness") = base::kLowNiceness,
+             "Let this thread give way to others: at least this niceness, and long time slices.");
   module.def("cpu_features", cpu_features, "Return the features of this processor by name.");
   module.def(
       "formats",
@@ -74,6 +77,9 @@ void bind_base(py::module_& module) {
              "page of "
              "a mapped pool is lost. For commands, not for libraries.");
   module.attr("LOST_POOL_EXIT_STATUS") = media::kLostPoolExitStatus;
+  module.attr("EXPIRY_CELLS") = pool::kExpiryCells;
+  module.attr("EXPIRY_STEPS") = pool::kExpirySteps;
+  module.attr("VERSIONS_AHEAD") = pool::kVersionsAhead;
   module.def("crc32c", crc32c, py::arg("data"), py::arg("seed") = 0,
              "Return the CRC-32C of data; seed: the CRC-32C of the bytes before it.");
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "bindings/arrays.h"
+#include "bindings/call_frames.h"
 #include "bindings/server_handle.h"
 #include "codec/codec.h"
 
@@ -33,21 +34,6 @@ void append_words(const py::bytes& bytes, const std::string& name, std::vector<u
   std::memcpy(words.data() + before, view.data(), view.size());
 }
 
-uint64_t pull(Calls& calls, uint32_t instance,
-              const std::vector<std::pair<uint32_t, py::bytes>>& sections, uint64_t min_version,
-              uint32_t wait_ms) {
-  std::vector<wire::PullSection> heads;
-  std::vector<uint64_t> keys;
-  for (const auto& [table, bytes] : sections) {
-    const size_t before = keys.size();
-    append_words(bytes, "keys", keys);
-    heads.push_back({table, static_cast<uint32_t>(keys.size() - before)});
-  }
-  wire::Frame frame;
-  wire::encode_pull(0, {min_version, instance, wait_ms, heads, keys}, frame);
-  return unwrap(calls.submit(std::move(frame)));
-}
-
 // Return the deletion bitmap of a push. deleted: empty, or a bit for each key. all: whether an
 // empty `deleted` deletes all keys.
 std::vector<uint64_t> deletions_of(const py::bytes& deleted, size_t keys, bool all) {
@@ -68,37 +54,83 @@ std::vector<uint64_t> deletions_of(const py::bytes& deleted, size_t keys, bool a
   return words;
 }
 
-uint64_t push(Calls& calls, const pool::TableRecord& table, const py::bytes& keys,
-              const py::bytes& rows, const py::bytes& deleted, uint64_t stamp) {
+}  // namespace
+
+wire::Frame encode_pull_call(uint32_t instance,
+                             const std::vector<std::pair<uint32_t, py::bytes>>& sections,
+                             uint64_t min_version, uint32_t wait_ms, const py::bytes& trace) {
+  std::vector<wire::PullSection> heads;
+  std::vector<uint64_t> keys;
+  for (const auto& [table, bytes] : sections) {
+    const size_t before = keys.size();
+    append_words(bytes, "keys", keys);
+    heads.push_back({table, static_cast<uint32_t>(keys.size() - before)});
+  }
+  wire::PullRequest request{min_version, instance, wait_ms, heads, keys};
+  if (const auto ids = view_of(trace); !ids.empty()) {
+    constexpr size_t kTraceIdBytes = sizeof(request.trace.trace_id);
+    if (ids.size() != kTraceIdBytes + sizeof(request.trace.span_id))
+      invalid("trace must have a trace id and a span id: 24 bytes");
+    std::memcpy(request.trace.trace_id.data(), ids.data(), kTraceIdBytes);
+    std::memcpy(request.trace.span_id.data(), ids.data() + kTraceIdBytes,
+                sizeof(request.trace.span_id));
+    request.trace.flags = wire::kTraceSampled;
+  }
+  wire::Frame frame;
+  wire::encode_pull(0, request, frame);
+  return frame;
+}
+
+wire::Frame encode_push_call(const PushedTable& table, const py::bytes& keys, const py::bytes& rows,
+                             const py::bytes& deleted, uint64_t stamp) {
   std::vector<uint64_t> key_list;
   append_words(keys, "keys", key_list);
   const std::span<const std::byte> stored = view_of(rows);
-  const pool::TableSpec& spec = table.spec;
   const bool deletes_all = stored.empty();
-  if (!deletes_all && stored.size() != key_list.size() * spec.row_bytes) {
-    invalid("table '" + spec.name + "': " + std::to_string(key_list.size()) + " rows of " +
-            std::to_string(spec.row_bytes) + " bytes are " +
-            std::to_string(key_list.size() * spec.row_bytes) + " bytes, got " +
+  if (!deletes_all && stored.size() != key_list.size() * table.row_bytes) {
+    invalid("table '" + table.name + "': " + std::to_string(key_list.size()) + " rows of " +
+            std::to_string(table.row_bytes) + " bytes are " +
+            std::to_string(key_list.size() * table.row_bytes) + " bytes, got " +
             std::to_string(stored.size()));
   }
   const std::vector<uint64_t> deletions = deletions_of(deleted, key_list.size(), deletes_all);
-  const uint32_t row_bytes = deletes_all ? 0 : spec.row_bytes;
+  const uint32_t row_bytes = deletes_all ? 0 : table.row_bytes;
   const auto low_stamp = static_cast<uint32_t>(stamp);
   const wire::PushOrder no_order;
   wire::Frame frame;
   wire::encode_push(0,
-                    {table.id, spec.instance, spec.dim, spec.dtype, row_bytes, low_stamp, no_order,
-                     key_list, deletions, stored},
+                    {table.id, table.instance, table.dim, table.dtype, row_bytes, low_stamp,
+                     no_order, key_list, deletions, stored},
                     frame);
-  return unwrap(calls.submit(std::move(frame)));
+  return frame;
 }
 
-uint64_t set_hot_keys(Calls& calls, uint32_t table, const py::bytes& keys) {
+wire::Frame encode_hot_keys_call(uint32_t table, const py::bytes& keys) {
   std::vector<uint64_t> hot;
   append_words(keys, "keys", hot);
   wire::Frame frame;
   wire::encode_hot_keys(0, {table, hot}, frame);
-  return unwrap(calls.submit(std::move(frame)));
+  return frame;
+}
+
+namespace {
+
+uint64_t pull(Calls& calls, uint32_t instance,
+              const std::vector<std::pair<uint32_t, py::bytes>>& sections, uint64_t min_version,
+              uint32_t wait_ms, const py::bytes& trace) {
+  return unwrap(calls.submit(encode_pull_call(instance, sections, min_version, wait_ms, trace)));
+}
+
+uint64_t push(Calls& calls, const pool::TableRecord& table, const py::bytes& keys,
+              const py::bytes& rows, const py::bytes& deleted, uint64_t stamp) {
+  const pool::TableSpec& spec = table.spec;
+  const PushedTable pushed{spec.name, table.id,   spec.instance,
+                           spec.dim,  spec.dtype, spec.row_bytes};
+  return unwrap(calls.submit(encode_push_call(pushed, keys, rows, deleted, stamp)));
+}
+
+uint64_t set_hot_keys(Calls& calls, uint32_t table, const py::bytes& keys) {
+  return unwrap(calls.submit(encode_hot_keys_call(table, keys)));
 }
 
 wire::FrameHeader header_of(const CallReply& reply) {
@@ -155,13 +187,14 @@ void bind_calls(py::module_& module) {
   py::class_<Calls> calls(module, "Calls", "Requests of this process to its own server.");
   calls.def_property_readonly("ready_descriptor", &Calls::ready_descriptor);
   calls.def("pull", pull, py::arg("instance"), py::arg("sections"), py::kw_only(),
-            py::arg("min_version") = 0, py::arg("wait_ms") = 0);
+            py::arg("min_version") = 0, py::arg("wait_ms") = 0, py::arg("trace") = py::bytes());
   calls.def("push", push, py::arg("table"), py::arg("keys"), py::arg("rows"), py::kw_only(),
             py::arg("deleted") = py::bytes(), py::arg("stamp") = 0);
   calls.def("set_hot_keys", set_hot_keys, py::arg("table"), py::arg("keys"));
   calls.def(
       "hold", [](Calls& held, size_t bytes) { check(held.hold(bytes)); }, py::arg("bytes"));
   calls.def("release", &Calls::release, py::arg("bytes"));
+  calls.def("drop", &Calls::drop, py::arg("ticket"));
   calls.def("take", &Calls::take);
 }
 

@@ -1,7 +1,10 @@
 // petps._native.Server: the native server over the tables of an open pool.
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include "bindings/record.h"
 #include "bindings/server_handle.h"
+#include "bindings/server_options.h"
 #include "bindings/software.h"
 #include "transport/gather_choice.h"
 
@@ -67,34 +70,91 @@ py::tuple progress(ServerHandle& handle) {
   return py::make_tuple(progress.workers, progress.pushes);
 }
 
-// Move the limit called `name` from `limits` to `value`, if it is present.
-template <typename T>
-void take(py::dict& limits, const char* name, T& value) {
-  if (!limits.contains(name)) return;
-  value = limits[name].cast<T>();
-  limits.attr("pop")(name);
+wire::PartitionSet partition_set(const std::vector<uint32_t>& partitions) {
+  wire::PartitionSet set{};
+  for (const uint32_t partition : partitions) {
+    if (partition >= wire::kMaxPartitions)
+      invalid("partition " + std::to_string(partition) + " is none of 0 to " +
+              std::to_string(wire::kMaxPartitions - 1));
+    set[partition / 64] |= uint64_t{1} << (partition % 64);
+  }
+  return set;
 }
 
-void apply_limits(const py::dict& given, server::ServerOptions& options) {
-  py::dict limits = given.attr("copy")().cast<py::dict>();
-  take(limits, "body_bytes", options.limits.body_bytes);
-  take(limits, "keys_per_pull", options.limits.keys_per_pull);
-  take(limits, "sections_per_pull", options.limits.sections_per_pull);
-  take(limits, "keys_per_push", options.limits.keys_per_push);
-  take(limits, "hot_keys", options.limits.hot_keys);
-  take(limits, "in_flight", options.limits.in_flight);
-  take(limits, "connections", options.limits.connections);
-  options.transport.connections = options.limits.connections;
-  take(limits, "connections_per_peer", options.transport.connections_per_peer);
-  take(limits, "memory_bytes", options.memory_bytes);
-  take(limits, "idle_ms", options.transport.idle_ms);
-  take(limits, "frame_ms", options.transport.frame_ms);
-  take(limits, "output_stall_ms", options.transport.output_stall_ms);
-  take(limits, "output_pause_bytes", options.transport.output_pause_bytes);
-  take(limits, "output_close_bytes", options.transport.output_close_bytes);
-  take(limits, "pin_ms", options.transport.pin_ms);
-  for (const auto& item : limits)  // no limit has this name
-    invalid("server limit '" + item.first.cast<std::string>() + "' is unknown");
+server::Pauses pauses_of(const std::vector<uint32_t>& pushes, const std::vector<uint32_t>& pulls) {
+  return {partition_set(pushes), partition_set(pulls)};
+}
+
+void set_pauses(ServerHandle& handle, const std::vector<uint32_t>& pushes,
+                const std::vector<uint32_t>& pulls) {
+  const server::Pauses pauses = pauses_of(pushes, pulls);
+  const Released released_gil;
+  handle.with([&](server::Server& running) { running.set_pauses(pauses); });
+}
+
+py::dict take_pushed(ServerHandle& handle, uint32_t partition) {
+  std::vector<server::PushedKey> taken;
+  bool is_complete = true;
+  {
+    const Released released_gil;
+    is_complete =
+        handle.with([&](server::Server& running) { return running.take_pushed(partition, taken); });
+  }
+  if (!is_complete) {
+    check(base::Status(base::Code::kResourceExhausted,
+                       "more pushes to partition " + std::to_string(partition) +
+                           " than can be remembered: read all its rows again"));
+  }
+  std::map<uint32_t, std::vector<uint64_t>> keys;
+  for (const server::PushedKey& pushed : taken) keys[pushed.table].push_back(pushed.key);
+  py::dict result;
+  for (const auto& [table, own] : keys)
+    result[py::int_(table)] =
+        py::array_t<uint64_t>(static_cast<py::ssize_t>(own.size()), own.data());
+  return result;
+}
+
+py::bytes bytes_of(std::span<const uint8_t> bytes) {
+  return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+py::tuple spans(ServerHandle& handle, size_t most) {
+  std::vector<server::Span> taken;
+  uint64_t dropped = 0;
+  {
+    const Released released_gil;
+    dropped = handle.take_spans(most, taken);
+  }
+  return py::make_tuple(py::cast(taken), dropped);
+}
+
+void bind_span(py::module_& module) {
+  using server::Span;
+  Record<Span>(module, "Span", "One answered pull, as a worker recorded it. Times are in ns.")
+      .field("trace_id", [](const Span& span) { return bytes_of(span.trace_id); })
+      .field("span_id", [](const Span& span) { return bytes_of(span.span_id); })
+      .field("parent_id", [](const Span& span) { return bytes_of(span.parent_id); })
+      .field("start_ns", &Span::start_ns)
+      .field("duration_ns", &Span::duration_ns)
+      .field("queued_ns", &Span::queued_ns)
+      .field("waited_ns", &Span::waited_ns)
+      .field("lookup_ns", &Span::lookup_ns)
+      .field("send_ns", &Span::send_ns)
+      .field("version", &Span::version)
+      .field("instance", &Span::instance)
+      .field("keys", &Span::keys)
+      .field("rows_found", &Span::rows_found)
+      .field("sections", &Span::sections)
+      .field("tables",
+             [](const Span& span) {
+               const size_t n = std::min<size_t>(span.sections, span.tables.size());
+               return std::vector<uint32_t>(span.tables.begin(), span.tables.begin() + n);
+             })
+      .field("code", [](const Span& span) { return std::string(base::code_name(span.code)); })
+      .field("source", [](const Span& span) {
+        constexpr std::array<const char*, 3> kNames = {"tcp", "grpc", "rdma"};
+        return kNames[span.source];
+      });
 }
 
 std::unique_ptr<ServerHandle> start(
@@ -102,8 +162,11 @@ std::unique_ptr<ServerHandle> start(
     uint32_t workers, const std::string& gather, uint32_t hot_set_seconds, uint64_t drain_ms,
     const py::dict& limits, const wire::ShardMap* shard_map, std::string address,
     uint32_t call_workers, const std::string& rdma, uint32_t real_time, uint32_t busy_poll_us,
-    std::shared_ptr<access::Gate> gate, std::shared_ptr<tls::ServerContext> tls) {
+    std::shared_ptr<access::Gate> gate, std::shared_ptr<tls::ServerContext> tls,
+    std::optional<double> trace_sample, const std::vector<uint32_t>& paused_pushes,
+    const std::vector<uint32_t>& paused_pulls) {
   server::ServerOptions options;
+  options.pauses = pauses_of(paused_pushes, paused_pulls);
   options.host = host;
   options.port = port;
   options.workers = workers;
@@ -119,27 +182,11 @@ std::unique_ptr<ServerHandle> start(
   options.busy_poll_us = busy_poll_us;
   options.gate = std::move(gate);
   options.tls = std::move(tls);
+  options.trace = trace_sample.has_value();
+  options.trace_sample = trace_sample.value_or(0);
   if (rdma != "off") options.rdma = unwrap(transport::open_verbs(rdma == "auto" ? "" : rdma));
   const Released released_gil;
   return std::make_unique<ServerHandle>(session, options);
-}
-
-py::dict histogram(const server::HistogramSnapshot& snapshot) {
-  py::dict result;
-  result["count"] = snapshot.count;
-  result["sum_ns"] = snapshot.sum_ns;
-  result["p50_ns"] = snapshot.quantile_ns(0.50);
-  result["p99_ns"] = snapshot.quantile_ns(0.99);
-  result["p999_ns"] = snapshot.quantile_ns(0.999);
-  py::list buckets;  // (largest value, number of values up to it), for buckets that have values
-  uint64_t below = 0;
-  for (size_t bucket = 0; bucket < snapshot.counts.size(); ++bucket) {
-    if (snapshot.counts[bucket] == 0) continue;
-    below += snapshot.counts[bucket];
-    buckets.append(py::make_tuple(server::HistogramSnapshot::upper_ns(bucket), below));
-  }
-  result["buckets"] = buckets;
-  return result;
 }
 
 py::dict stats(ServerHandle& handle) {
@@ -148,33 +195,7 @@ py::dict stats(ServerHandle& handle) {
     const Released released_gil;
     snapshot = handle.with([](server::Server& server) { return server.stats(); });
   }
-  py::dict result;
-  for (const server::StatField& field : server::kStatFields)
-    result[field.name] = snapshot.*field.value;
-  py::dict latency;
-  for (size_t opcode = 0; opcode < snapshot.latency.size(); ++opcode) {
-    if (snapshot.latency[opcode].count == 0) continue;
-    const std::string_view name = wire::opcode_name(static_cast<uint16_t>(opcode));
-    latency[py::str(name.data(), name.size())] = histogram(snapshot.latency[opcode]);
-  }
-  result["latency"] = latency;
-  py::dict errors;
-  for (size_t code = 1; code < snapshot.errors_by_code.size(); ++code) {
-    const std::string_view name = base::code_name(static_cast<base::Code>(code));
-    errors[py::str(name.data(), name.size())] = snapshot.errors_by_code[code];
-  }
-  result["errors_by_code"] = errors;
-  py::dict tables;
-  for (const auto& [id, counts] : snapshot.tables) {
-    py::dict table;
-    table["pulls"] = counts.pulls;
-    table["keys"] = counts.keys;
-    table["misses"] = counts.misses();
-    table["latency"] = histogram(counts.latency);
-    tables[py::int_(id)] = table;
-  }
-  result["tables"] = tables;
-  return result;
+  return stats_of(snapshot);
 }
 
 }  // namespace
@@ -189,15 +210,18 @@ void bind_server(py::module_& module) {
           py::call_guard<Released>())
       .def("move", move_tls, py::arg("certificate"), py::arg("key"), py::arg("client_ca") = "",
            py::arg("client_certificates") = "off");
+  bind_span(module);
   py::class_<ServerHandle> server(module, "Server",
                                   "The native server over an open pool's tables.");
-  server.def_static("start", start, py::arg("tables"), py::kw_only(), py::arg("host") = "127.0.0.1",
-                    py::arg("port") = 7070, py::arg("workers") = 1, py::arg("gather") = "auto",
-                    py::arg("hot_set_seconds") = 10, py::arg("drain_ms") = 5000,
-                    py::arg("limits") = py::dict(), py::arg("shard_map") = py::none(),
-                    py::arg("address") = "", py::arg("call_workers") = 0, py::arg("rdma") = "off",
-                    py::arg("real_time") = 0, py::arg("busy_poll_us") = 0,
-                    py::arg("gate") = py::none(), py::arg("tls") = py::none());
+  server.def_static(
+      "start", start, py::arg("tables"), py::kw_only(), py::arg("host") = "127.0.0.1",
+      py::arg("port") = 7070, py::arg("workers") = 1, py::arg("gather") = "auto",
+      py::arg("hot_set_seconds") = 10, py::arg("drain_ms") = 5000, py::arg("limits") = py::dict(),
+      py::arg("shard_map") = py::none(), py::arg("address") = "", py::arg("call_workers") = 0,
+      py::arg("rdma") = "off", py::arg("real_time") = 0, py::arg("busy_poll_us") = 0,
+      py::arg("gate") = py::none(), py::arg("tls") = py::none(),
+      py::arg("trace_sample") = py::none(), py::arg("paused_pushes") = std::vector<uint32_t>(),
+      py::arg("paused_pulls") = std::vector<uint32_t>());
   server.def_property_readonly("port", &ServerHandle::port);
   server.def_property_readonly("address", &ServerHandle::address);
   server.def_property_readonly("calls", &ServerHandle::calls,
@@ -208,6 +232,20 @@ void bind_server(py::module_& module) {
         check(handle.with([&](server::Server& running) { return running.set_shard_map(map); }));
       },
       py::arg("map"), py::call_guard<Released>());
+  server.def("set_pauses", set_pauses, py::arg("pushes"), py::arg("pulls"));
+  server.def(
+      "keep_pulls",
+      [](ServerHandle& handle, uint64_t until_ns) {
+        handle.with([&](server::Server& running) { running.keep_pulls(until_ns); });
+      },
+      py::arg("until_ns"), py::call_guard<Released>());
+  server.def(
+      "track_pushes",
+      [](ServerHandle& handle, uint32_t partition, bool is_tracked) {
+        handle.with([&](server::Server& running) { running.track_pushes(partition, is_tracked); });
+      },
+      py::arg("partition"), py::arg("is_tracked"), py::call_guard<Released>());
+  server.def("take_pushed", take_pushed, py::arg("partition"));
   server.def("stop", &ServerHandle::stop, py::arg("drain_ms") = py::none(),
              py::call_guard<Released>());
   server.def("incidents_after", incidents_after, py::arg("number"));
@@ -218,6 +256,7 @@ void bind_server(py::module_& module) {
       },
       py::call_guard<Released>());
   server.def("progress", progress);
+  server.def("spans", spans, py::arg("most"));
   server.def("stats", stats,
              "Return the counters by name; `errors_by_code` by the name of the code; `latency` by "
              "operation (count, sum, quantiles and buckets in ns); and `tables` by the id of each "

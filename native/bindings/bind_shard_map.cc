@@ -2,6 +2,8 @@
 #include <pybind11/operators.h>
 #include <pybind11/stl.h>
 
+#include <map>
+
 #include "bindings/bindings.h"
 #include "wire/wire.h"
 
@@ -12,10 +14,12 @@ namespace {
 using Owner = std::pair<std::string, std::vector<uint32_t>>;  // address, partitions
 
 wire::ShardMap create(std::string model, uint64_t version, uint32_t partitions,
-                      const std::vector<Owner>& servers) {
+                      const std::vector<Owner>& servers,
+                      const std::map<std::string, std::string>& zones) {
   wire::ShardMap map{std::move(model), version, partitions, {}};
   for (const auto& [address, owned] : servers) {
     wire::ShardServer server{address, {}};
+    if (const auto zone = zones.find(address); zone != zones.end()) server.zone = zone->second;
     for (const uint32_t partition : owned) {
       if (partition >= wire::kMaxPartitions) {
         invalid("shard map: " + address + " owns partition " + std::to_string(partition) +
@@ -49,6 +53,14 @@ std::vector<Owner> servers_of(const wire::ShardMap& map) {
   return servers;
 }
 
+std::map<std::string, std::string> zones_of(const wire::ShardMap& map) {
+  std::map<std::string, std::string> zones;
+  for (const wire::ShardServer& server : map.servers) {
+    if (!server.zone.empty()) zones.emplace(server.address, server.zone);
+  }
+  return zones;
+}
+
 std::vector<uint32_t> owned_by(const wire::ShardMap& map, const std::string& address) {
   const wire::Shard shard = wire::shard_of(map, address);
   return partitions_of(shard.owned, shard.partitions);
@@ -60,11 +72,13 @@ void bind_shard_map(py::module_& module) {
   py::class_<wire::ShardMap>(module, "ShardMap",
                              "The servers and the partitions that each owns; always valid.")
       .def(py::init(&create), py::kw_only(), py::arg("model"), py::arg("version"),
-           py::arg("partitions"), py::arg("servers"))
+           py::arg("partitions"), py::arg("servers"),
+           py::arg("zones") = std::map<std::string, std::string>())
       .def_readonly("model", &wire::ShardMap::model)
       .def_readonly("version", &wire::ShardMap::version)
       .def_readonly("partitions", &wire::ShardMap::partitions)
       .def_property_readonly("servers", servers_of)
+      .def_property_readonly("zones", zones_of)
       .def("owned_by", owned_by, py::arg("address"))
       .def(py::self == py::self);
 }

@@ -80,5 +80,6 @@ void bind_live(py::module_& module);
 void bind_calls(py::module_& module);
 void bind_access(py::module_& module);
 void bind_server(py::module_& module);
+void bind_router(py::module_& module);
 
 }  // namespace petps::bindings

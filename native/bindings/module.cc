@@ -48,4 +48,5 @@ PYBIND11_MODULE(_native, module) {
   bindings::bind_calls(module);
   bindings::bind_access(module);
   bindings::bind_server(module);
+  bindings::bind_router(module);
 }

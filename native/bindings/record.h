@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -27,7 +28,14 @@ class Record {
   // Add a field. `value` is a pointer to member, or a function of const T&.
   template <typename Value>
   Record& field(const char* name, Value value) {
-    auto read = [value](const T& record) { return py::cast(std::invoke(value, record)); };
+    auto read = [value](const T& record) -> py::object {
+      using Result = std::decay_t<decltype(std::invoke(value, record))>;
+      if constexpr (std::is_base_of_v<py::object, Result>) {
+        return std::invoke(value, record);
+      } else {
+        return py::cast(std::invoke(value, record));
+      }
+    };
     class_.def_property_readonly(name, read);
     fields_->emplace_back(name, read);
     return *this;

@@ -7,6 +7,7 @@
 #include <shared_mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "bindings/session.h"
 #include "server/server.h"
@@ -35,6 +36,9 @@ class ServerHandle {
   uint16_t port() const { return server_->port(); }
   std::string address() const { return server_->address(); }
   server::Calls& calls() { return server_->calls(); }  // refuses calls after stop()
+  uint64_t take_spans(size_t most, std::vector<server::Span>& out) {
+    return server_->take_spans(most, out);
+  }
 
   // Stop the server. Afterwards the pool may be closed, even if something was still in flight
   // after the drain time. Other calls continue during the drain. A second call does nothing.

@@ -54,6 +54,13 @@ class GatherList {
     header_bytes_ += bytes;
     bytes_ += bytes;
   }
+  // Return the room behind the header, into which its first bytes may be written. grow() then makes
+  // them part of the header. ASSUMPTIONS: as append().
+  std::byte* room() { return header_.data() + header_bytes_; }
+  void grow(size_t bytes) {
+    header_bytes_ += bytes;
+    bytes_ += bytes;
+  }
   // Make this a list of only a header: an encoded frame.
   void assign(std::span<const std::byte> frame);
   // Append a piece. ASSUMPTION: the memory stays readable while the Pin lives that is posted with
@@ -69,7 +76,8 @@ class GatherList {
 
   size_t bytes() const { return bytes_; }  // header included
   bool empty() const { return bytes_ == 0; }
-  size_t pieces() const { return pieces_.size(); }  // header not included
+  size_t capacity() const { return header_.capacity(); }  // bytes of memory of the header buffer
+  size_t pieces() const { return pieces_.size(); }        // header not included
   std::span<const std::byte> header_bytes() const { return {header_.data(), header_bytes_}; }
 
   // Copy the whole list into out[0, bytes()); prefetch the pieces ahead.

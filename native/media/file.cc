@@ -145,8 +145,11 @@ FileCalls& file_calls() {
 
 std::optional<Device> device_at(const std::string& path) { return file_calls().device(path); }
 
+// Rows are read with the pool's file, and whoever may read it may also keep its lock.
+constexpr mode_t kPoolMode = 0640;  // readers without the server run in its group
+
 Result<int> create_file(const std::string& path) {
-  Descriptor file(open_descriptor(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  Descriptor file(open_descriptor(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, kPoolMode));
   if (file.number() < 0) {
     if (errno == EEXIST) {
       return Status(Code::kAlreadyExists,

@@ -14,6 +14,9 @@
 #include "media/file.h"
 #include "media/writeback.h"
 
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22  // as the next
+#endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // Linux 5.14; older kernels answer EINVAL
 #endif
@@ -38,6 +41,8 @@ constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
 constexpr uint64_t kPrefaultMaxBytes = uint64_t{1} << 30;
 // A file system with large folios makes one folio of a write of this size (DURABILITY.md).
 constexpr uint64_t kFolioBytes = 65536;
+// From this length on, unmapping a range is cheaper than protecting each of its pages.
+constexpr uint64_t kUnmappedBytes = uint64_t{1} << 20;
 
 // The part of a device that create() checks and discard() wipes: larger than a pool's two
 // superblocks.
@@ -392,6 +397,22 @@ void Media::expect_scan(uint64_t offset, uint64_t bytes) const {
   calls::madvise(base_ + first, end - first, MADV_WILLNEED);  // a hint: nothing depends on it
 }
 
+// The pages, with all stores, stay in the page cache: the mapping is shared.
+void Media::expect_sync(const void* at, size_t bytes) const {
+  advise_long(at, bytes, MADV_DONTNEED);
+}
+
+void Media::expect_reads(const void* at, size_t bytes) const {
+  advise_long(at, bytes, MADV_POPULATE_READ);
+}
+
+void Media::advise_long(const void* at, size_t bytes, int advice) const {
+  if (kind_ != Kind::kFile || borrowed_ || bytes < kUnmappedBytes) return;
+  const auto offset = static_cast<uint64_t>(static_cast<const std::byte*>(at) - base_);
+  const uint64_t first = round_down(offset, kPageBytes);
+  calls::madvise(base_ + first, offset + bytes - first, advice);
+}
+
 void Media::set_durability(Durability durability, Site site) {
   if (kind_ == Kind::kDax) return;
   const bool must_sync =
@@ -424,14 +445,19 @@ Status Media::sync_range(const void* at, size_t bytes, Site site) {
   // pages, then the metadata needed to read them back, and flushes the disk's cache.
   const auto offset = static_cast<uint64_t>(static_cast<const std::byte*>(at) - base_);
   const uint64_t first = round_down(offset, kPageBytes);
+  expect_sync(at, bytes);
   // msync takes the descriptor's error, so it must not overlap sync() (see the proof there).
   std::unique_lock lock(sync_mutex_);
   sync_ended_.wait(lock, [this] { return !sync_is_running_; });
   int error_number = errno_of([&] { return calls::msync(base_ + first, offset + bytes - first); });
   if (error_number == 0 && syncs_skip_flush_) error_number = flush_disk(file_);
-  if (error_number == 0) return earlier_failure;
-  remember_failed_sync(error_number);
-  return sticky_failure();
+  if (error_number != 0) {
+    remember_failed_sync(error_number);
+    return sticky_failure();
+  }
+  lock.unlock();
+  expect_reads(at, bytes);
+  return earlier_failure;
 }
 
 // Run one sync at a time, because the kernel reports a failed write-back once per open file: if

@@ -174,6 +174,15 @@ class Media {
   // this before each piece of a few MiB. Any thread may call it.
   void expect_scan(uint64_t offset, uint64_t bytes) const;
 
+  // Announce that all of [at, at + bytes), which is long and dirty, is about to be synced. A file's
+  // write-back tells every processor that runs this process of each dirty page that is mapped, by
+  // an interrupt that delays reads of other pages by tens of microseconds. So its pages are no
+  // longer mapped afterwards; whoever needs one maps it again. Behind the sync, expect_reads() maps
+  // all of them at once, so that the first reads need not. sync_range() calls both itself. Any
+  // thread may call them.
+  void expect_sync(const void* at, size_t bytes) const;
+  void expect_reads(const void* at, size_t bytes) const;
+
   // Return the largest size() possible if everything beside the pool were deleted: the bytes of
   // its file system or device, or of the reserved range of anonymous memory. If unknown, return
   // 2^64 - 1.
@@ -207,6 +216,7 @@ class Media {
   base::Status map(uint64_t from, uint64_t to);
   // Run fdatasync on the file, shared with other threads, and remember a failure.
   base::Status sync();
+  void advise_long(const void* at, size_t bytes, int advice) const;
   void remember_failed_sync(int error_number);
   base::Status sticky_failure() const;  // the status of a drain once failed() is true
 

@@ -65,6 +65,7 @@ Status Worker::admit(const Request& request, bool& is_refused) {
       return caller.status();
     }
     state.caller = std::move(caller.value());
+    state.push_owner = 0;
   }
   caller_ = state.caller.get();
   if (state.admitted) return {};

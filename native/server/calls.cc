@@ -43,6 +43,15 @@ class CallEndpoint final : public transport::Endpoint {
     changed_.notify_one();
   }
 
+  void drop(uint64_t ticket) {
+    {
+      const std::lock_guard lock(mutex_);
+      dropped_.push_back(ticket);
+      woken_ = true;
+    }
+    changed_.notify_one();
+  }
+
   // Remove and return the calls without a reply. The worker must have stopped.
   std::vector<CallReply> take_unanswered() {
     const std::lock_guard lock(mutex_);
@@ -65,9 +74,16 @@ class CallEndpoint final : public transport::Endpoint {
       }
       woken_ = false;
       arriving_.swap(arrived_);
+      leaving_.swap(dropped_);
     }
     for (CallReply& call : arriving_) adopt(std::move(call));
     arriving_.clear();
+    for (const uint64_t ticket : leaving_) {  // calls that are answered already have no slot
+      const auto is_its = [&](const Slot& slot) { return slot.ticket == ticket; };
+      const auto slot = std::ranges::find_if(slots_, is_its);
+      if (slot != slots_.end()) slot->left = true;
+    }
+    leaving_.clear();
     return events_;
   }
 
@@ -106,8 +122,13 @@ class CallEndpoint final : public transport::Endpoint {
     Slot* slot = find(connection);
     if (slot == nullptr) return;
     wire::Frame reply;
-    encode_refusal(slot->frame, reason, reply);
+    // Without a reason, nobody waits for the reply, which must be one nevertheless.
+    encode_refusal(slot->frame, reason.ok() ? server_is_stopping() : reason, reply);
     answer(*slot, std::move(reply));
+  }
+  bool has_left(ConnectionId connection) const override {
+    const Slot* slot = const_cast<CallEndpoint*>(this)->find(connection);
+    return slot != nullptr && slot->left;
   }
   size_t pending_posts() const override { return 0; }
   std::vector<ConnectionId> connections() const override {
@@ -135,6 +156,7 @@ class CallEndpoint final : public transport::Endpoint {
     uint32_t generation = 0;
     bool consumed = false;
     bool paused = false;
+    bool left = false;  // see Calls::drop
     wire::Frame frame;
   };
 
@@ -155,7 +177,7 @@ class CallEndpoint final : public transport::Endpoint {
     free_.pop_back();
     transport::Counters::add(counters_.bytes_received, call.frame.size());
     // The generation begins at 1, so a connection id is never 0.
-    slots_[i] = {call.ticket, slots_[i].generation + 1, false, false, std::move(call.frame)};
+    slots_[i] = {call.ticket, slots_[i].generation + 1, false, false, false, std::move(call.frame)};
     events_.push_back({Event::Kind::kFrames, id_of(i), {}});
   }
 
@@ -181,9 +203,11 @@ class CallEndpoint final : public transport::Endpoint {
   std::vector<size_t> free_;
   std::vector<Event> events_;
   std::vector<CallReply> arriving_;
+  std::vector<uint64_t> leaving_;
 
-  std::mutex mutex_;                // guards arrived_ and woken_
+  std::mutex mutex_;                // guards the members below
   std::vector<CallReply> arrived_;  // tickets and requests
+  std::vector<uint64_t> dropped_;   // tickets
   bool woken_ = false;
   std::condition_variable changed_;
 };
@@ -224,6 +248,10 @@ base::Result<uint64_t> Calls::submit(wire::Frame frame) {
     endpoints_[ticket % endpoints_.size()]->add(ticket, std::move(frame));
   }
   return ticket;
+}
+
+void Calls::drop(uint64_t ticket) {
+  if (!endpoints_.empty()) endpoints_[ticket % endpoints_.size()]->drop(ticket);
 }
 
 base::Status Calls::hold(size_t bytes) {

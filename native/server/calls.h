@@ -39,6 +39,9 @@ class Calls {
   // Queue `frame`, a whole request, and return the ticket of its reply. Errors: kUnavailable
   // (finished), kResourceExhausted (kMaxCalls, memory), kFailedPrecondition (no endpoints).
   base::Result<uint64_t> submit(wire::Frame frame);
+  // Nobody waits for this reply any more: a pull that waits for a version gives its place up. The
+  // call is answered nevertheless.
+  void drop(uint64_t ticket);
   // Count bytes that a door holds for its own calls, until release(). Errors: kResourceExhausted.
   base::Status hold(size_t bytes);
   void release(size_t bytes) { memory_->change(bytes, 0); }

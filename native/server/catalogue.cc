@@ -1,12 +1,22 @@
 // The requests beside pulls and pushes: hello, tables, status, hot keys.
 #include <algorithm>
 
+#include "base/clock.h"
 #include "server/shared.h"
 #include "server/worker.h"
 
 namespace petps::server {
 
 using base::Status;
+
+namespace {
+
+// A status that takes longer than this is sent again to whoever asks within nine times as long, so
+// that askers have at most a tenth of a worker.
+constexpr uint64_t kCostlyStatusNs = 1'000'000;
+constexpr uint64_t kStatusRest = 9;
+
+}  // namespace
 
 Status Worker::hello(const wire::FrameHeader& header, std::span<const std::byte> body) {
   wire::HelloRequest request;
@@ -19,6 +29,7 @@ Status Worker::hello(const wire::FrameHeader& header, std::span<const std::byte>
   out.features = wire::kFeatureShardMap | wire::kFeaturePullWait | wire::kFeatureCatalogueState |
                  wire::kFeaturePushOrder;
   if (shared_.rdma != nullptr) out.features |= wire::kFeatureRdma;
+  if (shared_.options.trace) out.features |= wire::kFeatureTrace;
   out.hot_set_seconds = shared_.options.hot_set_seconds;
   wire::encode_hello_reply(header.request_id, out, reply_);
   return {};
@@ -78,7 +89,14 @@ Status Worker::show_status(const wire::FrameHeader& header, std::span<const std:
     shared_.gate->count_denied();
     return caller_->refuse(access::Role::kRead, "all models, which the status shows");
   }
-  return wire::encode_status_reply(header.request_id, shared_.status_json(), reply_);
+  const uint64_t begin = base::monotonic_ns();
+  if (begin >= status_until_ns_) {
+    status_ = shared_.status_json();
+    const uint64_t end = base::monotonic_ns();
+    // With many tables it takes milliseconds, and others wait: then it is sent again for a while.
+    status_until_ns_ = end - begin < kCostlyStatusNs ? 0 : end + kStatusRest * (end - begin);
+  }
+  return wire::encode_status_reply(header.request_id, status_, reply_);
 }
 
 Status Worker::hot_keys(const wire::FrameHeader& header, std::span<const std::byte> body) {

@@ -1,4 +1,5 @@
-// A minimal JSON writer for the status: objects, arrays, escaped strings. Internal to server.
+// A minimal JSON writer for the status: objects, arrays, escaped strings. Internal to server
+// and router.
 #pragma once
 
 #include <cstdint>

@@ -1,12 +1,11 @@
 // Measures which gather mode is cheapest for rows of this pool on this machine. The measurement has
 // a thread of its own, so that a reopened pool serves at once.
 #include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstring>
 
+#include "base/time_slice.h"
 #include "server/shared.h"
 #include "transport/tcp/measure.h"
 
@@ -18,7 +17,6 @@ constexpr uint64_t kMeasureMs = 100;
 // Bytes of the medium that the measurement reads: more than a second-level cache, and few enough
 // to read from a disk once.
 constexpr size_t kSampleBytes = size_t{16} << 20;
-constexpr int kNiceness = 10;  // as for ingest: pulls have priority
 
 // Memory like the pool's: a second mapping of its file, or new anonymous memory.
 class Sample {
@@ -46,7 +44,7 @@ class Sample {
 };
 
 void measure(Shared& shared) {
-  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNiceness);
+  base::lower_priority();
   const Sample sample(shared.tables.pool().medium());
   if (sample.bytes().size() < transport::GatherCosts::kRowBytes.back()) return;
   auto costs = transport::measure_gather(sample.bytes(), kMeasureMs, shared.stopping);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
+#include "base/peer.h"
 #include "base/prefetch.h"
 #include "server/shared.h"
 #include "server/worker.h"
@@ -16,15 +17,18 @@ Worker::Outcome Worker::pull(const Request& request, Status& refusal) {
   wire::PullRequest pull;
   refusal = wire::decode_pull(request.header, request.body(), shared_.options.limits, pull);
   if (!refusal.ok()) return Outcome::kDone;
-  refusal = check_owned(pull.keys);
-  if (!refusal.ok()) return Outcome::kDone;
-
   epoch::Pin pin = reader_.pin();  // before finding the tables, which may be dropped at any time
   if (!pin) {                      // every pin is held by a list in flight: wait for completions
     stats_.waits_for_pin.add(1);
     return Outcome::kWait;
   }
   refusal = find_tables(pull);
+  if (!refusal.ok()) return Outcome::kDone;
+  if (spans_ != nullptr) {  // only of callers that may read
+    spans_->begin(pull, request.start_ns, static_cast<uint8_t>(source_),
+                  state_of(request.connection).front);
+  }
+  refusal = check_pulled(pull.keys);
   if (!refusal.ok()) return Outcome::kDone;
   const size_t head_bytes = wire::pull_reply_head_bytes(pull.sections);
   uint64_t rows_bytes_max = 0;
@@ -38,6 +42,7 @@ Worker::Outcome Worker::pull(const Request& request, Status& refusal) {
   }
   if (pull.min_version > applied.version) return park(request.connection, pull, applied, refusal);
 
+  if (spans_ != nullptr) spans_->begin_lookup();
   list_.clear();
   const bool copy = copies_rows(pull.keys.size(), rows_bytes_max);
   const std::span<std::byte> head = list_.header(head_bytes, copy ? rows_bytes_max : 0);
@@ -61,6 +66,7 @@ Worker::Outcome Worker::pull(const Request& request, Status& refusal) {
   const size_t rows_bytes = list_.bytes() - head_bytes;
   wire::finish_pull_reply(request.header.request_id, applied.version, pull.sections.size(),
                           rows_bytes, head);
+  if (spans_ != nullptr) spans_->begin_send(applied.version, applied.instance, found);
   // Before the reply, so that a client that has the reply sees it counted.
   count_pull(pull, parts.sections, found);
   caller_->spend_bytes(list_.bytes());
@@ -145,7 +151,7 @@ Worker::Outcome Worker::park(transport::ConnectionId connection, const wire::Pul
   const uint64_t now = base::monotonic_ns();
   if (state.parked_until_ns == 0)
     state.parked_until_ns = now + uint64_t{request.wait_ms} * 1'000'000;
-  if (now < state.parked_until_ns && !draining_ && parked_.size() < kMaxParkedPulls) {
+  if (now < state.parked_until_ns && !draining_ && may_park(state.peer)) {
     parked_.push_back({connection, applied.instance, request.min_version, state.parked_until_ns});
     stats_.waits_for_version.add(1);
     return Outcome::kPark;
@@ -154,6 +160,17 @@ Worker::Outcome Worker::park(transport::ConnectionId connection, const wire::Pul
                                      " was requested, this server has applied " +
                                      std::to_string(applied.version));
   return Outcome::kDone;
+}
+
+// Return whether there is a place for a pull of this peer. One host has at most half of them.
+bool Worker::may_park(const std::string& peer) const {
+  if (parked_.size() < kMaxParkedPulls / 2) return true;
+  if (parked_.size() >= kMaxParkedPulls) return false;
+  const std::string host = base::host_of(peer);
+  const auto is_same = [&](const Parked& parked) {
+    return base::host_of(connections_[transport::slot_of(parked.connection)].peer) == host;
+  };
+  return std::ranges::count_if(parked_, is_same) < static_cast<ptrdiff_t>(kMaxParkedPulls / 2);
 }
 
 // Return whether the worker copies rows into the reply. It copies small rows while it looks up

@@ -1,5 +1,8 @@
 // Pushes: the worker checks and answers them; the writer's thread performs them.
+#include <functional>
+
 #include "base/clock.h"
+#include "base/peer.h"
 #include "server/shared.h"
 #include "server/worker.h"
 
@@ -29,8 +32,7 @@ Status Worker::check_push(const wire::PushRequest& push, const table::Table& tab
                       " is fed by deltas: a push to it is refused; publish a delta, or "
                       "create a table that takes pushes");
   }
-  if (ownership_->replicas.size() > 1)
-    return wire::refuse_replicated_push(spec.name, ownership_->replicas);
+  PETPS_RETURN_IF_ERROR(check_one_owner(spec.name, push.keys));
   if (push.row_bytes == 0 && push.rows.empty())
     return {};  // deletions only: there are no rows whose shape could be wrong
   if (push.dim != spec.dim) {
@@ -49,16 +51,28 @@ Status Worker::check_push(const wire::PushRequest& push, const table::Table& tab
 }
 
 Worker::Outcome Worker::push(const Request& request, Status& refusal) {
+  ConnectionState& state = state_of(request.connection);
+  if (state.push_owner == 0) state.push_owner = push_owner_of(request.connection, *caller_);
+  // It is retried each millisecond: look for room before the frame is decoded or copied.
+  if (!shared_.writer->has_room(state.push_owner, request.frame.size())) return Outcome::kWait;
   wire::PushRequest push;
   refusal = wire::decode_push(request.header, request.body(), shared_.options.limits, push);
-  if (!refusal.ok()) return Outcome::kDone;
-  refusal = check_owned(push.keys);
   if (!refusal.ok()) return Outcome::kDone;
   const table::TablePointer table = shared_.tables.find(push.table);
   refusal = check_right(access::Role::kWrite, push.table, table.get());
   if (!refusal.ok()) return Outcome::kDone;
+  refusal = shared_.check_owned(*ownership_, push.keys, ownership_->pauses.pushes);
+  if (!refusal.ok()) return Outcome::kDone;
   refusal = table == nullptr ? unknown_table(push.table) : check_push(push, *table);
   return refusal.ok() ? queue(request, table, push.stamp, push.keys.size()) : Outcome::kDone;
+}
+
+// Return whose turn a push of the connection takes; never 0.
+uint64_t Worker::push_owner_of(transport::ConnectionId connection,
+                               const access::Caller& caller) const {
+  const std::string owner =
+      caller.is_anyone() ? base::host_of(endpoint_.peer(connection)) : "grant " + caller.name();
+  return std::hash<std::string>()(owner) | 1;
 }
 
 Worker::Outcome Worker::queue(const Request& request, const table::TablePointer& table,
@@ -66,9 +80,11 @@ Worker::Outcome Worker::queue(const Request& request, const table::TablePointer&
   ConnectionState& state = state_of(request.connection);
   if (state.pushes_in_flight >= shared_.options.limits.in_flight) return Outcome::kWait;
   PushJob job{{number_, request.connection, request.header, request.start_ns},
+              state.push_owner,
               table,
               stamp,
               keys,
+              map_change_count_,
               {request.frame.begin(), request.frame.end()}};
   if (!shared_.writer->queue(job)) return Outcome::kWait;
   ++state.pushes_in_flight;

@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include <chrono>
+#include <iterator>
 #include <utility>
 
 namespace petps::server {
@@ -9,8 +11,13 @@ namespace petps::server {
 using base::Status;
 
 PushWriter::PushWriter(table::Tables& tables, const wire::Limits& limits,
-                       transport::MemoryBudget& memory, std::function<void(PushDone)> done)
-    : tables_(tables), limits_(limits), memory_(memory), done_(std::move(done)) {}
+                       transport::MemoryBudget& memory, std::function<void(PushDone)> done,
+                       CheckAgain check_again)
+    : tables_(tables),
+      limits_(limits),
+      memory_(memory),
+      done_(std::move(done)),
+      check_again_(std::move(check_again)) {}
 
 PushWriter::~PushWriter() { finish(); }
 
@@ -31,53 +38,122 @@ void PushWriter::start() {
 bool PushWriter::queue(PushJob& job) {
   {
     const std::lock_guard lock(mutex_);
-    // An empty queue takes any frame, because one frame may be as large as the bound.
-    if (!jobs_.empty() &&
-        (jobs_.size() >= kPushQueueJobs || bytes_ + job.frame.size() > kPushQueueBytes ||
-         !memory_.has_room(job.frame.size()))) {
-      return false;
-    }
-    bytes_ += job.frame.size();
-    memory_.change(0, job.frame.size());
-    jobs_.push_back(std::move(job));
+    const size_t bytes = job.frame.size();
+    if (!has_room_locked(job.owner, bytes)) return false;
+    bytes_ += bytes;
+    ++jobs_;
+    memory_.change(0, bytes);
+    Waiting& own = waiting_[job.owner];
+    own.bytes += bytes;
+    own.jobs.push_back(std::move(job));
   }
   ready_.notify_one();
   return true;
 }
 
+bool PushWriter::has_room(uint64_t owner, size_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  return has_room_locked(owner, bytes);
+}
+
+bool PushWriter::has_room_locked(uint64_t owner, size_t bytes) const {
+  // An empty queue takes any frame, because one frame may be as large as the bound.
+  if (jobs_ == 0) return true;
+  const auto own = waiting_.find(owner);
+  if (own != waiting_.end() && (own->second.jobs.size() >= kPushQueueJobs / 2 ||
+                                own->second.bytes + bytes > kPushQueueBytes / 2))
+    return false;
+  return jobs_ < kPushQueueJobs && bytes_ + bytes <= kPushQueueBytes && memory_.has_room(bytes);
+}
+
 size_t PushWriter::waiting() const {
   const std::lock_guard lock(mutex_);
-  return jobs_.size();
+  return jobs_;
+}
+
+void PushWriter::wait_for_round() const {
+  constexpr auto kPause = std::chrono::microseconds(50);
+  const uint64_t round = rounds_.load(std::memory_order_acquire);
+  if (round % 2 == 0) return;
+  while (rounds_.load(std::memory_order_acquire) == round) std::this_thread::sleep_for(kPause);
+}
+
+void PushWriter::track(uint32_t partition, uint32_t partitions, bool is_tracked) {
+  const std::lock_guard lock(tracked_mutex_);
+  partitions_ = partitions;
+  tracked_.erase(partition);
+  if (is_tracked) tracked_[partition];
+}
+
+bool PushWriter::take_tracked(uint32_t partition, std::vector<PushedKey>& out) {
+  out.clear();
+  const std::lock_guard lock(tracked_mutex_);
+  const auto tracked = tracked_.find(partition);
+  if (tracked == tracked_.end()) return true;
+  out.swap(tracked->second.keys);
+  return !std::exchange(tracked->second.has_lost, false);
+}
+
+// Called after the rows are applied, and before the push is answered. A caller of track() that
+// reads all rows afterwards misses none: either it reads the row, or the key is noted here.
+void PushWriter::note_pushed(uint32_t table, std::span<const uint64_t> keys) {
+  const std::lock_guard lock(tracked_mutex_);
+  if (tracked_.empty()) return;
+  for (const uint64_t key : keys) {
+    const auto tracked = tracked_.find(wire::partition_of(key, partitions_));
+    if (tracked == tracked_.end()) continue;
+    if (tracked->second.keys.size() < kTrackedKeys) {
+      tracked->second.keys.push_back({table, key});
+    } else {
+      tracked->second.has_lost = true;
+    }
+  }
 }
 
 void PushWriter::run() {
   std::unique_lock lock(mutex_);
   while (true) {
-    ready_.wait(lock, [this] { return finishing_ || !jobs_.empty(); });
-    if (jobs_.empty()) return;
+    ready_.wait(lock, [this] { return finishing_ || jobs_ > 0; });
+    if (jobs_ == 0) return;
     const std::vector<PushJob> group = take_group();
     lock.unlock();
     rounds_.fetch_add(1, std::memory_order_relaxed);
     apply(group);
-    rounds_.fetch_add(1, std::memory_order_relaxed);
+    rounds_.fetch_add(1, std::memory_order_release);
     for (const PushJob& job : group) memory_.change(job.frame.size(), 0);
     lock.lock();
   }
 }
 
-// Take the first job, and the pushes behind it that share its drains. The caller holds mutex_.
+// Take the first job of the next owner, and the pushes that share its drains: one of each owner, in
+// turns, as long as the first job of somebody does. The caller holds mutex_.
 std::vector<PushJob> PushWriter::take_group() {
   std::vector<PushJob> group;
   size_t keys = 0;
-  do {
-    PushJob& job = jobs_.front();
+  size_t passed = 0;  // owners in a row whose first job does not join
+  auto at = waiting_.upper_bound(turn_);
+  while (passed < waiting_.size()) {
+    if (at == waiting_.end()) at = waiting_.begin();
+    Waiting& own = at->second;
+    PushJob& job = own.jobs.front();
+    const bool joins =
+        group.empty() || (job.table == group[0].table && job.stamp == group[0].stamp &&
+                          keys + job.keys <= group[0].table->keys_together());
+    if (!joins) {
+      ++passed;
+      ++at;
+      continue;
+    }
+    passed = 0;
+    if (group.empty()) turn_ = at->first;
     keys += job.keys;
+    --jobs_;
     bytes_ -= job.frame.size();
+    own.bytes -= job.frame.size();
     group.push_back(std::move(job));
-    jobs_.pop_front();
-  } while (!jobs_.empty() && jobs_.front().table == group[0].table &&
-           jobs_.front().stamp == group[0].stamp &&
-           keys + jobs_.front().keys <= group[0].table->keys_together());
+    own.jobs.pop_front();
+    at = own.jobs.empty() ? waiting_.erase(at) : std::next(at);
+  }
   return group;
 }
 
@@ -106,6 +182,7 @@ bool GivenUpPushes::has(const wire::PushOrder& order) {
 Status PushWriter::add_batch(const PushJob& job) {
   wire::PushRequest push;
   PETPS_RETURN_IF_ERROR(wire::decode_push(job.origin.header, job.body(), limits_, push));
+  if (check_again_ != nullptr) PETPS_RETURN_IF_ERROR(check_again_(job.map_change_count, push.keys));
   if (given_up_.has(push.order)) {
     return Status(base::Code::kDeadlineExceeded,
                   "push of " + std::to_string(push.keys.size()) +
@@ -145,6 +222,7 @@ void PushWriter::apply(const std::vector<PushJob>& group) {
   for (size_t i = 0; i < jobs.size(); ++i) {
     if (one_by_one) status = table.apply_together({&batches_[i], 1}, {&reports_[i], 1});
     const table::ApplyReport& counts = reports_[i];
+    note_pushed(table.id(), batches_[i].keys);
     done_({jobs[i]->origin,
            status,
            {counts.inserted, counts.updated, counts.deleted, counts.absent, counts.refused}});

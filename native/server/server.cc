@@ -43,6 +43,10 @@ Status check_options(const ServerOptions& options) {
   PETPS_RETURN_IF_ERROR(check_limit("hot_keys", limits.hot_keys, wire::kMaxHotKeys));
   PETPS_RETURN_IF_ERROR(check_limit("in_flight", limits.in_flight, wire::kMaxInFlight));
   PETPS_RETURN_IF_ERROR(check_limit("connections", limits.connections, wire::kMaxConnections));
+  if (!(options.trace_sample >= 0 && options.trace_sample <= 1)) {
+    return Status(Code::kInvalidArgument,
+                  "trace_sample = " + std::to_string(options.trace_sample) + " is outside 0..1");
+  }
   const uint64_t least = kFramesInMemory * (wire::kHeaderBytes + uint64_t{limits.body_bytes});
   if (options.memory_bytes != 0 && options.memory_bytes < least) {
     return Status(Code::kInvalidArgument,
@@ -97,8 +101,12 @@ Status start_workers(Shared& shared) {
     shared.workers.push_back(std::make_unique<Worker>(shared, i, endpoint, *reader, source));
   }
   shared.writer = std::make_unique<PushWriter>(
-      shared.tables, shared.options.limits, *shared.memory, [&shared](PushDone done) {
+      shared.tables, shared.options.limits, *shared.memory,
+      [&shared](PushDone done) {
         shared.workers[done.origin.worker]->finish_push(std::move(done));
+      },
+      [&shared](uint64_t change_count, std::span<const uint64_t> keys) {
+        return shared.check_again(change_count, keys);
       });
   shared.writer->start();
   for (const auto& worker : shared.workers) {
@@ -141,6 +149,8 @@ base::Result<std::unique_ptr<Server>> Server::start(table::Tables& tables,
   tcp.tls = options.tls;
   tcp.memory = impl->shared.memory;
   tcp.rules = frame_rules(options.limits);
+  if (impl->shared.gate->mode() == access::Mode::kGrants)
+    tcp.rules.first_bytes_max = wire::kFirstFrameBytes;
   base::Result<std::unique_ptr<transport::Transport>> transport = transport::make_tcp(tcp);
   if (!transport.ok()) return transport.status();
   auto server = start_over(std::move(impl), std::move(transport.value()));
@@ -176,6 +186,7 @@ base::Result<std::unique_ptr<Server>> Server::start_over(
   }
   if (options.shard_map.version != 0)
     PETPS_RETURN_IF_ERROR(shared.set_shard_map(options.shard_map));
+  shared.set_pauses(options.pauses);
   PETPS_RETURN_IF_ERROR(shared.open_rdma());
   Status status = start_workers(shared);
   if (!status.ok()) {
@@ -230,6 +241,17 @@ uint16_t Server::port() const { return impl_->shared.transport->port(); }
 transport::Transport& Server::transport() { return *impl_->shared.transport; }
 Calls& Server::calls() { return *impl_->shared.calls; }
 Status Server::set_shard_map(const wire::ShardMap& map) { return impl_->shared.set_shard_map(map); }
+void Server::set_pauses(const Pauses& pauses) { impl_->shared.set_pauses(pauses); }
+void Server::keep_pulls(uint64_t until_ns) {
+  impl_->shared.pulls_until_ns.store(until_ns, std::memory_order_release);
+}
+void Server::track_pushes(uint32_t partition, bool is_tracked) {
+  impl_->shared.writer->track(partition, impl_->shared.current_ownership()->shard.partitions,
+                              is_tracked);
+}
+bool Server::take_pushed(uint32_t partition, std::vector<PushedKey>& out) {
+  return impl_->shared.writer->take_tracked(partition, out);
+}
 wire::Shard Server::shard() const { return impl_->shared.current_ownership()->shard; }
 std::string Server::address() const { return impl_->shared.address; }
 StatsSnapshot Server::stats() const { return impl_->shared.stats(); }
@@ -242,6 +264,21 @@ Progress Server::progress() const {
   for (const auto& worker : impl_->shared.workers) progress.workers.push_back(worker->rounds());
   return progress;
 }
+uint64_t Server::take_spans(size_t most, std::vector<Span>& out) {
+  const std::lock_guard lock(impl_->shared.spans_mutex);
+  const size_t end = out.size() + most;
+  uint64_t dropped = 0;
+  const auto& workers = impl_->shared.workers;
+  const size_t first = impl_->shared.first_span_worker++;  // so that none always comes last
+  for (size_t i = 0; i < workers.size(); ++i) {
+    SpanRing* const spans = workers[(first + i) % workers.size()]->spans();
+    if (spans == nullptr) continue;
+    spans->take(end - out.size(), out);
+    dropped += spans->dropped();
+  }
+  return dropped;
+}
+
 std::string Server::status_json() const { return impl_->shared.status_json(); }
 
 void Server::set_status_member(const std::string& name, std::string json) {

@@ -8,7 +8,8 @@
 // Invariants:  a pull takes its pin, then reads the applied version, then looks up; the pin moves
 //              into the transport with the rows; a push is answered after it is durable; every
 //              request gets exactly one reply, or its connection is closed; a request sees one
-//              shard map, and its applied version counts the partitions of that map.
+//              shard map, and its applied version counts the partitions of that map; a push is
+//              applied only if its partition is owned, and not paused, at that moment.
 // Threads:     one thread calls start and stop; any thread may call the other functions.
 #pragma once
 
@@ -24,6 +25,7 @@
 #include "access/access.h"
 #include "base/status.h"
 #include "server/calls.h"
+#include "server/spans.h"
 #include "table/table.h"
 #include "tls/tls.h"
 #include "transport/rdma/verbs.h"
@@ -31,6 +33,19 @@
 #include "wire/wire.h"
 
 namespace petps::server {
+
+// Partitions that change their server. Pushes to `pushes` are refused with WRONG_SHARD, so that
+// clients repeat them. So are pulls of `pulls`, once the time of Server::keep_pulls() is over.
+struct Pauses {
+  wire::PartitionSet pushes{};
+  wire::PartitionSet pulls{};
+};
+
+// A key that a push wrote or deleted.
+struct PushedKey {
+  uint32_t table = 0;
+  uint64_t key = 0;
+};
 
 struct ServerOptions {
   std::string host = "127.0.0.1";  // numeric IPv4 or IPv6 address
@@ -53,14 +68,18 @@ struct ServerOptions {
   std::shared_ptr<transport::Verbs> rdma;
   wire::ShardMap shard_map;            // version 0: this server owns everything
   std::string address;                 // this server's address in the map; empty: host:port
+  Pauses pauses;                       // in force from the first request on
   uint32_t hot_set_seconds = 10;       // sent to clients
   uint64_t drain_ms = 5'000;           // how long stop() waits for requests in flight
   std::string software;                // version text for the status
   std::shared_ptr<access::Gate> gate;  // who may do what; null: everybody may do everything
+  // Record the spans of sampled pulls, for take_spans().
+  bool trace = false;
+  double trace_sample = 0;  // the share of pulls without a caller's context to record, 0 to 1
 };
 
 // Pulls of one worker that may wait for a version. Each occupies its connection and costs one check
-// per millisecond. A further pull gets STALE at once.
+// per millisecond. One host has at most half of them. A further pull gets STALE at once.
 inline constexpr size_t kMaxParkedPulls = 1024;
 
 // No machine needs more workers; a larger number is a mistake in the configuration.
@@ -122,6 +141,7 @@ struct StatsSnapshot {
   uint64_t connections_closed_for_cause = 0;
   uint64_t connections_closed_idle = 0;      // no frame arrived for transport::Limits::idle_ms
   uint64_t connections_closed_for_room = 0;  // idle, and a new connection needed the place
+  uint64_t connections_kernel_tls = 0;       // of those opened: the kernel encrypts
   uint64_t handshakes_finished = 0;          // of TLS
   uint64_t handshakes_failed = 0;
   uint64_t handshakes_refused = 0;  // too many at once
@@ -185,6 +205,18 @@ class Server {
   // Errors: kInvalidArgument (the map is invalid, or its model or partitions differ from those of
   // the pool's instances), kFailedPrecondition (its version is not above that of the map in use).
   base::Status set_shard_map(const wire::ShardMap& map);
+  // Replace the pauses. When it returns, every push that was accepted before is applied or refused:
+  // no row of a partition of `pauses.pushes` changes by a push any more.
+  void set_pauses(const Pauses& pauses);
+  // Answer pulls of Pauses::pulls until this moment of base::monotonic_ns. A moment and not a time
+  // from now on, so that a process that is stopped and goes on answers none later. At first: 0.
+  void keep_pulls(uint64_t until_ns);
+  // Begin, or end, to remember the keys that pushes to a partition write. Pushes that were applied
+  // before it returns may be missing: read all rows afterwards.
+  void track_pushes(uint32_t partition, bool is_tracked);
+  // Move the keys of pushes to a tracked partition since the last call into `out`. Return false if
+  // there were too many: then some are lost.
+  bool take_pushed(uint32_t partition, std::vector<PushedKey>& out);
   wire::Shard shard() const;
   std::string address() const;  // this server's address in the shard map
 
@@ -194,6 +226,10 @@ class Server {
   // Return how many peers were refused for each reason, in words (transport::Transport::refusals).
   std::vector<std::string> refusals() const;
   Progress progress() const;
+  // Move at most `most` recorded spans into `out`, the oldest of each worker first. Return the
+  // number of spans that were dropped since the start because nobody took them in time. Also after
+  // stop(). Any thread, one at a time.
+  uint64_t take_spans(size_t most, std::vector<Span>& out);
   // Return what `petps status` shows: one JSON object.
   std::string status_json() const;
   // Add or replace a member of the status object. `json` must be a JSON value (Python's ingest

@@ -25,14 +25,16 @@ namespace petps::server {
 inline constexpr size_t kIncidentsKept = 32;
 // Of these, at most this many are about peers, so that no flood of peers hides the others.
 inline constexpr size_t kIncidentsOfPeersKept = 24;
+// Lines about peers that incidents_after() returns in a minute: each may be a line of a log.
+inline constexpr size_t kPeerLinesAMinute = 60;
 
 // The keys that this server owns according to its newest map. Immutable.
 struct Ownership {
   wire::ShardMap map;
   wire::Shard shard;
   bool owns_all = true;
-  // This server and those that own the same partitions. With more than one, pushes are refused.
-  std::vector<std::string> replicas;
+  wire::PartitionSet shared{};  // owned by other servers too: pushes to them are refused
+  Pauses pauses;
 };
 
 struct Shared {
@@ -77,12 +79,28 @@ struct Shared {
   mutable std::mutex ownership_mutex;  // guards ownership; held while the map is changed
   std::shared_ptr<const Ownership> ownership = std::make_shared<Ownership>();
 
+  std::atomic<uint64_t> pulls_until_ns{0};  // until then, pulls of Pauses::pulls are answered
+
+  std::mutex spans_mutex;        // one thread takes spans at a time
+  size_t first_span_worker = 0;  // whose spans are taken first the next time
+
   std::mutex mutex;                            // guards members and incidents
   std::map<std::string, std::string> members;  // of the status, by name
   std::deque<Incident> incidents;
   uint64_t incidents_reported = 0;
+  uint64_t peer_lines_since_ns = 0;  // the minute of these counts
+  size_t peer_lines = 0;             // returned by incidents_after()
+  size_t peer_lines_left_out = 0;
+  uint64_t left_out_to = 0;  // the newest incident that was left out
 
   base::Status set_shard_map(const wire::ShardMap& map);
+  void set_pauses(const Pauses& pauses);
+  // Refuse keys that this server does not own, or whose partition is paused.
+  base::Status check_owned(const Ownership& owned, std::span<const uint64_t> keys,
+                           const wire::PartitionSet& paused) const;
+  // Check the keys of a push again, before it is applied, if the map or the pauses have changed
+  // since this change count.
+  base::Status check_again(uint64_t change_count, std::span<const uint64_t> keys) const;
   base::Status open_rdma();
   size_t first_rdma_worker() const { return options.workers + calls->endpoints(); }
   void add_pairing(uint64_t pairing, const Door& door);

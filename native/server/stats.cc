@@ -91,4 +91,34 @@ void WorkerStats::add_to(StatsSnapshot& snapshot) const {
   for (size_t i = 0; i < latency.size(); ++i) latency[i].add_to(snapshot.latency[i]);
 }
 
+void add_counters(const transport::Counters& counters, StatsSnapshot& snapshot) {
+  const auto add = [](uint64_t& sum, const std::atomic<uint64_t>& counter) {
+    sum += counter.load(std::memory_order_relaxed);
+  };
+  const uint64_t opened = counters.opened.load(std::memory_order_relaxed);
+  const uint64_t closed = counters.closed.load(std::memory_order_relaxed);
+  snapshot.connections_opened += opened;
+  snapshot.connections += opened - std::min(opened, closed);
+  add(snapshot.connections_closed_for_cause, counters.closed_for_cause);
+  add(snapshot.connections_closed_idle, counters.closed_idle);
+  add(snapshot.connections_closed_for_room, counters.closed_for_room);
+  add(snapshot.connections_kernel_tls, counters.opened_kernel_tls);
+  add(snapshot.bytes_received, counters.bytes_received);
+  add(snapshot.bytes_sent, counters.bytes_sent);
+  add(snapshot.lists_copied, counters.lists_copied);
+  add(snapshot.lists_gathered, counters.lists_gathered);
+  add(snapshot.lists_zerocopy, counters.lists_zerocopy);
+  add(snapshot.zerocopy_sends, counters.zerocopy_sends);
+  add(snapshot.zerocopy_copied, counters.zerocopy_copied);
+  add(snapshot.zerocopy_refused, counters.zerocopy_refused);
+}
+
+void add_transport(const transport::Transport& transport, StatsSnapshot& snapshot) {
+  snapshot.connections_refused = transport.refused();
+  const transport::Handshakes handshakes = transport.handshakes();
+  snapshot.handshakes_finished = handshakes.finished;
+  snapshot.handshakes_failed = handshakes.failed;
+  snapshot.handshakes_refused = handshakes.refused;
+}
+
 }  // namespace petps::server

@@ -1,4 +1,5 @@
-// Counters of one worker: written by that worker only, read by any thread. Internal to server.
+// Counters of one worker: written by that worker only, read by any thread. Internal to server and
+// router.
 #pragma once
 
 #include <array>
@@ -75,5 +76,9 @@ struct alignas(64) WorkerStats {
   std::array<Histogram, wire::kOpcodesEnd> latency;
   void add_to(StatsSnapshot& snapshot) const;
 };
+
+// Add the counters of one endpoint, and those of a transport beside its endpoints.
+void add_counters(const transport::Counters& counters, StatsSnapshot& snapshot);
+void add_transport(const transport::Transport& transport, StatsSnapshot& snapshot);
 
 }  // namespace petps::server

@@ -139,6 +139,9 @@ void write_shard(const Ownership& ownership, const std::string& address, JsonWri
   json.member("partitions", ownership.map.partitions);
   json.member("owned", ownership.map.version == 0 ? std::string("all")
                                                   : wire::partitions_text(ownership.shard.owned));
+  for (const wire::ShardServer& server : ownership.map.servers) {
+    if (server.address == address && !server.zone.empty()) json.member("zone", server.zone);
+  }
   json.end_object();
 }
 
@@ -224,6 +227,7 @@ constexpr StatField kFields[] = {
     {"connections_closed_for_cause", &Stats::connections_closed_for_cause},
     {"connections_closed_idle", &Stats::connections_closed_idle},
     {"connections_closed_for_room", &Stats::connections_closed_for_room},
+    {"connections_kernel_tls", &Stats::connections_kernel_tls},
     {"handshakes_finished", &Stats::handshakes_finished},
     {"handshakes_failed", &Stats::handshakes_failed},
     {"handshakes_refused", &Stats::handshakes_refused},
@@ -294,41 +298,42 @@ void Shared::report_incident(std::string text, std::string_view peer) {
 std::vector<Incident> Shared::incidents_after(uint64_t number) {
   const std::lock_guard lock(mutex);
   std::vector<Incident> after;
-  std::ranges::copy_if(incidents, std::back_inserter(after),
-                       [&](const Incident& incident) { return incident.number > number; });
+  const uint64_t now = base::monotonic_ns();
+  if (now - peer_lines_since_ns >= 60'000'000'000) {
+    if (peer_lines_left_out > 0) {
+      after.push_back({number,
+                       std::to_string(peer_lines_left_out) +
+                           " more lines about peers were left out within a minute",
+                       ""});
+    }
+    peer_lines_since_ns = now;
+    peer_lines = peer_lines_left_out = 0;
+  }
+  for (const Incident& incident : incidents) {
+    if (incident.number <= number) continue;
+    if (!incident.host.empty()) {
+      if (incident.number <= left_out_to) continue;
+      if (peer_lines >= kPeerLinesAMinute) {
+        ++peer_lines_left_out;
+        left_out_to = incident.number;
+        continue;
+      }
+      ++peer_lines;
+    }
+    after.push_back(incident);
+  }
   return after;
 }
 
 StatsSnapshot Shared::stats() const {
   StatsSnapshot snapshot;
-  const auto add = [](uint64_t& sum, const std::atomic<uint64_t>& counter) {
-    sum += counter.load(std::memory_order_relaxed);
-  };
   for (const auto& worker : workers) {
     worker->stats().add_to(snapshot);
     worker->table_stats().add_to(snapshot.tables);
-    const transport::Counters& counters = worker->endpoint().counters();
-    const uint64_t opened = counters.opened.load(std::memory_order_relaxed);
-    const uint64_t closed = counters.closed.load(std::memory_order_relaxed);
-    snapshot.connections_opened += opened;
-    snapshot.connections += opened - std::min(opened, closed);
-    add(snapshot.connections_closed_for_cause, counters.closed_for_cause);
-    add(snapshot.connections_closed_idle, counters.closed_idle);
-    add(snapshot.connections_closed_for_room, counters.closed_for_room);
-    add(snapshot.bytes_received, counters.bytes_received);
-    add(snapshot.bytes_sent, counters.bytes_sent);
-    add(snapshot.lists_copied, counters.lists_copied);
-    add(snapshot.lists_gathered, counters.lists_gathered);
-    add(snapshot.lists_zerocopy, counters.lists_zerocopy);
-    add(snapshot.zerocopy_sends, counters.zerocopy_sends);
-    add(snapshot.zerocopy_copied, counters.zerocopy_copied);
-    add(snapshot.zerocopy_refused, counters.zerocopy_refused);
+    add_counters(worker->endpoint().counters(), snapshot);
   }
-  snapshot.connections_refused = transport->refused() + (rdma == nullptr ? 0 : rdma->refused());
-  const transport::Handshakes handshakes = transport->handshakes();
-  snapshot.handshakes_finished = handshakes.finished;
-  snapshot.handshakes_failed = handshakes.failed;
-  snapshot.handshakes_refused = handshakes.refused;
+  add_transport(*transport, snapshot);
+  if (rdma != nullptr) snapshot.connections_refused += rdma->refused();
   snapshot.pushes_waiting = writer->waiting();
   snapshot.push_groups = writer->groups();
   snapshot.refused_for_memory = memory->refused();

@@ -29,12 +29,13 @@ Worker::Worker(Shared& shared, size_t number, transport::Endpoint& endpoint, epo
     : shared_(shared), number_(number), endpoint_(endpoint), reader_(reader), source_(source) {
   take_map();
   rows_.resize(wire::kMaxKeysPerPull);
+  if (shared.options.trace) spans_ = std::make_unique<SpanRecorder>(shared.options.trace_sample);
 }
 
 void Worker::run() {
   while (!shared_.stopping.load(std::memory_order_acquire)) {
     const bool waiting = !blocked_.empty() || !parked_.empty();
-    const std::span<const Event> events = endpoint_.poll(waiting ? kRetryMs : kPollMs);
+    const std::span<const Event> events = poll(waiting ? kRetryMs : kPollMs);
     if (has_done_.load(std::memory_order_acquire)) post_pushes();
     if (has_to_close_.load(std::memory_order_acquire)) close_doors();
     if (waiting) resume_blocked();
@@ -45,11 +46,17 @@ void Worker::run() {
   drain();
 }
 
+std::span<const Event> Worker::poll(int timeout_ms) {
+  const std::span<const Event> events = endpoint_.poll(timeout_ms);
+  if (spans_ != nullptr) spans_->note_poll(base::monotonic_ns());
+  return events;
+}
+
 // Answer the requests that have arrived. Then wait for pushes and posted lists, and read no new
 // requests.
 void Worker::drain() {
   draining_ = true;
-  for (const Event& event : endpoint_.poll(0)) handle(event);
+  for (const Event& event : poll(0)) handle(event);
   for (const ConnectionId connection : endpoint_.connections()) endpoint_.pause(connection);
   const uint64_t until = shared_.drain_until_ns.load(std::memory_order_acquire);
   while (true) {
@@ -59,7 +66,7 @@ void Worker::drain() {
     drained_ = pushes_in_flight_ == 0 && blocked_.empty() && unblocked_.empty() &&
                parked_.empty() && endpoint_.pending_posts() == 0;
     if (drained_ || base::monotonic_ns() >= until) break;
-    for (const Event& event : endpoint_.poll(kRetryMs)) handle(event);
+    for (const Event& event : poll(kRetryMs)) handle(event);
     transport::Counters::add(rounds_, 1);
     unblocked_.clear();
   }
@@ -122,10 +129,12 @@ bool Worker::handle_frames(ConnectionId connection) {
     ConnectionState& state = state_of(connection);
     state.parked_until_ns = 0;
     state.admitted = false;
+    state.front.arrived_ns = 0;
     endpoint_.consume(connection);
     is_over = ++handled == shared_.options.limits.in_flight || base::monotonic_ns() >= until_ns;
   }
   endpoint_.flush();
+  if (spans_ != nullptr) spans_->flush();
   return is_over;
 }
 
@@ -143,6 +152,10 @@ void Worker::collect_due() {
   if (parked_.empty()) return;
   const uint64_t now = base::monotonic_ns();
   std::erase_if(parked_, [&](const Parked& parked) {
+    if (endpoint_.has_left(parked.connection)) {
+      endpoint_.close(parked.connection, {});  // nobody waits, and its place is another client's
+      return true;
+    }
     const bool due = draining_ || now >= parked.until_ns ||
                      shared_.tables.applied_version(parked.instance) >= parked.version;
     if (due) unblocked_.push_back(parked.connection);
@@ -164,7 +177,10 @@ Worker::Outcome Worker::handle_frame(ConnectionId connection, std::span<const st
     switch (static_cast<Opcode>(header.opcode)) {
       case Opcode::kPull:
         outcome = pull(request, refusal);
-        if (outcome != Outcome::kDone) return outcome;
+        if (outcome != Outcome::kDone) {
+          if (spans_ != nullptr) spans_->cancel();
+          return outcome;
+        }
         answered = true;
         break;
       case Opcode::kPush:
@@ -206,6 +222,7 @@ Worker::Outcome Worker::handle_frame(ConnectionId connection, std::span<const st
   } else if (!answered) {
     reply(connection);
   }
+  if (spans_ != nullptr) spans_->end(refusal);
   if (is_refused) endpoint_.close(connection, {});
   const uint64_t latency_ns = base::monotonic_ns() - request.start_ns;
   if (header.opcode < stats_.latency.size()) stats_.latency[header.opcode].add(latency_ns);
@@ -260,6 +277,8 @@ TableStats& Worker::stats_of(uint32_t table) {
 }
 
 Status Worker::unknown_table(uint32_t id) const {
+  if (source_ == Source::kCalls)  // its doors know whose names they may show
+    return Status(Code::kNotFound, "table " + std::to_string(id) + " is unknown: list the tables");
   constexpr size_t kNamed = 16;
   std::string text = "table " + std::to_string(id) + " is unknown; this pool has ";
   const std::vector<table::TablePointer> tables = shared_.tables.tables();

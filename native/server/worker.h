@@ -13,6 +13,7 @@
 #include "gather/gather.h"
 #include "server/push_writer.h"
 #include "server/server.h"
+#include "server/spans.h"
 #include "server/stats.h"
 #include "table/table.h"
 #include "transport/transport.h"
@@ -33,7 +34,9 @@ class Worker {
 
   void run();                                // serve until shared.stopping, then drain
   bool drained() const { return drained_; }  // after run(): whether nothing was left in flight
-  void finish_push(PushDone done);           // called by the writer's thread
+  // The spans that the worker has recorded; null: the server traces nothing.
+  SpanRing* spans() { return spans_ == nullptr ? nullptr : &spans_->ring(); }
+  void finish_push(PushDone done);                      // called by the writer's thread
   void close_soon(transport::ConnectionId connection);  // called by any thread
 
   const WorkerStats& stats() const { return stats_; }
@@ -62,7 +65,9 @@ class Worker {
     uint64_t pairing = 0;          // the rdma connection that it opened, or its own over rdma
     access::CallerPointer caller = nullptr;  // null: not authenticated yet
     std::string peer = {};
-    bool admitted = false;  // the frame at the front is counted in the caller's limits
+    uint64_t push_owner = 0;         // see PushJob; 0: it has not pushed yet
+    bool admitted = false;           // the frame at the front is counted in the caller's limits
+    SpanRecorder::Front front = {};  // of the frame at the front, if spans are recorded
   };
   struct Parked {
     transport::ConnectionId connection;
@@ -76,6 +81,7 @@ class Worker {
   };
 
   ConnectionState& state_of(transport::ConnectionId connection);
+  std::span<const transport::Event> poll(int timeout_ms);
   void handle(const transport::Event& event);
   bool handle_frames(transport::ConnectionId connection);
   Outcome handle_frame(transport::ConnectionId connection, std::span<const std::byte> frame);
@@ -111,6 +117,8 @@ class Worker {
                          std::span<const std::byte> body);
   Outcome pull(const Request& request, base::Status& refusal);
   Outcome push(const Request& request, base::Status& refusal);
+  bool may_park(const std::string& peer) const;
+  uint64_t push_owner_of(transport::ConnectionId connection, const access::Caller& caller) const;
   // Queue a request for the writer's thread.
   Outcome queue(const Request& request, const table::TablePointer& table, uint32_t stamp = 0,
                 size_t keys = 0);
@@ -138,7 +146,8 @@ class Worker {
   base::Status unknown_table(uint32_t id) const;
   bool has_current_map() const;
   void take_map();
-  base::Status check_owned(std::span<const uint64_t> keys) const;
+  base::Status check_pulled(std::span<const uint64_t> keys) const;
+  base::Status check_one_owner(std::string_view table, std::span<const uint64_t> keys) const;
   base::Status check_push(const wire::PushRequest& push, const table::Table& table) const;
   void reply(transport::ConnectionId connection);  // posts reply_
   void reply_error(transport::ConnectionId connection, const wire::FrameHeader& header,
@@ -155,7 +164,9 @@ class Worker {
   std::vector<ConnectionState> connections_;  // by slot
   // Paused connections: the frame at the front waits for a pin or for the writer ..
   std::vector<transport::ConnectionId> blocked_;
-  std::vector<Parked> parked_;  // .. or is a pull that waits for a version.
+  std::string status_;            // the last status, of
+  uint64_t status_until_ns_ = 0;  // which is sent again until then
+  std::vector<Parked> parked_;    // .. or is a pull that waits for a version.
   std::vector<transport::ConnectionId> unblocked_;
   struct KnownTable {
     table::Table* table = nullptr;
@@ -185,6 +196,7 @@ class Worker {
   std::vector<PushDone> done_now_;
   std::atomic<bool> has_done_{false};
   std::atomic<uint64_t> rounds_{0};  // of run() and drain()
+  std::unique_ptr<SpanRecorder> spans_;
   WorkerStats stats_;
   StatsByTable table_stats_;
 };

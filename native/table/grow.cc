@@ -106,7 +106,7 @@ Status Table::Impl::copy_and_swap(const GrowOptions& options) {
   range_locks.take_all();
   mirrored = copy;
   range_locks.give(kAllRanges);
-  Status status = copy_buckets(options);
+  Status status = copy_buckets(*copy, options);
   if (status.ok()) status = swap_array(reserved.value(), copy, options);
   if (status.ok()) return status;
   range_locks.take_all();
@@ -121,7 +121,7 @@ Status Table::Impl::copy_and_swap(const GrowOptions& options) {
   return status;
 }
 
-Status Table::Impl::copy_buckets(const GrowOptions& options) {
+Status Table::Impl::copy_buckets(const index::Index& copy, const GrowOptions& options) {
   const index::Index& first = index();
   const uint64_t count = first.bucket_count();
   Flusher flusher(pool.medium());
@@ -146,7 +146,12 @@ Status Table::Impl::copy_buckets(const GrowOptions& options) {
     if (!synced()) PETPS_RETURN_IF_ERROR(flusher.drain(Site::kCopiedDrain));
     if (options.paced) std::this_thread::sleep_for(kPace * (Clock::now() - begin));
   }
-  return flusher.drain(Site::kCopiedDrain);
+  if (!synced()) return flusher.drain(Site::kCopiedDrain);
+  const std::byte* const array = pool.at(copy.bucket_offset());
+  pool.medium().expect_sync(array, array_bytes(copy));
+  PETPS_RETURN_IF_ERROR(flusher.drain(Site::kCopiedDrain));
+  pool.medium().expect_reads(array, array_bytes(copy));
+  return Status();
 }
 
 Status Table::Impl::swap_array(const pool::BucketArray& array, index::Index* copy,

@@ -61,7 +61,7 @@ struct Table::Impl final : epoch::Reclaimer {
   base::Status grow(const GrowOptions& options);
   base::Status begin_growing();
   base::Status copy_and_swap(const GrowOptions& options);
-  base::Status copy_buckets(const GrowOptions& options);
+  base::Status copy_buckets(const index::Index& copy, const GrowOptions& options);
   base::Status swap_array(const pool::BucketArray& array, index::Index* copy,
                           const GrowOptions& options);
   base::Status swap_locked(const pool::BucketArray& array, index::Index* copy, bool* is_swapped);

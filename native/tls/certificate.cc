@@ -18,8 +18,8 @@ namespace {
 // No grant can have a longer name (petps/server/access_file.py).
 constexpr size_t kNameBytesMax = 255;
 
-// Return the text, or "" if it is no name: empty, too long, or with control characters or bytes
-// that are no UTF-8. Names are shown in errors and in the status.
+// Return the text, or "" if it is no name: empty, too long, or not printable. Names are shown in
+// errors and in the status.
 std::string text_of(const ASN1_STRING* string) {
   const std::string_view text(reinterpret_cast<const char*>(ASN1_STRING_get0_data(string)),
                               static_cast<size_t>(ASN1_STRING_length(string)));

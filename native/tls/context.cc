@@ -28,6 +28,7 @@ Result<ContextPointer> load(const ServerFiles& files) {
   }
   auto context = make_context(TLS_server_method());
   if (!context.ok()) return context;
+  keep_secrets(context->get());
   PETPS_RETURN_IF_ERROR(use_certificate(context->get(), files.certificate, files.key));
   if (!wants_clients) return context;
   PETPS_RETURN_IF_ERROR(use_authorities(context->get(), files.client_ca, "client_ca"));

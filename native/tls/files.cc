@@ -6,6 +6,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
+#include <thread>
+#include <utility>
 
 #include "tls/openssl.h"
 
@@ -17,6 +20,9 @@ using base::Status;
 
 namespace {
 
+// A pair that is being replaced, one file after the other, is read again.
+constexpr int kPairTries = 6;
+constexpr auto kPairPause = std::chrono::milliseconds(20);
 // No chain of certificates is as long as this.
 constexpr size_t kFileBytesMax = size_t{4} << 20;
 // Where distributions keep their authorities, for an OpenSSL that was built on another one.
@@ -58,10 +64,9 @@ Status read_file(const std::string& path, const char* option, Content& content) 
   return {};
 }
 
-Result<std::vector<CertificatePointer>> read_certificates(const std::string& path,
-                                                          const char* option) {
-  Content content;
-  PETPS_RETURN_IF_ERROR(read_file(path, option, content));
+Result<std::vector<CertificatePointer>> certificates_of(const Content& content,
+                                                        const std::string& path,
+                                                        const char* option) {
   const BioPointer bio = content.bio();
   std::vector<CertificatePointer> certificates;
   ERR_clear_error();
@@ -78,12 +83,17 @@ Result<std::vector<CertificatePointer>> read_certificates(const std::string& pat
                     ": its parts must begin with -----BEGIN CERTIFICATE-----");
 }
 
+Result<std::vector<CertificatePointer>> read_certificates(const std::string& path,
+                                                          const char* option) {
+  Content content;
+  PETPS_RETURN_IF_ERROR(read_file(path, option, content));
+  return certificates_of(content, path, option);
+}
+
 // Refuse an encrypted key instead of asking the terminal for its password.
 int no_password(char*, int, int, void*) { return -1; }
 
-Result<KeyPointer> read_key(const std::string& path) {
-  Content content;
-  PETPS_RETURN_IF_ERROR(read_file(path, "key", content));
+Result<KeyPointer> key_of(const Content& content, const std::string& path) {
   const BioPointer bio = content.bio();
   ERR_clear_error();
   KeyPointer key(PEM_read_bio_PrivateKey(bio.get(), nullptr, no_password, nullptr));
@@ -110,6 +120,35 @@ Status check_dates(const X509* certificate, const std::string& path) {
                                                  ": check this machine's clock");
   }
   return {};
+}
+
+struct Pair {
+  std::vector<CertificatePointer> chain;
+  KeyPointer key;
+  bool is_one() const { return X509_check_private_key(chain.front().get(), key.get()) == 1; }
+};
+
+Result<Pair> read_pair(const std::string& certificate_path, const std::string& key_path) {
+  for (int tries_left = kPairTries - 1;; --tries_left) {
+    Content certificate;
+    Content other;
+    PETPS_RETURN_IF_ERROR(read_file(certificate_path, "certificate", certificate));
+    const bool is_one_file = certificate_path == key_path;  // then read once
+    if (!is_one_file) PETPS_RETURN_IF_ERROR(read_file(key_path, "key", other));
+    auto chain = certificates_of(certificate, certificate_path, "certificate");
+    if (!chain.ok()) return chain.status();
+    auto key = key_of(is_one_file ? certificate : other, key_path);
+    if (!key.ok()) return key.status();
+    Pair pair{std::move(chain).value(), std::move(key).value()};
+    if (pair.is_one()) return pair;
+    ERR_clear_error();
+    if (tries_left == 0) break;
+    std::this_thread::sleep_for(kPairPause);
+  }
+  return Status(Code::kInvalidArgument,
+                "key '" + key_path + "' does not belong to certificate '" + certificate_path +
+                    "': give the two files of one pair; the server's own certificate must be "
+                    "the first of its file");
 }
 
 }  // namespace
@@ -144,28 +183,20 @@ Result<ContextPointer> make_context(const SSL_METHOD* method) {
 
 Status use_certificate(SSL_CTX* context, const std::string& certificate_path,
                        const std::string& key_path) {
-  const auto chain = read_certificates(certificate_path, "certificate");
-  if (!chain.ok()) return chain.status();
-  const auto key = read_key(key_path);
-  if (!key.ok()) return key.status();
-  X509* const own = chain.value().front().get();
+  const auto read = read_pair(certificate_path, key_path);
+  if (!read.ok()) return read.status();
+  const Pair& pair = read.value();
+  X509* const own = pair.chain.front().get();
   PETPS_RETURN_IF_ERROR(check_dates(own, certificate_path));
-  if (X509_check_private_key(own, key.value().get()) != 1) {
-    ERR_clear_error();
-    return Status(Code::kInvalidArgument,
-                  "key '" + key_path + "' does not belong to certificate '" + certificate_path +
-                      "': give the two files of one pair; the server's own certificate must be "
-                      "the first of its file");
-  }
   const auto refused = [&](const std::string& path) {
     return Status(Code::kInvalidArgument, "'" + path + "' cannot be used: " + take_error_text() +
                                               ": make a key of at least 2048 bits (RSA) or 224 "
                                               "bits (EC)");
   };
   if (SSL_CTX_use_certificate(context, own) != 1) return refused(certificate_path);
-  if (SSL_CTX_use_PrivateKey(context, key.value().get()) != 1) return refused(key_path);
-  for (size_t i = 1; i < chain.value().size(); ++i) {
-    if (SSL_CTX_add1_chain_cert(context, chain.value()[i].get()) != 1)
+  if (SSL_CTX_use_PrivateKey(context, pair.key.get()) != 1) return refused(key_path);
+  for (size_t i = 1; i < pair.chain.size(); ++i) {
+    if (SSL_CTX_add1_chain_cert(context, pair.chain[i].get()) != 1)
       return refused(certificate_path);
   }
   return {};

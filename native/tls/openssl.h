@@ -50,4 +50,9 @@ std::string time_text(const ASN1_TIME* time);
 base::Status certificate_error(X509_STORE_CTX* store, const std::string& expected_name,
                                const std::string& authorities);
 
+// ---- kernel.cc
+
+// Let the streams of a server's context keep the secret of the records that they write.
+void keep_secrets(SSL_CTX* context);
+
 }  // namespace petps::tls

@@ -20,8 +20,6 @@ namespace {
 
 constexpr std::byte kAlertRecord{21};
 constexpr std::byte kHandshakeRecord{22};
-// RFC 8446, section 5.5: a key of AES-GCM is good for 2^24.5 records.
-constexpr uint64_t kRecordsPerKey = uint64_t{1} << 23;
 // How often a peer may change its keys at once, and how many bytes it must send for each further
 // time. A change costs both sides as much as hundreds of bytes, and an honest peer changes its keys
 // after gigabytes.
@@ -72,6 +70,8 @@ struct StreamBio {
   }
   static int write(BIO* bio, const char* from, int length) {
     BIO_clear_retry_flags(bio);
+    // The kernel uses this side's key: a second record with one of its nonces would reveal it.
+    if (stream(bio).writes_by_kernel_) return length;
     std::vector<std::byte>* out = stream(bio).out_;
     if (out == nullptr || length <= 0) return 0;
     const auto* bytes = reinterpret_cast<const std::byte*>(from);
@@ -104,13 +104,19 @@ struct StreamVerify {
   }
 };
 
-// Counts how often the peer changes its keys.
-struct StreamKeys {
-  static void count(int is_sent, int, int type, const void* message, size_t bytes, SSL*,
-                    void* stream) {
-    if (is_sent == 0 && type == SSL3_RT_HANDSHAKE && bytes > 0 &&
-        *static_cast<const uint8_t*>(message) == SSL3_MT_KEY_UPDATE)
-      ++static_cast<Stream*>(stream)->keys_received_;
+// Counts how often the peer changes its keys, and keeps what the kernel must send.
+struct StreamMessages {
+  static void see(int is_sent, int, int type, const void* message, size_t bytes, SSL*, void* of) {
+    Stream& stream = *static_cast<Stream*>(of);
+    const auto* data = static_cast<const std::byte*>(message);
+    if (is_sent != 0) {
+      if (stream.writes_by_kernel_ && type == SSL3_RT_ALERT)
+        stream.notices_.push_back({SSL3_RT_ALERT, {data, data + bytes}});
+    } else if (type == SSL3_RT_HANDSHAKE && bytes > 0 && data[0] == std::byte{SSL3_MT_KEY_UPDATE}) {
+      ++stream.keys_received_;
+      const std::byte request = data[bytes - 1];
+      if (request == std::byte{SSL_KEY_UPDATE_REQUESTED}) stream.is_asked_for_keys_ = true;
+    }
   }
 };
 
@@ -121,7 +127,10 @@ bool Stream::changes_keys_too_often() const {
 Stream::Stream(ssl_st* ssl, std::string expected_name, std::string authorities)
     : ssl_(ssl), expected_name_(std::move(expected_name)), authorities_(std::move(authorities)) {}
 
-Stream::~Stream() { SSL_free(ssl_); }
+Stream::~Stream() {
+  erase(secret_);
+  SSL_free(ssl_);
+}
 
 Result<std::unique_ptr<Stream>> Stream::make(ssl_ctx_st* context, std::string expected_name,
                                              std::string authorities) {
@@ -137,7 +146,7 @@ Result<std::unique_ptr<Stream>> Stream::make(ssl_ctx_st* context, std::string ex
   BIO_set_init(bio, 1);
   SSL_set_bio(ssl, bio, bio);  // takes the bio
   SSL_set_app_data(ssl, stream.get());
-  SSL_set_msg_callback(ssl, StreamKeys::count);
+  SSL_set_msg_callback(ssl, StreamMessages::see);
   SSL_set_msg_callback_arg(ssl, stream.get());
   SSL_set_verify(ssl, SSL_get_verify_mode(ssl), StreamVerify::check);
   if (stream->expected_name_.empty()) {
@@ -198,7 +207,11 @@ Status Stream::read(std::span<const std::byte>& arrived, std::span<std::byte> pl
   }
   in_ = nullptr;
   out_ = nullptr;
-  return {};
+  if (writes_by_kernel_ && is_asked_for_keys_)
+    failed_ = Status(Code::kUnavailable,
+                     "TLS failed: the peer asks for new keys of this side, which the kernel cannot "
+                     "change: connect again");
+  return failed_;
 }
 
 bool Stream::has_plain() const { return SSL_pending(ssl_) > 0; }
@@ -211,6 +224,7 @@ bool Stream::has_partial_record() const {
 Status Stream::write(std::span<const std::byte> plain, std::vector<std::byte>& out) {
   if (!failed_.ok()) return failed_;
   if (plain.empty()) return {};
+  if (writes_by_kernel_) return Status(Code::kUnavailable, "TLS failed: the kernel encrypts");
   if (records_ >= kRecordsPerKey) PETPS_RETURN_IF_ERROR(update_keys(false));
   const size_t records = (plain.size() + kRecordBytes - 1) / kRecordBytes;
   records_ += records;

@@ -7,7 +7,7 @@
 // Invariants:  no byte of a peer is decrypted before its certificate has been verified as the
 //              context demands; a stream that failed stays failed; a stream holds at most one
 //              record beside the caller's buffers; new streams use the newest files, and existing
-//              ones keep theirs.
+//              ones keep theirs; once the kernel encrypts, no byte that OpenSSL encrypted leaves.
 // Threads:     any thread may call the contexts; a Stream belongs to one thread at a time.
 #pragma once
 
@@ -18,6 +18,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -31,6 +32,20 @@ namespace petps::tls {
 inline constexpr size_t kRecordBytes = size_t{16} << 10;
 // A record is at most this much longer than its plain text: its head, a type and a tag.
 inline constexpr size_t kRecordExtraBytes = 5 + 1 + 16;
+// RFC 8446, section 5.5: a key of AES-GCM is good for 2^24.5 records.
+inline constexpr uint64_t kRecordsPerKey = uint64_t{1} << 23;
+// The longest of what kernel_keys() returns.
+inline constexpr size_t kKernelKeysBytes = 64;
+using KernelKeys = std::array<std::byte, kKernelKeysBytes>;
+
+// Overwrite a key that has served.
+void erase(std::span<std::byte> key);
+
+// A message of TLS itself, such as an alert, which is a record of a type of its own.
+struct Notice {
+  uint8_t record_type = 0;
+  std::vector<std::byte> bytes;
+};
 
 enum class ClientCertificates : uint8_t {
   kOff,       // none is requested
@@ -95,6 +110,18 @@ class Stream {
   // calls it itself before a key has served too long.
   base::Status update_keys(bool both);
 
+  // The kernel may encrypt in the place of write() (kernel TLS), so that `sendmsg` can gather. Set
+  // `keys` to what setsockopt(SOL_TLS, TLS_TX) takes, and return its length. 0: it cannot, because
+  // this is the client's side or has written already. Afterwards the stream no longer has them;
+  // the caller must erase() them.
+  size_t take_kernel_keys(KernelKeys& keys);
+  // The kernel encrypts from now on: write() fails, and the other calls append nothing to `out`.
+  // read() fails if the peer asks this side for new keys, because the kernel keeps those it has.
+  void leave_writing_to_kernel() { writes_by_kernel_ = true; }
+  bool writes_by_kernel() const { return writes_by_kernel_; }
+  // Return what the kernel must send as the records of TLS itself, in order.
+  std::vector<Notice> take_notices() { return std::exchange(notices_, {}); }
+
   // Return the DNS names and URIs of the peer's certificate, else its common name; nothing if the
   // peer sent no certificate.
   const std::vector<std::string>& peer_names() const { return peer_names_; }
@@ -103,7 +130,8 @@ class Stream {
   friend class ServerContext;
   friend class ClientContext;
   friend struct StreamBio;
-  friend struct StreamKeys;
+  friend struct StreamMessages;
+  friend struct StreamSecrets;
   friend struct StreamVerify;
   Stream(ssl_st* ssl, std::string expected_name, std::string authorities);
   static base::Result<std::unique_ptr<Stream>> make(ssl_ctx_st* context, std::string expected_name,
@@ -124,7 +152,11 @@ class Stream {
   uint64_t records_ = 0;  // written with the current key
   uint64_t keys_received_ = 0;
   uint64_t plain_received_ = 0;  // bytes
-  base::Status certificate_;     // what is wrong with the peer's certificate
+  bool is_asked_for_keys_ = false;
+  std::vector<std::byte> secret_;  // of the records that the server's side writes, until taken
+  bool writes_by_kernel_ = false;
+  std::vector<Notice> notices_;
+  base::Status certificate_;  // what is wrong with the peer's certificate
   base::Status failed_;
   std::vector<std::string> peer_names_;
 };

@@ -48,10 +48,14 @@ ReceiveBuffer::Look ReceiveBuffer::look(const FrameRules& rules, std::span<const
     size_t length = 0;
     reason = rules.frame_length({memory_.get() + begin_, rules.header_bytes}, length);
     if (!reason.ok()) return Look::kBroken;
-    if (length < rules.header_bytes || length > rules.frame_bytes_max) {
+    const bool is_first = rules.first_bytes_max > 0 && frames_consumed_ == 0;
+    const size_t most = is_first ? rules.first_bytes_max : rules.frame_bytes_max;
+    if (length < rules.header_bytes || length > most) {
       reason = Status(Code::kResourceExhausted,
                       "frame of " + std::to_string(length) + " bytes is above the limit of " +
-                          std::to_string(rules.frame_bytes_max) + ": split the request");
+                          std::to_string(most) +
+                          (is_first ? " for the first frame of a connection: begin with a hello"
+                                    : ": split the request"));
       return Look::kBroken;
     }
     frame_ = length;

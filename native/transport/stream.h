@@ -50,6 +50,7 @@ struct StreamConnection {
   State state = State::kFree;
   bool paused = false;
   bool ended = false;      // the peer sends no more
+  bool left = false;       // the same, noticed while paused: input may still be waiting
   bool candidate = false;  // its slot is in candidates_
   bool broken = false;     // the connection failed or broke a limit: close it at once
   bool broken_for_cause = false;
@@ -80,6 +81,10 @@ class StreamEndpoint : public Endpoint {
   void pause(ConnectionId connection) override;
   void resume(ConnectionId connection) override;
   void keep(ConnectionId connection) override;
+  bool has_left(ConnectionId connection) const override {
+    const StreamConnection* c = find(connection);
+    return c != nullptr && c->left;
+  }
   void close(ConnectionId connection, base::Status reason) override;
   size_t pending_posts() const override;
   std::vector<ConnectionId> connections() const override;

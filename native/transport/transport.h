@@ -40,6 +40,7 @@ inline uint32_t slot_of(ConnectionId id) { return static_cast<uint32_t>(id); }
 struct FrameRules {
   size_t header_bytes = 0;     // bytes that must have arrived before frame_length may be called
   size_t frame_bytes_max = 0;  // of a whole frame; also bounds the receive buffer
+  size_t first_bytes_max = 0;  // of the first frame of a connection, if not 0
   // Set `length` to the length of the whole frame that starts with `bytes` (at least
   // header_bytes). An error closes the connection.
   base::Status (*frame_length)(std::span<const std::byte> bytes, size_t& length) = nullptr;
@@ -122,6 +123,7 @@ struct Counters {
   std::atomic<uint64_t> zerocopy_copied{0};   // of zerocopy_sends: the kernel copied after all
   std::atomic<uint64_t> zerocopy_refused{0};  // the kernel had no memory for it: sent without it
   std::atomic<uint64_t> opened{0};
+  std::atomic<uint64_t> opened_kernel_tls{0};  // of opened: the kernel encrypts
   std::atomic<uint64_t> closed{0};
   // Of closed: for a broken rule or limit, not because the peer or the server wanted it.
   std::atomic<uint64_t> closed_for_cause{0};
@@ -164,6 +166,8 @@ class Endpoint {
   virtual void resume(ConnectionId connection) = 0;
   // Mark that something else depends on this connection: it is never closed for being idle.
   virtual void keep(ConnectionId /*connection*/) {}
+  // Return whether the peer of a paused connection has left, or sends no more.
+  virtual bool has_left(ConnectionId /*connection*/) const { return false; }
   // Send as much of the output as possible, then close; the next poll reports kClosed.
   virtual void close(ConnectionId connection, base::Status reason) = 0;
 

@@ -112,12 +112,14 @@ inline void pad_body(Frame& frame) {
   while (frame.size() % kBodyAlignment != 0) frame.push_back(std::byte{0});
 }
 
-inline void finish_frame(Frame& frame, size_t sections = 0, base::Code code = base::Code::kOk) {
+inline void finish_frame(Frame& frame, size_t sections = 0, base::Code code = base::Code::kOk,
+                         uint32_t flags = 0) {
   FrameHeader header;
   std::memcpy(&header, frame.data(), kHeaderBytes);
   header.body_bytes = static_cast<uint32_t>(frame.size() - kHeaderBytes);
   header.sections = static_cast<uint32_t>(sections);
   header.code = static_cast<uint16_t>(code);
+  header.flags = flags;
   std::memcpy(frame.data(), &header, kHeaderBytes);
 }
 

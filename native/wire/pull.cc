@@ -49,11 +49,14 @@ size_t pull_request_bytes(size_t sections, size_t keys) {
 
 void encode_pull(uint64_t request_id, const PullRequest& pull, Frame& frame) {
   start_frame(Opcode::kPull, request_id, frame);
-  frame.reserve(pull_request_bytes(pull.sections.size(), pull.keys.size()));
+  const bool is_traced = pull.trace.is_sampled();
+  frame.reserve(pull_request_bytes(pull.sections.size(), pull.keys.size()) +
+                (is_traced ? sizeof(TraceContext) : 0));
   append(PullHead{pull.min_version, pull.instance, pull.wait_ms}, frame);
   append_bytes(pull.sections.data(), pull.sections.size_bytes(), frame);
   append_bytes(pull.keys.data(), pull.keys.size_bytes(), frame);
-  finish_frame(frame, pull.sections.size());
+  if (is_traced) append(pull.trace, frame);
+  finish_frame(frame, pull.sections.size(), Code::kOk, is_traced ? kFlagTrace : 0);
 }
 
 Status decode_pull(const FrameHeader& header, std::span<const std::byte> body, const Limits& limits,
@@ -75,7 +78,10 @@ Status decode_pull(const FrameHeader& header, std::span<const std::byte> body, c
   for (const PullSection& section : pull.sections) keys += section.keys;
   if (keys > limits.keys_per_pull) return too_many("keys", keys, limits.keys_per_pull);
   if (!cursor.take_array(keys, pull.keys)) return truncated("pull", "keys", body.size());
-  return expect_end(cursor, "pull", "keys");
+  pull.trace = {};
+  if ((header.flags & kFlagTrace) == 0) return expect_end(cursor, "pull", "keys");
+  if (!cursor.take(pull.trace)) return truncated("pull", "trace context", body.size());
+  return expect_end(cursor, "pull", "trace context");
 }
 
 size_t pull_reply_head_bytes(std::span<const PullSection> sections) {

@@ -26,12 +26,20 @@ Status wrong_map(std::string fault) {
   return Status(Code::kInvalidArgument, "shard map: " + std::move(fault));
 }
 
+bool has_zones(const ShardMap& map) {
+  return std::any_of(map.servers.begin(), map.servers.end(),
+                     [](const ShardServer& server) { return !server.zone.empty(); });
+}
+
 bool is_name(std::string_view name) { return !name.empty() && name.size() <= kMaxNameBytes; }
 
 Status check_server(const ShardMap& map, const ShardServer& server) {
   if (!is_name(server.address))
     return wrong_map("the address of a server must have 1 to 255 bytes, got " +
                      std::to_string(server.address.size()));
+  if (server.zone.size() > kMaxNameBytes)
+    return wrong_map("the zone of " + server.address + " must have at most 255 bytes, got " +
+                     std::to_string(server.zone.size()));
   bool owns_any = false;
   for (uint32_t p = 0; p < kMaxPartitions; ++p) {
     if (!has_partition(server.partitions, p)) continue;
@@ -45,23 +53,13 @@ Status check_server(const ShardMap& map, const ShardServer& server) {
   return wrong_map(server.address + " owns no partition: remove it from the map");
 }
 
-// Two servers must own the same partitions or none in common, because a client sends a whole
-// request to one replica or another.
-Status check_overlap(const ShardMap& map) {
-  std::array<const ShardServer*, kMaxPartitions> owner{};
+Status check_owners(const ShardMap& map) {
+  PartitionSet owned{};
   for (const ShardServer& server : map.servers) {
-    for (uint32_t p = 0; p < map.partitions; ++p) {
-      if (!has_partition(server.partitions, p)) continue;
-      if (owner[p] == nullptr) owner[p] = &server;
-      if (owner[p]->partitions == server.partitions) continue;
-      return wrong_map("partition " + std::to_string(p) + " is owned by " + owner[p]->address +
-                       " (" + partitions_text(owner[p]->partitions) + ") and by " + server.address +
-                       " (" + partitions_text(server.partitions) +
-                       "): two servers must own the same partitions, or none in common");
-    }
+    for (size_t word = 0; word < owned.size(); ++word) owned[word] |= server.partitions[word];
   }
   for (uint32_t p = 0; p < map.partitions; ++p) {
-    if (owner[p] == nullptr)
+    if (!has_partition(owned, p))
       return wrong_map("partition " + std::to_string(p) + " is owned by no server");
   }
   return {};
@@ -117,7 +115,7 @@ Status check_shard_map(const ShardMap& map) {
   std::sort(addresses.begin(), addresses.end());
   const auto repeated = std::adjacent_find(addresses.begin(), addresses.end());
   if (repeated != addresses.end()) return wrong_map(std::string(*repeated) + " appears twice");
-  return check_overlap(map);
+  return check_owners(map);
 }
 
 Shard shard_of(const ShardMap& map, std::string_view address) {
@@ -138,15 +136,23 @@ Shard shard_of(const ShardMap& map, std::string_view address) {
   return shard;
 }
 
-std::vector<std::string> replicas_of(const ShardMap& map, std::string_view address) {
-  std::vector<std::string> replicas;
-  for (const ShardServer& own : map.servers) {
-    if (own.address != address) continue;
-    for (const ShardServer& server : map.servers) {
-      if (server.partitions == own.partitions) replicas.push_back(server.address);
-    }
+std::vector<std::string> owners_of(const ShardMap& map, uint32_t partition) {
+  std::vector<std::string> owners;
+  for (const ShardServer& server : map.servers) {
+    if (has_partition(server.partitions, partition)) owners.push_back(server.address);
   }
-  return replicas;
+  return owners;
+}
+
+PartitionSet shared_partitions(const ShardMap& map, std::string_view address) {
+  PartitionSet own{};
+  PartitionSet others{};
+  for (const ShardServer& server : map.servers) {
+    PartitionSet& set = server.address == address ? own : others;
+    for (size_t word = 0; word < set.size(); ++word) set[word] |= server.partitions[word];
+  }
+  for (size_t word = 0; word < own.size(); ++word) own[word] &= others[word];
+  return own;
 }
 
 Status refuse_replicated_push(std::string_view table, std::span<const std::string> servers) {
@@ -184,6 +190,10 @@ void encode_shard_map_reply(uint64_t request_id, const ShardMap& map, Frame& fra
     append_name(server.address, frame);
     append_bytes(server.partitions.data(), bitmap_words(map.partitions) * sizeof(uint64_t), frame);
   }
+  // The release before refuses a reply that goes on here, so a map without zones ends here.
+  if (has_zones(map)) {
+    for (const ShardServer& server : map.servers) append_name(server.zone, frame);
+  }
   finish_frame(frame);
 }
 
@@ -211,7 +221,14 @@ Status decode_shard_map_reply(const FrameHeader& header, std::span<const std::by
     if (!words.empty()) std::memcpy(server.partitions.data(), words.data(), words.size());
     map.servers.push_back(std::move(server));
   }
-  PETPS_RETURN_IF_ERROR(expect_end(cursor, "shard map reply", "servers"));
+  if (cursor.left() > 0) {
+    for (ShardServer& server : map.servers) {
+      if (!cursor.take_name(name)) return truncated("shard map reply", "zones", body.size());
+      server.zone = name;
+    }
+    if (!has_zones(map)) return bad_frame("shard map reply: it has zones, but all are empty");
+  }
+  PETPS_RETURN_IF_ERROR(expect_end(cursor, "shard map reply", "servers and zones"));
   return check_shard_map(map);
 }
 

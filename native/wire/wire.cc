@@ -34,8 +34,9 @@ Status decode_header(std::span<const std::byte> bytes, FrameHeader& header) {
                       " is unknown; this build speaks " + std::to_string(kProtocolVersionMin) +
                       " to " + std::to_string(kProtocolVersion) + ": upgrade the older side");
   }
-  if (header.flags != 0 || header.reserved != 0) {
-    return bad_frame("flags and reserved header fields must be 0 in protocol version 1");
+  const bool is_pull = header.opcode == static_cast<uint16_t>(Opcode::kPull);
+  if ((header.flags & ~(is_pull ? kFlagTrace : 0u)) != 0 || header.reserved != 0) {
+    return bad_frame("unknown flags and reserved header fields must be 0 in protocol version 1");
   }
   if (header.body_bytes > kMaxBodyBytes) {
     return Status(Code::kResourceExhausted, "frame body of " + std::to_string(header.body_bytes) +

@@ -49,6 +49,8 @@ inline constexpr uint32_t kMaxInFlight = 64;
 inline constexpr uint32_t kMaxConnections = 4096;
 // Bytes of a name: of a table, model, instance, alias or client.
 inline constexpr uint32_t kMaxNameBytes = 255;
+// The first frame of a connection that has to say who it is. A hello has at most about 560 bytes.
+inline constexpr size_t kFirstFrameBytes = 1024;
 // Bytes of an error reply's text; a longer text is cut.
 inline constexpr uint32_t kMaxErrorBytes = 4096;
 // Partitions of a model, and so bits of a shard's ownership bitmap.
@@ -87,7 +89,7 @@ struct FrameHeader {
   uint16_t version = kProtocolVersion;
   uint16_t opcode = 0;
   uint64_t request_id = 0;  // chosen by the client, echoed by the reply
-  uint32_t flags = 0;       // none is defined yet; must be 0
+  uint32_t flags = 0;       // kFlag...; those that are not defined must be 0
   uint32_t sections = 0;    // pull and its reply; 0 elsewhere
   uint32_t body_bytes = 0;
   // base::Code; 0 in requests. If it is not 0 in a reply, the body is the message, UTF-8 text.
@@ -96,6 +98,8 @@ struct FrameHeader {
 };
 static_assert(sizeof(FrameHeader) == 32, "the header is copied to and from frames whole");
 inline constexpr size_t kHeaderBytes = sizeof(FrameHeader);
+// Of a pull: a TraceContext follows the keys. Only to a server with kFeatureTrace.
+inline constexpr uint32_t kFlagTrace = 1;
 
 // Decode a header from at least kHeaderBytes bytes. Check signature, version and body length, so
 // that the caller may then receive the body.
@@ -163,6 +167,8 @@ inline constexpr uint64_t kFeatureRdma = 4;      // answers kRdma
 inline constexpr uint64_t kFeatureCatalogueState = 8;
 // Supports PushRequest::order; else it must be empty.
 inline constexpr uint64_t kFeaturePushOrder = 16;
+// Records the spans of sampled pulls (PullRequest::trace); else a pull must carry no trace.
+inline constexpr uint64_t kFeatureTrace = 32;
 
 struct HelloRequest {
   uint16_t version_min = kProtocolVersionMin;
@@ -252,15 +258,31 @@ struct PullSection {
 };
 static_assert(sizeof(PullSection) == 8, "read in place from the frame");
 
+inline constexpr uint8_t kTraceSampled = 1;
+// The span that a request belongs to, with the values of W3C Trace Context. The ids are in network
+// order, as in a `traceparent`. A context that is not sampled, or whose ids are zeros, is ignored.
+struct TraceContext {
+  std::array<uint8_t, 16> trace_id{};
+  std::array<uint8_t, 8> span_id{};  // of the caller: the parent of the server's span
+  uint8_t flags = 0;                 // kTraceSampled; the others are ignored
+  std::array<uint8_t, 7> reserved{};
+  bool is_sampled() const {
+    return (flags & kTraceSampled) != 0 && trace_id != std::array<uint8_t, 16>{} &&
+           span_id != std::array<uint8_t, 8>{};
+  }
+  bool operator==(const TraceContext&) const = default;
+};
+static_assert(sizeof(TraceContext) == 32, "copied whole: see FORMAT.md, pull");
 struct PullRequest {
   uint64_t min_version = 0;  // 0: any
   uint32_t instance = 0;     // every table must be of this instance; 0: do not check
   uint32_t wait_ms = 0;      // how long to wait for min_version before STALE; at most kMaxWaitMs
   std::span<const PullSection> sections;
   std::span<const uint64_t> keys;  // of all sections, one section after another
+  TraceContext trace = {};         // sent only if it is sampled; only with kFeatureTrace
 };
 
-// Return the bytes of the whole frame.
+// Return the bytes of the whole frame of a pull without a trace.
 size_t pull_request_bytes(size_t sections, size_t keys);
 // ASSUMPTIONS: the keys of the sections sum to keys.size(); the request is within the limits.
 void encode_pull(uint64_t request_id, const PullRequest& pull, Frame& frame);
@@ -394,9 +416,11 @@ base::Status decode_hot_keys_reply(const FrameHeader& header, std::span<const st
 struct ShardServer {
   std::string address;  // "host:port", as clients reach the server
   PartitionSet partitions{};
+  std::string zone = {};  // such as a data centre, at most 255 bytes; empty: not given
   bool operator==(const ShardServer&) const = default;
 };
-// The servers and the partitions that each owns. Servers with the same partitions are replicas.
+// The servers and the partitions that each owns. A partition may have several owners, which need
+// not share other partitions.
 struct ShardMap {
   std::string model;
   uint64_t version = 0;  // grows with every change; 0: no map, each server owns everything
@@ -406,15 +430,15 @@ struct ShardMap {
 };
 
 // Check a map. Errors: kInvalidArgument, which names the first fault: a limit, a repeated
-// address, a partition without an owner, servers that share only a part of their partitions. A
-// map of version 0 has no servers.
+// address, a partition without an owner. A map of version 0 has no servers.
 base::Status check_shard_map(const ShardMap& map);
 // Return what the server of this address owns: nothing if the map does not name it.
 Shard shard_of(const ShardMap& map, std::string_view address);
-// Return the addresses of all servers that own the same partitions as `address`, itself included:
-// one, or the replicas. Return none if the map does not name the address.
-std::vector<std::string> replicas_of(const ShardMap& map, std::string_view address);
-// Refuse a push (or deletions) that would reach `servers`, which are replicas of each other.
+// Return the addresses of all servers that own the partition.
+std::vector<std::string> owners_of(const ShardMap& map, uint32_t partition);
+// Return the partitions of the server of this address that other servers own too.
+PartitionSet shared_partitions(const ShardMap& map, std::string_view address);
+// Refuse a push (or deletions) of keys that all these servers own.
 // Pushes have no order across servers, so two clients could leave replicas different forever.
 // Client and server refuse with this text. Errors: kFailedPrecondition, always.
 base::Status refuse_replicated_push(std::string_view table, std::span<const std::string> servers);

@@ -6,6 +6,7 @@ import ipaddress
 import json
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -38,6 +39,7 @@ from petps.v1.service import CODE_KEY
 __all__ = ["AdminClient"]
 
 MAX_DIM: Final = 4096  # native/pool/pool.h kMaxDim
+LOAD_BYTES: Final = 4 << 20  # of rows and keys in one message; each waits for ingest's poll
 
 # (table, rows) -> a context; its value is a function to call with n after each n written rows.
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -194,6 +196,33 @@ class AdminClient:
             expire_after=expire_after,
         )  # fmt: skip
         return self._ask("CreateTable", request)
+
+    def load(
+        self,
+        table: str,
+        keys: npt.NDArray[np.uint64],
+        rows: npt.ArrayLike,
+        *,
+        model: str | None = None,
+        allow_not_finite: bool = False,
+    ) -> dict[str, int]:
+        """See Pool. Returns the counts of its report. Rows before an error are loaded."""
+        counts = Counter[str]()
+        row_array = np.asarray(rows, "<f4")
+        if row_array.ndim != 2 or len(row_array) != len(keys):
+            raise InvalidArgument(
+                f"table '{table}': rows have shape {row_array.shape}, and there are "
+                f"{len(keys)} keys: one row for each key"
+            )
+        step = max(1, LOAD_BYTES // (8 + row_array[:1].nbytes))
+        for at in range(0, len(keys), step):
+            request = messages.LoadRequest(
+                model=model or "", table=table, allow_not_finite=allow_not_finite,
+                keys=keys[at : at + step].astype("<u8").tobytes(),
+                rows=row_array[at : at + step].tobytes(),
+            )  # fmt: skip
+            counts.update(self._ask("Load", request))
+        return dict(counts)
 
     def set_expiry(self, table: str, seconds: int, *, model: str | None = None) -> None:
         """See Pool."""

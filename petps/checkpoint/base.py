@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,7 @@ import numpy as np
 
 from petps.checkpoint.bundle import CHUNK_BYTES
 from petps.checkpoint.chunk import ROW, STAMP, Bytes, Column, Keys, Mask, Rows, Stamps, Table
+from petps.checkpoint.commits import Commits, newer_stamps
 from petps.checkpoint.files import LocalFiles
 from petps.checkpoint.old_base import MANIFEST, OldBase
 from petps.checkpoint.published import BASE_PART, BaseInfo
@@ -30,6 +32,7 @@ from petps.delta.schema import DTYPES, partition_of
 from petps.errors import (
     AlreadyExists,
     DataLoss,
+    FailedPrecondition,
     InvalidArgument,
     IoError,
     NotFound,
@@ -42,6 +45,7 @@ __all__ = [
     "BaseFolder",
     "check_is_new",
     "convert",
+    "is_url",
     "open_store",
     "served_column",
     "split_by_partition",
@@ -49,6 +53,7 @@ __all__ = [
 ]
 
 STATES: Final = "states/*.json"
+FILE: Final = "file://"
 # An event time: cell_ns, time_ns, version, bounds, shown_ns, debt_ns.
 Clock = tuple[int, int, int, list[int], int, int]
 
@@ -63,6 +68,7 @@ def write_base(
     tables: Mapping[TableSchema, Generator[Rows]],
     *,
     stamped: Collection[str] = (),
+    commits: Commits | None = None,
 ) -> dict[str, int]:
     """Write a base, which exists once this returns. Return the number of rows by table.
 
@@ -73,6 +79,8 @@ def write_base(
             deltas after them then correct every row that changes while the base is written.
         tables: For each table its rows, as split_by_partition() yields them.
         stamped: The tables whose rows have stamps.
+        commits: The times of the log's versions; None: ``info`` has the clocks, or rows have no
+            stamps.
 
     Raises:
         AlreadyExists: The folder holds a base or a store.
@@ -95,7 +103,7 @@ def write_base(
                 max(1, info.version),  # a store has no version 0
                 {schema.name: rows for schema, rows in tables.items()},
                 kind=BASE,
-                parts={BASE_PART: info.to_json()},
+                parts={BASE_PART: info.to_json(), **({} if commits is None else commits.parts())},
                 partitions=info.partitions,
             )
     except BaseException as error:
@@ -212,12 +220,19 @@ class _NewFiles(LocalFiles):
 # ---- reading ----
 
 
+def is_url(location: str) -> bool:
+    """Return whether a base is at a URL of fsspec, and not in a folder of this machine."""
+    return "://" in location and not location.startswith(FILE)
+
+
 def open_store(folder: str | Path) -> Store:
-    """Open a store. A base of an older release reads as a store with one version.
+    """Open a store. A base of an older release, in a folder, reads as a store with one version.
 
     Raise NotFound, DataLoss, IoError, Unimplemented (newer format).
     """
-    path = Path(folder)
+    if is_url(str(folder)):
+        return Store.open(str(folder))
+    path = Path(str(folder).removeprefix(FILE))
     if any(path.glob(STATES)):
         return Store.open(path)
     if (path / MANIFEST).exists():
@@ -265,6 +280,7 @@ class Base:
         self._positions = {entry.partition: (entry.run, entry.seq) for entry in info.positions}
         self._by_partition = info.by_partition
         self._clocks = info.clocks
+        self._commits: Commits | None = None  # not read yet
         self._chunks = lineage.chunks_of(version)
         self._tables = lineage.tables
         self._columns: dict[str, Column] = {}
@@ -329,6 +345,20 @@ class Base:
             for entry in self._clocks.get(table, [])
         }
 
+    def commits(self) -> list[tuple[int, int]]:
+        """Return (version, time in ns) of commits of the log up to this version, oldest first.
+
+        Those of long ago are incomplete. Empty if the version has none. Raise DataLoss, NotFound.
+        """
+        commits = self._read_commits()
+        return list(zip(commits.versions.tolist(), commits.times_ns.tolist(), strict=True))
+
+    def _read_commits(self) -> Commits:
+        if self._commits is None:
+            self._commits = Commits.of(self._store, self._entry.version)
+            self._check_number()
+        return self._commits
+
     def chunks(
         self, table: str, partitions: Collection[int] | None = None
     ) -> Iterator[tuple[Keys, Bytes]]:
@@ -359,16 +389,20 @@ class Base:
         else:
             pieces = self._read_chunks(table, chosen)
         stored = self._tables[table].columns[0]
-        is_stamped = Column(STAMP, "u32", 1) in self._tables[table].columns  # no trainer's column
+        is_stamped = Column(STAMP, "u32", 1) in self._tables[table].columns
+        floor = self._read_commits().floor if is_stamped else 0
         for rows in pieces:
             self._check_number()  # the store may have been refreshed since
             if chosen is not None and not self._by_partition:
                 rows = rows.at(np.isin(partition_of(rows.keys, self.partitions), chosen))
-            stamps = rows.columns[STAMP] if is_stamped else None
+            stamps = None
+            if is_stamped:
+                stamps = np.ascontiguousarray(rows.columns[STAMP]).view(np.uint32)[:, 0]
+                stamps = newer_stamps(stamps, floor, self.version)
             yield (
                 rows.keys,
                 convert(stored, rows.columns[stored.name], self._columns[table]),
-                None if stamps is None else np.ascontiguousarray(stamps).view(np.uint32)[:, 0],
+                stamps,
             )
         self._check_number()
 
@@ -408,9 +442,16 @@ class BaseFolder:
     def open(self, location: str) -> Base:
         """Open the base at an absolute path, a file:// URL, or a path below the root.
 
-        FOLDER#N is version N of the store in FOLDER. Raise the errors of Base.open().
+        FOLDER#N is version N of the store in FOLDER. Raise the errors of Base.open(), and
+        FailedPrecondition for another URL: a writer of the log must not choose where this process
+        connects to.
         """
-        path = self._root / location.removeprefix("file://")
+        if is_url(location):
+            raise FailedPrecondition(
+                f"base {location} is at a URL, and a URL is read only if it is that of [ingest] "
+                f"store: write store = {json.dumps(location.partition('#')[0])} there"
+            )
+        path = self._root / location.removeprefix(FILE)
         folder, _, version = str(path).rpartition("#")
         if folder and version.isdecimal() and not path.exists():
             return Base.open(folder, int(version))

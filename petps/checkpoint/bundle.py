@@ -130,7 +130,7 @@ def divide(table: Table, pieces: Iterable[Rows]) -> Iterator[Rows]:
                 yield joined.at(np.arange(start, start + step))
             waiting = [joined.at(np.arange(whole, count))]
             count -= whole
-    if waiting:
+    if count:
         yield _join(waiting)
 
 
@@ -168,10 +168,13 @@ def _check_shape(table: Table, rows: Rows) -> None:
 
 
 def write_bundle(
-    files: Files, tables: Mapping[str, Table], new_chunks: Iterable[NewChunk]
+    files: Files, tables: Mapping[str, Table], new_chunks: Iterable[NewChunk], *, prefix: str = ""
 ) -> list[Chunk]:
-    """Write the chunks to one file, in order, and return them; without chunks write no file."""
-    path = f"data/{new_name()}.chunks"
+    """Write the chunks to one file, in order, and return them; without chunks write no file.
+
+    prefix: how the file's name begins.
+    """
+    path = f"data/{prefix}{new_name()}.chunks"
     chunks: list[Chunk] = []
 
     def pieces() -> Iterator[bytes | memoryview]:

@@ -28,6 +28,7 @@ from petps.errors import (
     IoError,
     NotFound,
     PetpsError,
+    Unavailable,
 )
 
 __all__ = ["Files", "FsspecFiles", "LocalFiles", "open_files"]
@@ -189,9 +190,13 @@ class FsspecFiles:
 
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url, **options)
-        except (ImportError, ValueError) as error:
+        except OSError as error:
+            raise Unavailable(f"{url}: {error.strerror or error}; {_REMEDY}") from error
+        except Exception as error:  # some filesystems raise anything for a URL that lacks a part
+            known = isinstance(error, ImportError | ValueError)
+            reason = str(error) if known else f"{type(error).__name__}: {error}"
             raise InvalidArgument(
-                f"{url}: {error}; a store is a folder, or a URL that fsspec knows (s3://...)"
+                f"{url}: {reason}; a store is a folder, or a URL that fsspec knows (s3://...)"
             ) from error
         self._url = url
         self._options = options

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from petps.checkpoint.base import Base, BaseFolder
+from petps.checkpoint.base import Base, BaseFolder, is_url
 from petps.checkpoint.published import BaseInfo
 from petps.checkpoint.state import Version
 from petps.checkpoint.state_files import newest_state
@@ -48,7 +48,13 @@ class ServedVersions:
         self._warned_versions: set[int] = set()
 
     def open(self, location: str) -> Base:
-        """Open the base that a marker names. Raise the errors of Base.open()."""
+        """Open the base that a marker names: of this store, or in a folder.
+
+        URL#N is version N of the store at URL. Raise the errors of BaseFolder.open().
+        """
+        url, _, version = location.partition("#")
+        if is_url(url) and url.rstrip("/") == self._place.rstrip("/"):
+            return Base.open(self._place, int(version) if version.isdecimal() else None)
         return self._bases.open(location)
 
     def of_model(self, model: str) -> Sequence[Base]:

@@ -38,7 +38,6 @@ from petps.errors import (
     AlreadyExists,
     FailedPrecondition,
     InvalidArgument,
-    IoError,
     NotFound,
     PetpsError,
     Unavailable,
@@ -254,13 +253,13 @@ class Store:
             with contextlib.suppress(PetpsError):
                 self._files.remove(path)
 
-    def add(self, new: Lineage, before: State) -> None:
+    def add(self, new: Lineage, before: State, *, is_first: bool = False) -> None:
         """Commit a version that write_data() wrote above the newest version of ``before``.
 
         If another writer changed the store meanwhile, but added or dropped no version above that
         one, add it to what that writer left. Above a version that became a base meanwhile, a delta
         and a difference have what they need, and more. A version of this object's that has appeared
-        since, after its commit failed without an answer, is dropped in the same state.
+        since, after its commit had no answer, is dropped in the same state. is_first: as state 1.
         """
         (entry,) = new.versions
         above = before
@@ -273,19 +272,19 @@ class Store:
                     lineage = above.lineage.add_version(new, is_difference=is_difference)
                     self._commit(before, above.with_lineage(lineage))
                 return
-            except IoError:
-                if self.may_have_committed:
-                    self._open_versions.add(entry.created_ns)
-                raise
             except FailedPrecondition as error:
                 after = self.refresh()
                 if any(entry.created_ns == other.created_ns for other in after.versions()[-1:]):
                     return  # it was added, and another writer's state followed at once
                 found = after.find_place(above, self._open_versions)
-                if after.number == before.number or found is None:
+                if after.number == before.number or found is None or is_first:
                     raise
                 pause(attempt, error)
                 before, above = after, found
+            except BaseException:
+                if self.may_have_committed:
+                    self._open_versions.add(entry.created_ns)
+                raise
 
     def _check_new(self, version: int, rows: RowsByTable, kind: str) -> None:
         if kind not in KINDS:
@@ -321,8 +320,9 @@ class Store:
         state = prepare(self._files, before, after)
         try:
             create_state(self._files, state)
-        except IoError:
-            self._open_number = state.number
+        except BaseException as error:  # also Ctrl-C: the request may be on its way
+            if not isinstance(error, FailedPrecondition):
+                self._open_number = state.number
             raise
         self._open_versions.clear()
         with self._mutex:

@@ -36,7 +36,7 @@ def json_out(value: Any) -> None:
 
 def note(text: str) -> None:
     """Write a line for people to standard error; standard output has only the report."""
-    typer.echo(text, err=True)
+    typer.echo(printable(text), err=True)
 
 
 def table(
@@ -65,7 +65,7 @@ def facts(pairs: Sequence[tuple[str, object]], title: str | None = None) -> None
     rich_table.add_column(style="dim")
     rich_table.add_column(overflow="fold")
     for name, value in pairs:
-        rich_table.add_row(name, Text(_text(value)))
+        rich_table.add_row(Text(printable(name)), Text(_text(value)))
     _console().print(rich_table)
 
 

@@ -7,12 +7,21 @@ has one. With TLS: petps+tls:// and petps+admin+tls://.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from petps.admin.socket import ADMIN_SCHEME, ADMIN_TLS_SCHEME, is_admin_port
-from petps.errors import FailedPrecondition, InUse, InvalidArgument, NotFound
+from petps.errors import (
+    FailedPrecondition,
+    InUse,
+    InvalidArgument,
+    IoError,
+    NotFound,
+    PetpsError,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +34,15 @@ if TYPE_CHECKING:
     Rows = npt.NDArray[np.float32]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["Target", "check_administered", "is_server", "open_pool", "open_server", "open_target"]
+__all__ = [
+    "Target",
+    "check_administered",
+    "is_server",
+    "open_pool",
+    "open_server",
+    "open_target",
+    "reading_answer",
+]
 
 # A request of a command may take long: it makes up to 65,536 rows durable on a disk.
 DEADLINE_MS: Final = 60_000
@@ -33,6 +50,12 @@ SCHEMES: Final = ("petps://", "petps+tls://")  # of the port for clients
 # Where a server that listens on all addresses is found.
 ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 DEFAULT_MODEL: Final = "default"
+# What Python raises for JSON that is too deep, too long, or of another form.
+ODD_ANSWERS: Final = (
+    ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, StopIteration,
+    TypeError, ValueError,
+)  # fmt: skip
+REASON_CHARACTERS_MAX: Final = 200
 
 
 class Target(Protocol):
@@ -48,7 +71,7 @@ class Target(Protocol):
         """Write rows; return the counts. Durable on return."""
 
     def load(self, table: str, keys: Keys, rows: Rows, allow_not_finite: bool) -> dict[str, int]:
-        """Write rows as push() does. A pool also accepts a delta-fed table without deltas yet."""
+        """Write rows as push() does. By its path, a pool also takes a table without deltas yet."""
 
     def erase(self, table: str, keys: Keys) -> dict[str, int]:
         """Delete keys; return the counts. Durable on return."""
@@ -80,6 +103,27 @@ def is_server(target: str) -> bool:
             f"{ADMIN_SCHEME}HOST:PORT; with TLS petps+tls:// or {ADMIN_TLS_SCHEME}"
         )
     return False
+
+
+@contextlib.contextmanager
+def reading_answer(target: str) -> Iterator[None]:
+    """Raise IoError if the block cannot read what the server at TARGET has answered.
+
+    Nobody has checked the JSON of a server, which may be another program or another version. What
+    a pool in this process says is no such answer.
+    """
+    try:
+        yield
+    except PetpsError:
+        raise
+    except ODD_ANSWERS as error:
+        if not (is_server(target) or is_admin_port(target)):
+            raise
+        reason = f"{type(error).__name__}: {error}"[:REASON_CHARACTERS_MAX]
+        raise IoError(
+            f"{target} sent a status that this command cannot read ({reason}): it is no server of "
+            "petps, or one of another version, whose own command can read it"
+        ) from None
 
 
 def check_administered(target: str) -> None:
@@ -224,7 +268,8 @@ class _ServerTarget:
     def status(self) -> dict[str, Any]:
         from petps.server.status import normalise_status
 
-        return normalise_status(self._client.status())
+        with reading_answer(self._url):
+            return normalise_status(self._client.status())
 
     def switch_alias(self, alias: str, instance: str) -> None:
         check_administered(self._url)  # raises
@@ -259,6 +304,18 @@ class _ServedTarget(_ServerTarget):
 
     def status(self) -> dict[str, Any]:
         return self._admin.status()
+
+    def load(self, table: str, keys: Keys, rows: Rows, allow_not_finite: bool) -> dict[str, int]:
+        if table not in self._delta_fed:
+            return self.push(table, keys, rows, allow_not_finite)
+        return self._admin.load(
+            table, keys, rows, model=self._model, allow_not_finite=allow_not_finite
+        )
+
+    @functools.cached_property
+    def _delta_fed(self) -> set[str]:
+        """The names of all delta-fed tables. Pushes, which are faster, write the others."""
+        return {record["name"] for record in self.status()["tables"] if record["feed"] == "delta"}
 
     def switch_alias(self, alias: str, instance: str) -> None:
         self._admin.switch_alias(alias, instance)

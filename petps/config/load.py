@@ -21,6 +21,7 @@ from petps.config.schema import Config, flattened
 from petps.config.secret import hide_password, is_secret
 from petps.config.variable import KeyPath
 from petps.errors import InvalidArgument, NotFound
+from petps.regular_file import read_regular_file
 
 __all__ = ["COMMAND_LINE", "Settings", "load", "merge", "parse", "read_settings"]
 
@@ -115,15 +116,15 @@ def load(path: Path | str) -> Config:
 
 def _text_of(path: Path) -> str:
     try:
-        size = path.stat().st_size
         if path.is_dir():
             raise InvalidArgument(f"{path} is a folder; name the configuration file in it")
-        if size > MAX_CONFIG_BYTES:
+        content = read_regular_file(path, MAX_CONFIG_BYTES)
+        if len(content) > MAX_CONFIG_BYTES:
             raise InvalidArgument(
-                f"{path} has {size:,} bytes, which is no configuration file (at most "
-                f"{MAX_CONFIG_BYTES:,}); is it the pool?"
+                f"{path} has {path.stat().st_size:,} bytes, which is no configuration file (at "
+                f"most {MAX_CONFIG_BYTES:,}); is it the pool?"
             )
-        return path.read_bytes().decode("utf-8")
+        return content.decode("utf-8")
     except FileNotFoundError:
         raise NotFound(
             f"{path}: no such configuration file; `petps config` shows its possible keys"
@@ -191,7 +192,7 @@ def _describe(fault: Any, location: list[str]) -> str:
         return f"{where} is a section: write [{'.'.join(location)}] and its keys below"
     message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     given = "" if isinstance(fault["input"], dict) else f", not {fault['input']!r}"
-    if location[:1] == ["kafka"] and is_secret(".".join(location[1:])):
+    if location[:1] in (["kafka"], ["cluster"]) and is_secret(".".join(location[1:])):
         given = ""
     given = hide_password(given)
     return f"{where}: {message}{given}"

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from petps.config.cluster import ClusterConfig
 from petps.config.doors import (
     AccessConfig,
     LimitsConfig,
@@ -20,18 +21,22 @@ from petps.config.doors import (
 )
 from petps.config.duration import NEVER, parse_duration
 from petps.config.place import check_store
+from petps.config.router import RouterConfig
 from petps.config.section import Name, Section, section
 from petps.errors import InvalidArgument
 
 __all__ = [
     "AccessConfig",
     "BackupConfig",
+    "ClusterConfig",
     "Config",
     "IngestConfig",
     "LimitsConfig",
     "LogConfig",
     "ModelConfig",
+    "OtelConfig",
     "PoolConfig",
+    "RouterConfig",
     "ScrubConfig",
     "ServerConfig",
     "TableConfig",
@@ -43,6 +48,17 @@ MAX_PARTITIONS = 1024  # native/pool/pool.h kMaxPartitions
 MAX_APPLY_THREADS = 4  # native/table/range_locks.h kRanges
 ADDRESS = "{address}"  # in backup.store
 LEAVE_OUT = "leave admin_port out and use the socket beside the pool"
+
+
+def _store(value: object) -> object:
+    """Return the place of a store as text. Raise ValueError for one that check_store() refuses."""
+    if value is None:
+        return None
+    try:
+        check_store(str(value))
+    except InvalidArgument as error:
+        raise ValueError(str(error)) from None
+    return str(value) if isinstance(value, Path) else value
 
 
 def _duration(value: str, *, or_never: bool = False) -> str:
@@ -113,7 +129,8 @@ class IngestConfig(Section):
     switch: Literal["auto", "manual"] = Field(
         default="auto",
         description="When the model's plain name switches to a new instance (model@name) that a "
-        "base began. 'auto': once all its partitions are loaded. 'manual': by `petps alias`.",
+        "base began. 'auto': once all its partitions are loaded. 'manual': by `petps alias`, in a "
+        "cluster by `petps cluster switch`.",
     )
     rows_per_second: int = Field(
         default=0,
@@ -133,10 +150,15 @@ class IngestConfig(Section):
         "'.dead-letters' appended.",
     )
 
-    @field_validator("log", "store", "dead_letters", mode="before")
+    @field_validator("log", "dead_letters", mode="before")
     @classmethod
     def _text(cls, value: object) -> object:
         return str(value) if isinstance(value, Path) else value
+
+    @field_validator("store", mode="before")
+    @classmethod
+    def _is_a_store(cls, value: object) -> object:
+        return _store(value)
 
 
 class BackupConfig(Section):
@@ -170,13 +192,7 @@ class BackupConfig(Section):
     @field_validator("store", mode="before")
     @classmethod
     def _text(cls, value: object) -> object:
-        if value is None:
-            return None
-        try:
-            check_store(str(value))
-        except InvalidArgument as error:
-            raise ValueError(str(error)) from None
-        return str(value) if isinstance(value, Path) else value
+        return _store(value)
 
     @field_validator("keep")
     @classmethod
@@ -236,6 +252,40 @@ class LogConfig(Section):
         description="The lowest level of a line; 'debug' has a line for each request over HTTP and "
         "gRPC. `petps log-level` changes it in a running server. SIGHUP reloads it.",
     )
+
+
+class OtelConfig(Section):
+    """Traces by OpenTelemetry. Without an endpoint, the server records none."""
+
+    endpoint: str | None = Field(
+        default=None,
+        description="The collector that receives the spans: `http://HOST:4318` (OTLP over HTTP) or "
+        "`grpc://HOST:4317`; with TLS `https://` or `grpcs://`. Headers and certificates come from "
+        "the standard variables OTEL_EXPORTER_OTLP_*. Needs `pip install 'petps[otel]'`.",
+    )
+    sample: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="The share of pulls that begin a trace in the server because their caller sent "
+        "none. 0: only pulls that their caller sampled have spans.",
+    )
+    service_name: str = Field(
+        default="petps", min_length=1, description="The name of this service in the traces."
+    )
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_an_endpoint(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        form = r"(https?://[^/@?#\s]+(/[^@?#\s]*)?|grpcs?://[^/@?#\s]+/?)"
+        if re.fullmatch(form, value) is None:
+            raise ValueError(
+                "must be http://HOST:4318, https://HOST:4318, grpc://HOST:4317 or "
+                "grpcs://HOST:4317, without a password: OTEL_EXPORTER_OTLP_HEADERS takes secrets"
+            )
+        return value.rstrip("/")
 
 
 class TableConfig(Section):
@@ -336,10 +386,13 @@ class Config(Section):
     server: ServerConfig = section("Addresses and threads.")
     tls: TlsConfig = section("Encryption of all ports.")
     access: AccessConfig = section("Who may do what.")
+    cluster: ClusterConfig = section("Agreement of servers by etcd.")
+    router: RouterConfig = section("The process that takes requests for all servers.")
     ingest: IngestConfig = section("Source of deltas.")
     backup: BackupConfig = section("Backups by schedule.")
     scrub: ScrubConfig = section("The check of all rows while they are served.")
     log: LogConfig = section("What the server writes about itself.")
+    otel: OtelConfig = section("Traces by OpenTelemetry.")
     kafka: dict[str, str | int | float | bool] = Field(
         default_factory=dict,
         description="Options of Kafka by librdkafka's names (TLS, SASL, ...), and "
@@ -358,22 +411,34 @@ class Config(Section):
     @model_validator(mode="after")
     def _servers_have_stores_of_their_own(self) -> Config:
         store = self.backup.store
-        if store is not None and self.server.shard_map is not None and ADDRESS not in store:
+        if store is not None and self._has_map() and ADDRESS not in store:
             raise ValueError(
-                f"with server.shard_map each server needs a store of its own: write {ADDRESS} in "
-                f"backup.store, for which the server's address is put; it is '{store}'"
+                "with server.shard_map or [cluster] each server needs a store of its own: write "
+                f"{ADDRESS} in backup.store, for which the server's address is put; it is '{store}'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_one_map(self) -> Config:
+        if self.cluster.endpoints and self.server.shard_map is not None:
+            raise ValueError(
+                "server.shard_map and cluster.endpoints both give a shard map: leave one of them "
+                "out; `petps cluster init MAP` writes a file's map to etcd"
             )
         return self
 
     @model_validator(mode="after")
     def _one_server_evicts(self) -> Config:
         evicting = [name for name, table in self.tables.items() if table.when_full != "refuse"]
-        if evicting and self.server.shard_map is not None:
+        if evicting and self._has_map():
             raise ValueError(
                 f"tables.{evicting[0]}.when_full is for a server without a shard map: servers that "
                 "share a partition would evict different rows"
             )
         return self
+
+    def _has_map(self) -> bool:
+        return self.server.shard_map is not None or bool(self.cluster.endpoints)
 
     def risks(self) -> list[str]:
         """Return what makes the doors insecure, which `server.insecure` accepts; often nothing."""

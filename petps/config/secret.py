@@ -24,8 +24,10 @@ def is_secret(option: str) -> bool:
 
 
 def hide_password(url: str) -> str:
-    """Return the URL with HIDDEN for its user and password; any other text as it is."""
-    return re.sub("(://|,)[^/,]*@", rf"\1{HIDDEN}@", url)
+    """Return the URL with HIDDEN for its user, password and query; any other text as it is."""
+    url = re.sub(r"(://)[^/@,]*:(?!\d*[/,])[^@,]*@", rf"\1{HIDDEN}@", url)
+    url = re.sub("(://|,)[^/,]*@", rf"\1{HIDDEN}@", url)
+    return re.sub(r"(://[^?#\s]*[?#])[^\s'\"]+", rf"\1{HIDDEN}", url)
 
 
 def hide_secrets(options: Mapping[str, Any]) -> dict[str, Any]:

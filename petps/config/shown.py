@@ -43,6 +43,6 @@ def shown_settings(settings: Settings) -> Iterator[ShownSetting]:
 
 
 def _shown(path: tuple[str, ...], value: Any) -> Any:
-    if path[0] == "kafka" and is_secret(path[-1]):
+    if path[0] in ("kafka", "cluster") and is_secret(path[-1]):
         return HIDDEN
     return hide_password(str(value)) if isinstance(value, str | Path) else value

@@ -19,21 +19,25 @@ __all__ = ["read_metrics"]
 
 REQUEST_SECONDS = 3.0
 BYTES_MAX: Final = 4 << 20
-TRIES_MAX: Final = 8
+TRIES_MAX: Final = 16
 ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 # What makes an answer one of /metrics.
 BEGIN: Final = "# HELP"
 
 
-def read_metrics(subject: Subject, url: str | None, environment: Mapping[str, str]) -> str | None:
+def read_metrics(
+    subject: Subject, url: str | None, environment: Mapping[str, str], *, is_remote: bool = False
+) -> str | None:
     """Return the metrics, below the URL that gave them; None if there is no server to ask.
+
+    is_remote: the server is on another machine, so only ``url`` can say where its metrics are.
 
     With an access file, PETPS_TOKEN_FILE names the file of a token. Raises Unavailable, with the
     reason of each URL.
     """
     urls = [url] if url is not None else list(_urls(subject))
     if not urls:
-        if subject.holders:
+        if subject.holders or is_remote:
             raise NotFound("the HTTP port of the server is unknown: give --metrics URL")
         return None
     reasons = []
@@ -57,9 +61,10 @@ def _urls(subject: Subject) -> Iterator[str]:
         yield _url(scheme, config.server.host, config.server.http_port)
         return
     inodes = {inode for holder in subject.holders for inode in subject.facts.sockets(holder)}
-    for listener in listeners(subject):
-        if listener.inode in inodes:
-            yield _url("http", listener.address, listener.port)
+    own = [listener for listener in listeners(subject) if listener.inode in inodes]
+    for scheme in ("http", "https"):
+        for listener in own:
+            yield _url(scheme, listener.address, listener.port)
 
 
 def _url(scheme: str, host: str, port: int) -> str:

@@ -34,7 +34,7 @@ LOG_BYTES: Final = 1 << 20
 # Environment variables of petps whose values are no secret.
 SHOWN_VARIABLES: Final = (
     "PETPS_ACCESS_FILE", "PETPS_CPU", "PETPS_TLS_CA", "PETPS_TLS_CERTIFICATE", "PETPS_TLS_KEY",
-    "PETPS_TLS_SERVER_NAME", "PETPS_TOKEN_FILE", "LANG", "TZ", "PYTHONPATH",
+    "PETPS_TLS_SERVER_NAME", "PETPS_TOKEN_FILE", "PETPS_ZONE", "LANG", "TZ", "PYTHONPATH",
 )  # fmt: skip
 # Beginnings of the names of variables that are listed; their values are not shown.
 LISTED_VARIABLES: Final = ("PETPS_", "AWS_", "GOOGLE_", "AZURE_", "KAFKA_", "FSSPEC_", "RAY_")
@@ -73,7 +73,7 @@ class Report:
 
 @dataclass
 class Sources:
-    """Where the parts come from that the subject does not have."""
+    """Gives the parts that the subject does not have."""
 
     status: Callable[[], Mapping[str, Any]] | None = None
     """Of a server that is not on this machine."""
@@ -171,7 +171,12 @@ def _parts(
     yield (
         "metrics.txt",
         "the metrics of the server",
-        lambda: read_metrics(subject, sources.metrics_url, sources.environment),
+        lambda: read_metrics(
+            subject,
+            sources.metrics_url,
+            sources.environment,
+            is_remote=sources.status is not None,
+        ),
     )
     yield "machine.txt", "limits, memory and pressure, from the kernel", lambda: _kernel(subject)
     yield "mounts.txt", "mounts of the pool, the log and the stores", lambda: _mounts(subject)

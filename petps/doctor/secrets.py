@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 from petps.config import Config
 from petps.config.secret import HIDDEN, is_secret
@@ -22,26 +23,42 @@ __all__ = ["Scrubber", "known_secrets"]
 # A shorter secret would also replace harmless texts. Values of secret names are hidden anyway.
 LENGTH_MIN: Final = 4
 FILE_BYTES_MAX: Final = 1 << 20
-_SECRET_VARIABLE: Final = re.compile("PASS|SECRET|TOKEN|CREDENTIAL|JAAS", re.IGNORECASE)
+_SECRET_VARIABLE: Final = re.compile(
+    "PASS|SECRET|TOKEN|CREDENTIAL|JAAS|HEADERS$|(^|_)PAT$", re.IGNORECASE
+)
+_HEADERS_VARIABLE: Final = re.compile("HEADERS$", re.IGNORECASE)  # name=value,name=value
 # Names that also harmless variables have: the value counts if it looks like a secret.
 _DOUBTFUL_VARIABLE: Final = re.compile("KEY|AUTH|SIGNATURE|SASL|DSN", re.IGNORECASE)
 _LIKE_A_SECRET: Final = re.compile(r"(?!\d+$).{8,}")
 # Settings, which would hide the same word everywhere else.
 _SETTINGS: Final = frozenset({"true", "false", "none", "null", "auto"})
-_USER_INFO: Final = re.compile(r"://([^/@\s]+)@")
+# A password may have a slash or an at sign itself; a port is none.
+_WITH_PASSWORD: Final = r"[^/@\s:,\"']*:(?!\d+[/,])[^\s,\"']*"
+_USER_INFO: Final = re.compile(rf"://({_WITH_PASSWORD}|[^/@\s]+)@")
 _NAME: Final = (
     r"[\w.\-]*(?:password|passwd|passphrase|secret|token|jaas|api.?key|access.?key|private.?key|"
-    r"credential|signature)[\w.\-]*"
+    r"account.?key|encryption.?key|shared.?key|honeycomb.?team|credential|signature)[\w.\-]*"
 )
 _PLACE: Final = r"(?<![._]file)(?<![._]location)(?<![._]url)(?<![._]path)"
+_QUOTED: Final = r"\"(?:[^\"\\]|\\.)*\"|'[^']*'"
+# The rest of the line, unless it is in quotes.
+_WHOLE_VALUE: Final = rf"({_QUOTED}|[^\r\n\"']+)"
+_HEADER: Final = r"[\w\-]*authorization|(?:set-)?cookie"
+_SECRET_KEY: Final = re.compile(rf"(?i){_HEADER}|sig|pwd|account.?key|x-honeycomb-team")
 _PATTERNS: Final = (
     (re.compile(r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*-----|\Z)"), HIDDEN),
     (re.compile(r"petps_[A-Za-z0-9_\-]{43}"), HIDDEN),
+    (re.compile(r"\beyJ[A-Za-z0-9_\-]{5,}[A-Za-z0-9_\-.=]*"), HIDDEN),  # a JWT: {" in base64
+    (re.compile(r"\b(gh[oprsu]_|github_pat_)[A-Za-z0-9_]{10,}"), HIDDEN),
+    (re.compile(rf"(?i)\b({_HEADER})(['\"]?\s*[=:]\s*){_WHOLE_VALUE}"), rf"\1\2{HIDDEN}"),
+    (re.compile(rf"://{_WITH_PASSWORD}@"), rf"://{HIDDEN}@"),
     (re.compile(r"(://|,)[^/@,\s\"']+@"), rf"\1{HIDDEN}@"),
     (re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9+/=_.\-]{8,}"), rf"\1 {HIDDEN}"),
     (re.compile(r"\b(AKIA|ASIA)[0-9A-Z]{16}\b"), HIDDEN),
-    (re.compile(r"\b[0-9a-f]{64}\b"), HIDDEN),  # the hash of a token
-    (re.compile(rf"(?i)\b({_NAME}{_PLACE})(['\"]?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;&}}]+)"),
+    (re.compile(r"\bGOOG1[0-9A-Z]{20,}\b"), HIDDEN),
+    (re.compile(r"(?i)\b[0-9a-f]{64}\b"), HIDDEN),  # the hash of a token
+    (re.compile(r"\b([Ss]ig|[Pp]wd)(=)[^\s,;&\"'}]+"), rf"\1\2{HIDDEN}"),  # of Azure, of ODBC
+    (re.compile(rf"(?i)\b({_NAME}{_PLACE})(['\"]?\s*[=:]\s*)({_QUOTED}|[^\s,;&}}]+)"),
      rf"\1\2{HIDDEN}"),
 )  # fmt: skip
 
@@ -56,6 +73,8 @@ def known_secrets(config: Config | None, environment: Mapping[str, str]) -> set[
         )
         if is_secret_name and not os.path.exists(value):
             found.add(value)
+        if _HEADERS_VARIABLE.search(name):
+            found |= set(_headers_of(value))
     token_files = [environment.get("PETPS_TOKEN_FILE")]
     key_files = [environment.get("PETPS_TLS_KEY")]
     if config is not None:
@@ -66,6 +85,11 @@ def known_secrets(config: Config | None, environment: Mapping[str, str]) -> set[
                 token_files.append(str(option))
             elif name == "ssl.key.location":
                 key_files.append(str(option))
+        if config.cluster.password is not None:
+            found.add(config.cluster.password)
+        if config.cluster.password_file is not None:
+            token_files.append(str(config.cluster.password_file))
+        key_files.append(None if config.cluster.key is None else str(config.cluster.key))
         for text in _texts(config.model_dump(mode="json")):
             found |= set(_passwords_of(text))
         key_files.append(None if config.tls.key is None else str(config.tls.key))
@@ -81,8 +105,18 @@ def known_secrets(config: Config | None, environment: Mapping[str, str]) -> set[
 
 def _passwords_of(text: str) -> Iterator[str]:
     for user_info in _USER_INFO.findall(text):
-        yield user_info
-        yield from user_info.split(":", 1)[1:]
+        for part in (user_info, user_info.partition("@")[0]):
+            yield part
+            yield from part.split(":", 1)[1:]
+
+
+def _headers_of(text: str) -> Iterator[str]:
+    """Yield the values of name=value,name=value, as they are and without escapes."""
+    for header in text.split(","):
+        value = header.partition("=")[2].strip()
+        for plain in (value, unquote(value)):
+            yield plain
+            yield from plain.split(" ", 1)[1:]  # after the scheme
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -137,7 +171,8 @@ class Scrubber:
     def value(self, value: Any, name: str = "") -> Any:
         """Return a value of JSON without secrets; ``name``: its key."""
         if isinstance(value, str):
-            return HIDDEN if value and is_secret(name) else self.text(value)
+            is_hidden = is_secret(name) or _SECRET_KEY.fullmatch(name) is not None
+            return HIDDEN if value and is_hidden else self.text(value)
         if isinstance(value, Mapping):
             return {
                 self.text(str(key)): self.value(entry, str(key)) for key, entry in value.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,19 @@ import numpy.typing as npt
 from petps import _native
 from petps.errors import InvalidArgument, ResourceExhausted
 
-__all__ = ["as_rows", "as_stored", "check_finite", "check_refused"]
+__all__ = [
+    "MAX_ROWS_PER_APPLY",
+    "as_encoded",
+    "as_rows",
+    "as_stored",
+    "check_decoded",
+    "check_finite",
+    "check_refused",
+]
+
+# Rows of one durable batch: enough to amortise its three drains, few enough that a failed batch
+# (disk full) loses little work.
+MAX_ROWS_PER_APPLY: Final = 1 << 16
 
 
 def as_rows(rows: npt.ArrayLike, n: int, dim: int, table: str) -> npt.NDArray[np.float32]:
@@ -48,6 +60,38 @@ def check_finite(
             f"table '{table}': row {first + bad} (key {keys[bad]}) has a NaN or infinity; "
             "allow_not_finite (--allow-not-finite) accepts such rows"
         )
+
+
+def as_encoded(
+    keys: npt.NDArray[np.uint64],
+    rows: npt.ArrayLike,
+    dtype: str,
+    dim: int,
+    table: str,
+    *,
+    allow_not_finite: bool,
+) -> npt.NDArray[np.uint8]:
+    """Convert floats[n, dim] to stored rows, uint8[n, row_bytes]. Raises InvalidArgument."""
+    values = as_rows(rows, len(keys), dim, table)
+    if not allow_not_finite:
+        check_finite(keys, values, table)
+    encoded = _native.encode_rows(dtype, values)
+    if not allow_not_finite and dtype != "f32":
+        check_decoded(keys, encoded, dtype, dim, table)
+    return encoded
+
+
+def check_decoded(
+    keys: npt.NDArray[np.uint64], encoded: npt.NDArray[np.uint8], dtype: str, dim: int, table: str
+) -> None:
+    """Raise InvalidArgument if a stored row decodes to a NaN or infinity.
+
+    A number too large for f16 becomes infinity only when it is encoded.
+    """
+    for at in range(0, len(keys), MAX_ROWS_PER_APPLY):
+        part = slice(at, at + MAX_ROWS_PER_APPLY)
+        decoded = _native.decode_rows(dtype, dim, encoded[part])
+        check_finite(keys[part], decoded, table, first=at)
 
 
 def check_refused(table: _native.Table, report: Any) -> None:

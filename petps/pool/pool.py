@@ -15,7 +15,13 @@ import numpy.typing as npt
 from petps import _native
 from petps.delta.schema import check_instance
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
-from petps.pool.arrays import as_rows, as_stored, check_finite, check_refused
+from petps.pool.arrays import (
+    MAX_ROWS_PER_APPLY,
+    as_encoded,
+    as_stored,
+    check_decoded,
+    check_refused,
+)
 from petps.pool.reader import (
     DEFAULT_MODEL,
     Form,
@@ -33,9 +39,6 @@ from petps_client.arrays import as_keys
 
 __all__ = ["MAX_ROWS_PER_APPLY", "Pool", "PushReport"]
 
-# Rows of one durable batch: enough to amortise its three drains, few enough that a failed batch
-# (disk full) loses little work.
-MAX_ROWS_PER_APPLY: Final = 1 << 16
 DEFAULT_PARTITIONS: Final = 8
 
 
@@ -397,23 +400,17 @@ class Pool(PoolReader):
     ) -> PushReport:
         key_array = as_keys(keys)
         dtype, dim, name = native.dtype, native.dim, native.name
-        parts = [
-            slice(at, at + MAX_ROWS_PER_APPLY)
-            for at in range(0, len(key_array), MAX_ROWS_PER_APPLY)
-        ]
         if stored:
             encoded = as_stored(rows, len(key_array), native.row_bytes, name)
-        else:
-            values = as_rows(rows, len(key_array), dim, name)
             if not allow_not_finite:
-                check_finite(key_array, values, name)
-            encoded = _native.encode_rows(dtype, values)
-        if not allow_not_finite and (stored or dtype != "f32"):
-            for part in parts:  # a number too large for f16 becomes infinity only when encoded
-                decoded = _native.decode_rows(dtype, dim, encoded[part])
-                check_finite(key_array[part], decoded, name, first=part.start)
+                check_decoded(key_array, encoded, dtype, dim, name)
+        else:
+            encoded = as_encoded(
+                key_array, rows, dtype, dim, name, allow_not_finite=allow_not_finite
+            )
         report = PushReport()
-        for part in parts:
+        for at in range(0, len(key_array), MAX_ROWS_PER_APPLY):
+            part = slice(at, at + MAX_ROWS_PER_APPLY)
             report.add(native.apply(key_array[part], encoded[part]))
         check_refused(native, report)
         return report

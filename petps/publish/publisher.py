@@ -34,6 +34,7 @@ from petps.delta.arrow import slices
 from petps.delta.record import Body
 from petps.delta.schema import MAX_NAME_BYTES, check_instance, check_name, partition_of
 from petps.errors import FailedPrecondition, InvalidArgument
+from petps.publish.trace import NO_SPAN, PublishSpan, publish_span
 
 __all__ = ["Position", "Publisher"]
 
@@ -120,6 +121,7 @@ class Publisher:
         self._step = 0
         self._seqs = [0] * log.partitions
         self._counts: dict[str, list[int]] = {}
+        self._begun_ns = 0  # when the first rows of the next version were published; 0: none were
         self._own = list(range(log.partitions)) if own is None else sorted(set(own))
         if not self._own or not 0 <= self._own[0] <= self._own[-1] < log.partitions:
             raise InvalidArgument(
@@ -128,6 +130,8 @@ class Publisher:
         self._instance: str | None = None
         self._has_begun = False
         self._failed = ""
+        self._committed_ns = 0
+        self._rewritten_at = 0
         self._mutex = threading.Lock()
 
     @property
@@ -156,6 +160,19 @@ class Publisher:
         return self._version
 
     @property
+    def committed_ns(self) -> int:
+        """Return the time that this publisher's last commit shows; 0 before the first one."""
+        return self._committed_ns
+
+    @property
+    def rewritten_at(self) -> int:
+        """Return the version of the base that began the run, if it gave all rows this version.
+
+        0: the run began with a base whose rows have stamps, or with a continue marker.
+        """
+        return self._rewritten_at
+
+    @property
     def log(self) -> DeltaLog:
         """Return the log that is written."""
         return self._log
@@ -177,6 +194,7 @@ class Publisher:
         version: int | None = None,
         step: int = 0,
         instance: str | None = None,
+        stamped: bool = False,
     ) -> None:
         """Begin the run with a base: servers make their tables equal to it, then follow the run.
 
@@ -188,6 +206,8 @@ class Publisher:
             instance: An instance (``model@name``). Servers load the base into new tables of that
                 instance, beside the tables that they serve, and then switch to it. None selects the
                 tables that the earlier runs fed.
+            stamped: Whether the rows of the base have the versions that wrote them
+                (petps/checkpoint/FORMAT.md). Otherwise servers give all rows the base's version.
         """
         with self._mutex:
             if self._has_begun:
@@ -203,6 +223,7 @@ class Publisher:
             self._step = step
             self._write_base(location, version, instance)
             self._instance = instance
+            self._rewritten_at = 0 if stamped else version
 
     def base(self, location: str) -> None:
         """Write a marker: the base at ``location`` holds everything that the run has published."""
@@ -278,6 +299,7 @@ class Publisher:
             self._check_own(schema, arrays[0])
             if step is not None:
                 self._step = step
+            self._begun_ns = self._begun_ns or time.time_ns()
             messages = 0
             with self._end_run_on_error():
                 for block in _split_blocks(schema, *arrays):
@@ -306,6 +328,7 @@ class Publisher:
         dense: str | None = None,
         *,
         everywhere: Mapping[str, int] | None = None,
+        time_ns: int | None = None,
     ) -> int:
         """Make the published rows a version, in this publisher's partitions; return the version.
 
@@ -318,6 +341,8 @@ class Publisher:
             dense: The location of the version's dense weights.
             everywhere: The number of rows that all ranks published, by table; None if this
                 publisher is the only one.
+            time_ns: The time that the commit shows. None selects the clock's, once the rows are
+                durable. If several ranks publish, give all the same.
         """
         with self._mutex:
             self._check_begun()
@@ -325,11 +350,16 @@ class Publisher:
             self._check_version(version)
             if step is not None:
                 self._step = step
-            with self._end_run_on_error():
+            with (
+                publish_span(self._model, version, self._begun_ns) as span,
+                self._end_run_on_error(),
+            ):
                 # Rows first: a log must never hold a commit without its rows.
                 self._log.flush()
                 totals = self._totals() if everywhere is None else everywhere
                 no_counts = [0] * self._log.partitions
+                # The same in all partitions, so that their event times agree.
+                shown_ns = time.time_ns() if time_ns is None else time_ns
                 for partition in self._own:
                     tables = {
                         name: TableCount(
@@ -338,9 +368,19 @@ class Publisher:
                         for name, total in totals.items()
                     }
                     body = CommitBody(tables=tables, dense=dense)
-                    self._send(partition, Kind.COMMIT, body, version=version)
+                    self._send(
+                        partition,
+                        Kind.COMMIT,
+                        body,
+                        version=version,
+                        span=span,
+                        time_ns=shown_ns,
+                    )
                 self._log.flush()
+                span.note_rows(self._totals(), len(self._own))
             self._counts = {}
+            self._begun_ns = 0
+            self._committed_ns = shown_ns
             self._version = version
             return version
 
@@ -437,6 +477,8 @@ class Publisher:
         *,
         version: int | None = None,
         schema: TableSchema | None = None,
+        span: PublishSpan = NO_SPAN,
+        time_ns: int | None = None,
     ) -> None:
         header = RecordHeader(
             model=self._model,
@@ -446,14 +488,14 @@ class Publisher:
             step=self._step,
             seq=self._seqs[partition] + 1,
             version=self._version + 1 if version is None else version,
-            time_ns=time.time_ns(),
+            time_ns=time.time_ns() if time_ns is None else time_ns,
             partition=partition,
             partitions=self._log.partitions,
             table=schema.name if schema else "",
             dtype=schema.dtype if schema else "",
             dim=schema.dim if schema else 0,
         )
-        self._log.publish(partition, encode_record(Record(header, body)))
+        self._log.publish(partition, span.carried_by(encode_record(Record(header, body))))
         self._seqs[partition] += 1
 
     def _check_version(self, version: int) -> None:

@@ -6,12 +6,13 @@ Owns:        open -> recover -> serve -> ingest -> drain -> close (lifecycle.py)
              configuration's places (check.py); backups by schedule (backups.py); health, metrics
              and the status page (http.py, metrics.py, page/); what the page shows: what is wrong
              (problems.py, incidents.py), the last hour (history.py), the other servers
-             (members.py), put together by watch.py; gRPC (grpc/); administration (admin.py,
-             changes.py); tables that grow automatically (growth.py), rows that expire (expiry.py),
-             rows that are checked and restored (scrub.py, scrubber.py, repair.py); the process's
-             signals (signals.py); credentials (credentials.py, access.py, tls.py); the common form
-             of a status (status.py); the shard map's file (shard_map.py, FORMAT.md); the native
-             server of a configuration (native_server.py).
+             (members.py), put together by watch.py; why it is not ready (readiness.py); gRPC
+             (grpc/); administration (admin.py, admin_requests.py, changes.py, refusals.py,
+             served.py); its part of a cluster (cluster/); tables that grow automatically
+             (growth.py), rows that expire (expiry.py), rows that are checked and restored
+             (scrub.py, scrubber.py, repair.py); credentials (credentials.py, access.py, tls.py);
+             the common form of a status (status.py); the shard map's file (shard_map.py,
+             FORMAT.md); the native server of a configuration (native_server.py).
 Never does:  answer pulls or pushes (native room server does); interpret deltas (room
              server/ingest does).
 Called by:   cli serve, demo, tests.

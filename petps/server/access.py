@@ -33,6 +33,7 @@ class Access:
         self._seen: tuple[int, ...] | None = None
         self._grants = 0
         self._ends: dict[str, int] = {}  # of the grants that expire, by name
+        self._admins: frozenset[str] = frozenset()  # names of the grants with the role admin
         if self._path is not None:
             self.gate = _native.Gate("grants")
             self._use_file()
@@ -45,6 +46,10 @@ class Access:
     def is_open(self) -> bool:
         """Return whether nobody is asked for a credential."""
         return self.gate.mode == "open"
+
+    def has_admin(self, caller: _native.Caller) -> bool:
+        """Return whether the caller has the role admin for any model, also one to be created."""
+        return caller.may_everywhere("admin") or caller.name in self._admins
 
     def check(self) -> None:
         """Use the file if it has changed. If it cannot be used, keep the present grants.
@@ -99,6 +104,7 @@ class Access:
         assert self._path is not None
         self._seen = self._look()  # also of a file that cannot be used: it is not read in vain
         entries = read_access_file(self._path)
+        self._admins = frozenset(entry.name for entry in entries if "admin" in entry.roles)
         self.gate.replace([entry.grant() for entry in entries])
         self._grants = len(entries)
         self._ends = {entry.name: entry.expires_s() for entry in entries if entry.expires}

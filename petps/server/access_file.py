@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from petps import _native
 from petps.delta.files import publish_file
 from petps.errors import AlreadyExists, InvalidArgument, NotFound
+from petps.regular_file import read_regular_file
 
 __all__ = [
     "FORMAT",
@@ -131,8 +132,7 @@ def read_access_file(path: Path) -> list[Entry]:
     An error quotes no hash.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        content = read_regular_file(path, MAX_FILE_BYTES)
     except FileNotFoundError:
         raise NotFound(
             f"there is no access file {path}: create it with `petps token new`"

@@ -16,9 +16,9 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc
 
@@ -26,14 +26,26 @@ import petps.admin.admin_pb2 as messages
 from petps import _native
 from petps.admin import MAX_SOCKET_BYTES, USER_KEY, socket_of
 from petps.config.duration import duration_text
+from petps.config.place import check_store
 from petps.errors import InvalidArgument, IoError, PetpsError, Unavailable
 from petps.log import LEVELS, WARNING, Line, new_request_id, request_id, set_level
 from petps.pool.audited import AuditedPool, audited
 from petps.server.access import peer_of, token_of
-from petps.server.admin_requests import handlers_of, read_request
+from petps.server.admin_requests import (
+    PORT_LIMITS,
+    Call,
+    Ended,
+    as_loaded,
+    checked_place,
+    default_of,
+    handlers_of,
+    read_request,
+)
 from petps.server.changes import Changes
 from petps.server.grpc.codes import GRPC_CODES
 from petps.server.grpc.limits import CONNECTION_LIMITS
+from petps.server.refusals import Refusals
+from petps.server.served import Served
 from petps.server.tls import peer_names
 from petps.v1.service import CODE_KEY, REQUEST_ID_KEY
 
@@ -47,36 +59,21 @@ MAX_CALLS: Final = 8
 SOCKET_MODE: Final = 0o600
 # Calls for which the role `admin` of the model that they name is enough. Others concern the whole
 # server, write files, or change a name that another model may use.
-OF_ONE_MODEL: Final = frozenset({"CreateModel", "CreateTable", "SetExpiry", "DropTable", "Grow"})
-REQUEST_BYTES_MAX: Final = 128 << 10  # a default row has at most 16 KiB
+OF_ONE_MODEL: Final = frozenset(
+    {"CreateModel", "CreateTable", "Load", "SetExpiry", "DropTable", "Grow"}
+)
+# Calls that leave no line in the audit log.
+UNAUDITED: Final = frozenset({"Status", "Load", "Verify"})
+REQUEST_BYTES_MAX: Final = 5 << 20  # rows to load have 4 MiB (petps/admin/client.py)
 # The socket is made in a folder of its own, so that nobody can connect before it has its mode.
 FOLDER: Final = ".petps-"
+NAME_CHARACTERS_MAX: Final = 200  # of a name in the log that nobody has checked yet
 # Rows between two messages about a running export.
 ROWS_REPORTED: Final = 100_000
 # How long calls that are complete may take to send that, once the server stops.
 GRACE_SECONDS: Final = 5.0
 
 Report = Callable[[Any], bool]  # sends a reply; returns whether the work goes on
-
-
-class Served(Protocol):
-    """Tells what the admin door needs of a running server."""
-
-    def status(self) -> dict[str, Any]:
-        """Return what `petps status` shows."""
-
-    def back_up(
-        self, store: str, model: str | None, *, full: bool, bar: Bar, goes_on: Callable[[], bool]
-    ) -> dict[str, Any]:
-        """Write a backup. See petps.server.backups."""
-
-    def set_ingest(self, *, paused: bool | None, rows_per_second: int | None) -> None:
-        """Pause, continue or limit ingest. None: as it is."""
-
-    def scrub(
-        self, table: str, model: str | None, progress: Callable[[str, int, int], bool], paced: bool
-    ) -> list[dict[str, Any]]:
-        """Scrub a table, or all of a model, now. Return a report for each."""
 
 
 def open_admin_door(
@@ -88,13 +85,18 @@ def open_admin_door(
     tls: TlsFiles | None = None,
     *,
     gate: _native.Gate,
+    has_admin: Callable[[_native.Caller], bool],
 ) -> list[AdminServer]:
     """Return the running doors: the socket, and the (host, port) if one is given, with ``tls``.
 
     Without a place for the socket, a line in the log says so. The doors share no limit, so that
     nobody at the port keeps the pool's owner out. Raises Unavailable if the port cannot be opened.
     """
-    doors = [] if address is None else [AdminServer(address, tables, served, log, gate, tls)]
+    doors = (
+        []
+        if address is None
+        else [AdminServer(address, tables, served, log, gate, tls, has_admin=has_admin)]
+    )
     path, why = socket_of(pool), ""
     if not pool.is_file():  # a device: /dev is no place for sockets
         why = f"{pool} is not a file"
@@ -125,8 +127,13 @@ class AdminServer:
         log: Callable[[str], None],
         gate: _native.Gate,
         tls: TlsFiles | None = None,
+        *,
+        has_admin: Callable[[_native.Caller], bool] = lambda caller: False,
     ) -> None:
-        """``place`` is the path of the socket, or a host and a port, which may have TLS."""
+        """``place`` is the path of the socket, or a host and a port, which may have TLS.
+
+        ``has_admin`` returns whether a caller may administer anything.
+        """
         self._path = place if isinstance(place, Path) else None
         self._stopping = threading.Event()
         self._threads = ThreadPoolExecutor(MAX_CALLS, "petps-admin")
@@ -136,10 +143,12 @@ class AdminServer:
             options=(
                 ("grpc.so_reuseport", 0),  # a port in use must be an error
                 ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
-                *CONNECTION_LIMITS,
+                *(CONNECTION_LIMITS if self._path is not None else PORT_LIMITS),
             ),
         )
-        self._service = _Service(tables, served, log, self._stopping, gate, self._path is not None)
+        self._service = _Service(
+            tables, served, log, self._stopping, gate, self._path is not None, has_admin
+        )
         self._server.add_generic_rpc_handlers((handlers_of(self._service),))
         self.port: int | None = None
         if isinstance(place, Path):
@@ -198,30 +207,6 @@ def _check_replaceable(path: Path) -> None:
             raise OSError("there is another file, which is no socket: move it away")
 
 
-class _Ended(Exception):
-    """The caller has gone, or the server stops."""
-
-    def __init__(self) -> None:
-        super().__init__("the caller has gone, or the server stops")
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call whose caller may make it."""
-
-    context: Any
-    name: str
-    """As admin.proto has it."""
-    user: str
-    """Who makes it, for the log and the audit log."""
-    is_granted: Callable[[], bool] = lambda: True
-    """Returns whether its caller's grant is still in force."""
-
-    def is_active(self) -> bool:
-        """Return whether somebody waits for it who may make it."""
-        return bool(self.context.is_active()) and self.is_granted()
-
-
 def _answering(work: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
     """Return a method that answers with the JSON that ``work`` returns, or refuses its error."""
 
@@ -230,7 +215,8 @@ def _answering(work: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
         try:
             request, call = self.admit(work.__name__, requests, context)
             self.check_running()
-            return messages.Json(text=json.dumps(work(self, request, call)))
+            with call.counting_failure():
+                return messages.Json(text=json.dumps(work(self, request, call)))
         except (PetpsError, OSError) as error:
             _refuse(context, error)
 
@@ -262,8 +248,11 @@ class _Service:
         stopping: threading.Event,
         gate: _native.Gate,
         is_socket: bool,
+        has_admin: Callable[[_native.Caller], bool],
     ) -> None:
         """``gate`` says who may do what, except for the socket, which its mode protects."""
+        self._has_admin = has_admin
+        self._refusals = Refusals(self._audit)
         self._changes, self._is_socket = Changes(tables, gate, log), is_socket
         self._tables, self._served, self._stopping = tables, served, stopping
         self._working: set[threading.Thread] = set()
@@ -274,31 +263,41 @@ class _Service:
         if self._stopping.is_set():
             raise Unavailable("the server stops, so nothing was done")
 
-    def admit(self, name: str, requests: Iterator[bytes], context: Any) -> tuple[Any, _Call]:
+    def admit(self, name: str, requests: Iterator[bytes], context: Any) -> tuple[Any, Call]:
         """Return the request and the call if its caller may make it.
 
-        The caller is known before the request is read, so that peers without a credential hold no
-        thread. Raises Unauthenticated, PermissionDenied, ResourceExhausted, InvalidArgument,
-        DeadlineExceeded.
+        The caller is known before the request is read, so that peers without a credential, or
+        without the role, hold no thread. Raises Unauthenticated, PermissionDenied,
+        ResourceExhausted, InvalidArgument, DeadlineExceeded.
         """
         metadata = dict(context.invocation_metadata())
         request_id.set(new_request_id(metadata.get(REQUEST_ID_KEY)))
         context.set_trailing_metadata(((REQUEST_ID_KEY, request_id.get()),))
         user = str(metadata.get(USER_KEY, "unknown"))
         if self._is_socket:  # it admits only the server's user and root
-            return read_request(name, requests, context), _Call(context, name, user)
+            return read_request(name, requests, context), Call(context, name, user)
         peer, names = peer_of(context), list(peer_names(context.auth_context()))
         caller = self._changes.gate.authenticate(
             token_of(metadata.get("authorization", "")), names, peer
         )
+        if name not in OF_ONE_MODEL or not self._has_admin(caller):
+            self._changes.gate.require(caller, "admin", "")
         request = read_request(name, requests, context)
+        caller = self._changes.renewed(caller)  # the grant may have changed while it arrived
         model = request.model if name in OF_ONE_MODEL else ""
         self._changes.require_admin(caller, request.ByteSize(), model)
         grant = "" if caller.is_anyone else f"'{caller.name}' at "
         user = f"{grant}{context.peer()}, who says {user}"
-        return request, _Call(
-            context, name, user, lambda: self._changes.gate.renew(caller) is not None
-        )
+        failed = Call.failed
+        if not caller.is_anyone and name not in UNAUDITED:
+            self._refusals.check(caller.name, user)
+            failed = functools.partial(self._refusals.note, caller.name)
+        is_granted = functools.partial(self._changes.is_admin, caller, model)
+        return request, Call(context, name, user, is_granted, failed)
+
+    def _audit(self, user: str, text: str) -> None:
+        with audited(self._tables.info().path, user, text):
+            pass
 
     def join(self) -> None:
         """Wait for the threads of long work, which look at ``stopping``."""
@@ -310,31 +309,41 @@ class _Service:
     # ---- calls that take no time
 
     @_answering
-    def Status(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
+    def Status(self, request: Any, call: Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
         return self._served.status()
 
     @_answering
-    def CreateModel(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
+    def CreateModel(self, request: Any, call: Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
         name = self._pool(call).create_model(request.model, request.partitions)
         self._note(call, f"model '{request.model}' is created")
         return {"instance": name}
 
     @_answering
-    def CreateTable(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
+    def CreateTable(self, request: Any, call: Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
-        values = list(request.default_value)
         info = self._pool(call).create_table(
             request.name, dim=request.dim, capacity=request.capacity, dtype=request.dtype,
-            feed=request.feed, default=values if request.default_is_row else values[0],
+            feed=request.feed, default=default_of(request),
             model=request.model or None, expire_after=request.expire_after,
         )  # fmt: skip
         self._note(call, f"table '{info.name}' of {info.instance} is created")
         return asdict(info)
 
     @_answering
-    def SetExpiry(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
+    def Load(self, request: Any, call: Call) -> dict[str, Any]:  # noqa: N802
+        """See admin.proto."""
+        keys, rows = as_loaded(request)
+        pool, model = self._pool(call), request.model or None
+        with self._served.loading(request.table, pool.table(request.table, model).record.feed):
+            return pool.load(
+                request.table, keys, rows,
+                model=model, allow_not_finite=request.allow_not_finite,
+            ).as_dict()  # fmt: skip
+
+    @_answering
+    def SetExpiry(self, request: Any, call: Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
         self._pool(call).set_expiry(request.table, request.seconds, model=request.model or None)
         model = f" of {request.model}" if request.model else ""
@@ -343,34 +352,34 @@ class _Service:
         return {}
 
     @_answering
-    def DropTable(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
+    def DropTable(self, request: Any, call: Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
         self._pool(call).drop_table(request.table, model=request.model or None)
         self._note(call, f"table '{request.table}' is dropped")
         return {}
 
     @_answering
-    def CreateInstance(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
+    def CreateInstance(self, request: Any, call: Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
         name = self._pool(call).create_instance(request.name)
         self._note(call, f"instance '{name}' is created")
         return {"instance": name}
 
     @_answering
-    def DropInstance(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
+    def DropInstance(self, request: Any, call: Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
         self._pool(call).drop_instance(request.name)
         self._note(call, f"instance '{request.name}' is dropped")
         return {}
 
     @_answering
-    def SwitchAlias(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
+    def SwitchAlias(self, request: Any, call: Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
         self._changes.switch_alias(call.user, request.alias, request.instance)
         return {}
 
     @_answering
-    def SetIngest(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
+    def SetIngest(self, request: Any, call: Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
         paused = request.paused if request.HasField("paused") else None
         rate = request.rows_per_second if request.HasField("rows_per_second") else None
@@ -383,7 +392,7 @@ class _Service:
         return {}
 
     @_answering
-    def SetLogLevel(self, request: Any, call: _Call) -> dict[str, Any]:  # noqa: N802
+    def SetLogLevel(self, request: Any, call: Call) -> dict[str, Any]:  # noqa: N802
         """See admin.proto."""
         text = f"the log has lines from level {request.level} on"
         with audited(self._tables.info().path, call.user, f"log level {request.level}"):
@@ -398,7 +407,7 @@ class _Service:
     # ---- calls that take long
 
     @_streaming
-    def Grow(self, request: Any, call: _Call) -> Iterator[Any]:  # noqa: N802
+    def Grow(self, request: Any, call: Call) -> Iterator[Any]:  # noqa: N802
         """See admin.proto."""
 
         def grow(report: Report) -> Any:
@@ -420,7 +429,7 @@ class _Service:
         return self._work(call, "petps-grow", grow)
 
     @_streaming
-    def Shrink(self, request: Any, call: _Call) -> Iterator[Any]:  # noqa: N802
+    def Shrink(self, request: Any, call: Call) -> Iterator[Any]:  # noqa: N802
         """See admin.proto."""
 
         def shrink(report: Report) -> Any:
@@ -428,54 +437,67 @@ class _Service:
                 lambda done, free: report(messages.ShrinkReply(bytes_done=done, bytes=free))
             )
             if not self._is_wanted(call):
-                raise _Ended
+                raise Ended
             self._note(call, f"the pool has shrunk: {done} bytes of free space have no blocks")
             return messages.ShrinkReply(bytes_done=done, done=True)
 
         return self._work(call, "petps-shrink", shrink)
 
     @_streaming
-    def Export(self, request: Any, call: _Call) -> Iterator[Any]:  # noqa: N802
+    def Export(self, request: Any, call: Call) -> Iterator[Any]:  # noqa: N802
         """See admin.proto."""
 
         def export(report: Report) -> Any:
-            facts = self._pool(call).export(
-                request.folder, model=request.model or None, bar=self._bar(call, report)
-            )
+            folder = checked_place(request.folder, is_store=False)
+            with self._copying(call, f"export {_rows_of(request.model)} to {folder}"):
+                facts = self._pool(call).export(
+                    folder, model=request.model or None, bar=self._bar(call, report)
+                )
+            self._note(call, f"{facts['instance']} is exported to {folder}")
             return messages.WorkReply(done=True, report=json.dumps(facts))
 
         return self._work(call, "petps-export", export)
 
     @_streaming
-    def Backup(self, request: Any, call: _Call) -> Iterator[Any]:  # noqa: N802
+    def Backup(self, request: Any, call: Call) -> Iterator[Any]:  # noqa: N802
         """See admin.proto."""
 
         def back_up(report: Report) -> Any:
-            facts = self._served.back_up(
-                request.store, request.model or None, full=request.full,
-                bar=self._bar(call, report), goes_on=lambda: self._is_wanted(call),
-            )  # fmt: skip
+            store = checked_place(request.store, is_store=True)
+            check_store(store)  # else a password would be in the log
+            with self._copying(call, f"back up {_rows_of(request.model)} to {store}"):
+                facts = self._served.back_up(
+                    store, request.model or None, full=request.full,
+                    bar=self._bar(call, report), goes_on=lambda: self._is_wanted(call),
+                )  # fmt: skip
             self._note(call, f"backup {facts['version']} of {facts['instance']} is written")
             return messages.WorkReply(done=True, report=json.dumps(facts))
 
         return self._work(call, "petps-backup", back_up)
 
     @_streaming
-    def Verify(self, request: Any, call: _Call) -> Iterator[Any]:  # noqa: N802
+    def Verify(self, request: Any, call: Call) -> Iterator[Any]:  # noqa: N802
         """See admin.proto."""
 
         def verify(report: Report) -> Any:
             found = self._pool(call).verify(lambda: report(messages.WorkReply()))
             if not found.complete and not self._is_wanted(call):
-                raise _Ended
+                raise Ended
             return messages.WorkReply(done=True, report=json.dumps(found.as_dict()))
 
         return self._work(call, "petps-verify", verify)
 
-    def _is_wanted(self, call: _Call) -> bool:
+    @contextlib.contextmanager
+    def _copying(self, call: Call, what: str) -> Iterator[None]:
+        """Audit and log that rows leave the server, before the first one does."""
+        with audited(self._tables.info().path, call.user, what):
+            self._note(call, f"begin: {what}")
+            yield
+
+    def _is_wanted(self, call: Call) -> bool:
         return call.is_active() and not self._stopping.is_set()
 
-    def _bar(self, call: _Call, report: Report) -> Bar:
+    def _bar(self, call: Call, report: Report) -> Bar:
         """Return what reports the progress table by table, and ends work that nobody waits for."""
 
         @contextlib.contextmanager
@@ -486,19 +508,19 @@ class _Service:
                 nonlocal done, reported
                 done += count
                 if not self._is_wanted(call):
-                    raise _Ended
+                    raise Ended
                 if done - reported >= ROWS_REPORTED or done == rows:
                     reported = done
                     report(messages.WorkReply(table=table, rows=rows, rows_done=done))
 
             if not self._is_wanted(call):  # the keys were listed since
-                raise _Ended
+                raise Ended
             yield advance
 
         return bar
 
     @_streaming
-    def Scrub(self, request: Any, call: _Call) -> Iterator[Any]:  # noqa: N802
+    def Scrub(self, request: Any, call: Call) -> Iterator[Any]:  # noqa: N802
         """See admin.proto."""
 
         def scrub(report: Report) -> Any:
@@ -515,7 +537,7 @@ class _Service:
 
         return self._work(call, "petps-scrub-request", scrub)
 
-    def _work(self, call: _Call, name: str, work: Callable[[Report], Any]) -> Iterator[Any]:
+    def _work(self, call: Call, name: str, work: Callable[[Report], Any]) -> Iterator[Any]:
         """Run work(report) in a thread; yield what it reports, then what it returns."""
         replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -526,7 +548,8 @@ class _Service:
         def run() -> None:
             try:
                 self.check_running()
-                replies.put(work(report))
+                with call.counting_failure():
+                    replies.put(work(report))
             except Exception as error:
                 replies.put(error)
 
@@ -537,7 +560,7 @@ class _Service:
             thread.start()
         while True:
             reply = replies.get()
-            if isinstance(reply, _Ended):
+            if isinstance(reply, Ended):
                 _refuse(
                     call.context,
                     Unavailable("the server stops, or the grant was revoked: this was not done"),
@@ -550,12 +573,16 @@ class _Service:
             if reply.done:
                 return
 
-    def _note(self, call: _Call, text: str) -> None:
+    def _note(self, call: Call, text: str) -> None:
         peer = "socket" if self._is_socket else call.context.peer()
         self._changes.note(call.user, text, call=call.name, peer=peer)
 
-    def _pool(self, call: _Call) -> AuditedPool:
+    def _pool(self, call: Call) -> AuditedPool:
         return AuditedPool(self._tables, call.user, is_borrowed=True)
+
+
+def _rows_of(model: str) -> str:
+    return f"all rows of model {model[:NAME_CHARACTERS_MAX]!r}" if model else "all rows"
 
 
 def _refuse(context: Any, error: PetpsError | OSError) -> NoReturn:

@@ -14,7 +14,6 @@ from petps import _native
 from petps.config import Config
 from petps.errors import FailedPrecondition, NotFound, PetpsError, Unavailable
 from petps.log import ERROR, WARNING, Line
-from petps.server.ingest.priority import lower_priority
 
 if TYPE_CHECKING:
     from petps.pool.backup_info import ProgressFacts
@@ -28,7 +27,6 @@ HOLD_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 300.0  # after a failure, unless the next backup is due sooner
 # States of a partition of which nothing is applied that its progress does not cover.
 SETTLED: Final = ("following", "passing", "unreachable", "starting")
-NICENESS: Final = 10  # as ingest's (petps/server/ingest/ingest.py)
 
 
 class Backups:
@@ -111,7 +109,7 @@ class Backups:
         if not self._one.acquire(blocking=False):
             raise FailedPrecondition("another backup is being written: wait until it has ended")
         try:
-            lower_priority(NICENESS)
+            _native.lower_priority()
             instance = Pool(self._tables, is_borrowed=True).backed_up(model)
             positions = _positions_of(store)
             report = back_up(

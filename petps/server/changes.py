@@ -60,9 +60,27 @@ class Changes:
         size: of the request, in bytes.
         """
         self.gate.charge(caller, size)
-        with contextlib.suppress(PetpsError):  # a name that is not known stays as it is
-            model = self._tables.resolve(model).model if model else ""
-        self.gate.require(caller, "admin", model)
+        self.gate.require(caller, "admin", self._model_of(model))
+
+    def renewed(self, caller: _native.Caller) -> _native.Caller:
+        """Return the caller with the rights that it has now. Raises Unauthenticated."""
+        now = self.gate.renew(caller)
+        if now is None:
+            raise Unauthenticated(f"the grant of '{caller.name}' was revoked")
+        return now
+
+    def is_admin(self, caller: _native.Caller, model: str) -> bool:
+        """Return whether the caller's grant, as it is now, may administer ``model``; "": all."""
+        now = self.gate.renew(caller)
+        if now is None or not model:
+            return now is not None and now.may_everywhere("admin")
+        return now.may("admin", self._model_of(model))
+
+    def _model_of(self, name: str) -> str:
+        """Return the model that a name means; a name that is not known stays as it is."""
+        with contextlib.suppress(PetpsError):
+            return self._tables.resolve(name).model if name else ""
+        return name
 
     def switch_alias(
         self, user: str, alias: str, instance: str, *, expected: str | None = None
@@ -147,6 +165,11 @@ def _check_origin(headers: Message[str, str]) -> None:
         raise InvalidArgument("a switch must be JSON: Content-Type: application/json")
 
 
+def _is_text(value: Any) -> bool:
+    """Return whether it is a text that can be written: JSON may name halves of a character."""
+    return isinstance(value, str) and value.encode("utf-8", "ignore").decode() == value
+
+
 def _parse(body: bytes) -> _Switch:
     try:
         document = json.loads(body)
@@ -154,7 +177,7 @@ def _parse(body: bytes) -> _Switch:
         document = None
     names = ("alias", "instance", "expected")
     is_whole = isinstance(document, dict) and set(document) == set(names)
-    if not is_whole or not all(isinstance(document[name], str) for name in names):
+    if not is_whole or not all(_is_text(document[name]) for name in names):
         raise InvalidArgument(
             'a switch must be {"alias": TEXT, "instance": TEXT, "expected": TEXT}; expected is '
             "what the alias names now"

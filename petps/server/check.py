@@ -41,6 +41,8 @@ def check_places(config: Config) -> list[Finding]:
         ("ingest.log", _check_log),
         ("ingest.store", lambda config: _check_store(config.ingest.store)),
         ("backup.store", lambda config: _check_store(config.backup_store())),
+        ("otel.endpoint", _check_otel),
+        ("cluster", _check_cluster),
     )
     findings = []
     for key, check in checks:
@@ -141,6 +143,26 @@ def _check_log(config: Config) -> Iterator[str]:
     bases = config.bases()
     if bases is not None and bases.exists() and not os.access(bases, os.R_OK | os.X_OK):
         raise PermissionError(0, "this user may not read it", str(bases))
+
+
+def _check_otel(config: Config) -> Iterator[str]:
+    from petps.server.traces import check_packages
+
+    check_packages(config.otel)
+    return iter(())
+
+
+def _check_cluster(config: Config) -> Iterator[str]:
+    if not config.cluster.endpoints:
+        return iter(())
+    from petps.cluster.etcd import check_package
+
+    check_package()
+    config.cluster.read_password()
+    for path in (config.cluster.ca, config.cluster.certificate, config.cluster.key):
+        if path is not None:
+            path.read_bytes()
+    return iter(())
 
 
 def _check_store(place: str | None) -> Iterator[str]:

@@ -16,7 +16,6 @@ from petps.log import WARNING, Line
 
 __all__ = ["Expiry"]
 
-CELLS: Final = 48  # native/pool/clock.h kExpiryCells
 # A walk leaves rows that are due for at most 2 cells; a third has passed since it began.
 CELLS_OF_A_WALK: Final = 3
 LOOK_SECONDS: Final = 0.5
@@ -66,7 +65,7 @@ class Expiry:
                 seen = set()
                 for table in self._expiring():
                     seen.add((name, table.id))
-                    pause = min(pause, table.record.expire_after / CELLS / 2)
+                    pause = min(pause, table.record.expire_after / _native.EXPIRY_CELLS / 2)
                     self._look_at(table, look, name)
                 for key in set(self._faults) - seen:
                     if key[0] == name:  # of a table that expires no more, or of all
@@ -99,7 +98,7 @@ class Expiry:
         if self._tables.info().failed:
             raise FailedPrecondition("a write-back failed, so the pool is read-only")
         delay = table.status().expiry_delay
-        if not 0 <= delay < CELLS_OF_A_WALK * table.record.expire_after / CELLS:
+        if not 0 <= delay < CELLS_OF_A_WALK * table.record.expire_after / _native.EXPIRY_CELLS:
             self._tables.expire(table.id, progress=lambda *_: not self._stopping.is_set())
 
     def _note(self, key: tuple[str, int], text: str) -> None:

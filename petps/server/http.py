@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
+from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
@@ -88,7 +89,7 @@ COMPRESSION_LEVEL: Final = 1  # a third of the time of the highest level, for 15
 
 # Answered for everybody; the text only for those who may see the status.
 PROBES: Final = frozenset({"/livez", "/healthz", "/readyz"})
-FOR_ANY_CALLER: Final = frozenset({"/shard-map"})
+FOR_ANY_CALLER: Final = frozenset({"/shard-map"})  # of its model
 HTTP_CODES: Final = {
     "INVALID_ARGUMENT": HTTPStatus.BAD_REQUEST,
     "NOT_FOUND": HTTPStatus.NOT_FOUND,
@@ -96,6 +97,9 @@ HTTP_CODES: Final = {
     "PERMISSION_DENIED": HTTPStatus.FORBIDDEN,
     "RESOURCE_EXHAUSTED": HTTPStatus.TOO_MANY_REQUESTS,
 }
+
+# Modes of a gate that asks every caller for a credential, which no web page has.
+ASKING_MODES: Final = ("certificates", "grants")
 
 # Of a switch, whose errors do not mean that the server is closing.
 SWITCH_CODES: Final = {
@@ -128,15 +132,16 @@ class HttpServer:
         switch: Switch | None = None,
         tls: TlsFiles | None = None,
         gate: _native.Gate,
+        has_page: bool = True,
     ) -> None:
         """``fault`` and ``ready`` return why the server is not healthy or not ready, or None.
 
         ``stuck`` returns why it must be started again, or None. ``gate`` says who may see what.
         ``switch`` checks its caller itself. ``metrics`` returns the metrics and their content type,
-        for the value of an Accept header.
+        for the value of an Accept header. ``has_page``: serve the page of a server's status.
         """
         routes: dict[str, Callable[[], Answer]] = {
-            **{path: partial(_page_file, path) for path in PAGE_FILES},
+            **{path: partial(_page_file, path) for path in PAGE_FILES if has_page},
             "/livez": lambda: _verdict(stuck()),
             "/healthz": lambda: _verdict(fault()),
             "/readyz": lambda: _verdict(fault() or ready()),
@@ -151,7 +156,7 @@ class HttpServer:
         except OSError as error:
             raise Unavailable(
                 f"HTTP address {host}:{port} is not available ({error.strerror or error}); choose "
-                "another with --http-port or [server] http_port (0: any free one)"
+                "another with --http-port or http_port (0: any free one)"
             ) from None
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="petps-http", daemon=True
@@ -295,6 +300,28 @@ class _BoundedServer(ThreadingHTTPServer):
         """Ignore the error: a client that disconnects during a request is normal."""
 
 
+class _Bounded:
+    """The input of a connection with one request, whose headers have at most REQUEST_BYTES.
+
+    Python bounds each header, and their number, but not their sum.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._is_first, self._left = stream, True, REQUEST_BYTES
+
+    def readline(self, limit: int) -> bytes:
+        line: bytes = self._stream.readline(limit)
+        if not self._is_first:
+            self._left -= len(line)
+        self._is_first = False
+        if self._left < 0:
+            raise LineTooLong("header")  # which is answered with 431
+        return line
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def _handler(
     routes: dict[str, Callable[[], Answer]],
     metrics: Callable[[str], tuple[bytes, str]],
@@ -310,10 +337,16 @@ def _handler(
 
         def setup(self) -> None:
             super().setup()
+            self.rfile = _Bounded(self.rfile)  # type: ignore[assignment]
             if isinstance(self.connection, ssl.SSLSocket):
                 from petps.server.tls import certificate_names
 
                 self.certificate_names = certificate_names(self.connection.getpeercert() or {})
+
+        def end_headers(self) -> None:
+            for name, value in SECURITY_HEADERS.items():  # also of an answer of Python's own
+                self.send_header(name, value)
+            super().end_headers()
 
         def do_GET(self) -> None:
             self._answer(self._content)
@@ -355,8 +388,6 @@ def _handler(
                 self.send_header("Content-Encoding", "gzip")
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
-            for name, value in SECURITY_HEADERS.items():
-                self.send_header(name, value)
             if asks and code is HTTPStatus.UNAUTHORIZED:  # the token is the password
                 self.send_header("WWW-Authenticate", 'Basic realm="petps", charset="UTF-8"')
             self.end_headers()
@@ -365,7 +396,7 @@ def _handler(
 
         def _switch(self) -> Answer:
             length = self.headers.get("Content-Length", "")
-            if not length.isdecimal() or int(length) > SWITCH_BYTES_MAX:
+            if not length.isdecimal() or len(length) > 9 or int(length) > SWITCH_BYTES_MAX:
                 text = f"a request needs a Content-Length of at most {SWITCH_BYTES_MAX} bytes\n"
                 return text.encode(), TEXT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE
             body = self.rfile.read(int(length))
@@ -399,6 +430,8 @@ def _handler(
                     code = HTTPStatus.OK
                 else:
                     body, kind, code = routes[path]()
+                if path in FOR_ANY_CALLER and not caller.knows(json.loads(body)["model"]):
+                    raise PermissionDenied(f"'{caller.name}' has no role for the map's model")
                 caller.spend_bytes(len(body))
                 return body, kind, code
             except PetpsError as error:
@@ -419,7 +452,7 @@ def _handler(
             ask for a credential, which a browser keeps for each name apart.
             """
             assert isinstance(self.server, _BoundedServer)
-            if gate.mode != "open" or not is_loopback(self.server.server_name):
+            if gate.mode in ASKING_MODES or not is_loopback(self.server.server_name):
                 return
             host = self.headers.get("Host", "localhost")
             name = host if host.endswith("]") else host.rpartition(":")[0] or host

@@ -17,6 +17,7 @@ from petps.server.ingest.dense import DenseLocations
 from petps.server.ingest.native_tables import NativeInstances, NativeInstanceTables
 from petps.server.ingest.protocols import BaseSource
 from petps.server.ingest.status import PartitionHealth
+from petps.server.ingest.trace import TraceSink
 
 if TYPE_CHECKING:
     from petps.checkpoint import Base, BaseFolder
@@ -69,8 +70,11 @@ def start_ingest(
     partitions: Sequence[int] | None = None,
     *,
     paused: bool = False,
+    trace: TraceSink | None = None,
 ) -> IngestPart:
     """Follow ``partitions`` of the log at ``location``; None follows all. paused: read nothing yet.
+
+    trace: takes the span of each version that its publisher sampled.
 
     A missing folder is created. A missing topic is not: its first publisher creates it. Until then,
     and while the brokers are unreachable, status shows the error and ingest retries.
@@ -112,6 +116,7 @@ def start_ingest(
             ),
             dense=DenseLocations(config.folder() / f"{config.pool.path.name}.dense.json"),
             rows_per_second=config.ingest.rows_per_second or None,
+            trace=trace,
         )
         return IngestPart(ingest, log, dead_letters, paused=paused)
     except BaseException:

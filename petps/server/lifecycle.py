@@ -5,31 +5,35 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from petps import log as process_log
 from petps.config import Config
-from petps.errors import FailedPrecondition, NotFound, PetpsError
+from petps.errors import FailedPrecondition, NotFound, PetpsError, Unavailable
 from petps.log import ERROR, WARNING, Line
 from petps.server.credentials import Credentials
+from petps.server.native_lines import NativeLines
 from petps.server.native_server import open_tables, start_server
+from petps.server.readiness import partition_reason
 from petps.server.reload import Reload
 from petps.server.status import normalise_status
 from petps.server.tables import ignored_tables
 
 if TYPE_CHECKING:
     from petps.pool.export import Bar
-    from petps.server.ingest.status import PartitionHealth
+    from petps.server.cluster import ClusterPart
     from petps.server.shard_map import MapFile, ShardMap
+    from petps.server.traces import Traces
 
 __all__ = ["Log", "Serving"]
 
 # How long HTTP and gRPC wait until ingest has read the log to its end. Their imports occupy the
 # interpreter for 0.2 s, which would delay the newest version. If the log takes longer, they start.
 READ_FIRST_SECONDS: Final = 0.5
-REFUSALS_SECONDS: Final = 60.0  # between two lines about peers that were refused for one reason
+HOLD_SECONDS: Final = 10.0  # how long rows to be loaded wait for the end of ingest's batch
 
 Log = Callable[[str], None]
 
@@ -56,8 +60,7 @@ class Serving:
         config.check_doors()
         self._config = config
         self._log = log
-        self._draining = False
-        self._is_open = False  # whether every door is open
+        self._draining = self._is_open = False  # _is_open: every door is open
         self._ingest: Any = None
         self._is_paused = False  # ingest, by set_ingest()
         # Held while the ingest is replaced, and while its state is written to the status.
@@ -71,32 +74,43 @@ class Serving:
         self._backups: Any = None
         self._growth: Any = None
         self._stuck: Callable[[], str] = lambda: ""
-        self._incident = 0  # the last one in the log
-        self._refusals: list[str] = []  # as in the log
-        self._refusals_due = 0.0
         self._surroundings: Any = None
         self._upkeep: list[Any] = []  # what runs beside the requests, until close()
         self._metrics: Any = None
         self._credentials = Credentials(config, log)
-        self._map_file: MapFile | None = None
+        self._traces: Traces | None = None
+        if config.otel.endpoint is not None:
+            from petps.server.traces import Traces, check_packages
+
+            check_packages(config.otel)
+            self._traces = Traces(config.otel, log)
+        self._cluster: ClusterPart | None = None
+        self.wake: Callable[[], None] = lambda: None  # the thread that calls follow_shard_map()
+        self._map_file: MapFile | ClusterPart | None = None
         self._map: ShardMap | None = None
         if config.server.shard_map is not None:
             from petps.server.shard_map import MapFile
 
             self._map_file = MapFile(config.server.shard_map)
             self._map = self._map_file.read()
-        self._map_error = ""
-        self._report_error = ""
+        self._map_error = self._report_error = ""
         self._ingested_partitions: list[int] | None = []
         if config.ingest.log is not None:
             import petps.delta  # noqa: F401
         self.opened_at = time.monotonic()
         self._tables = open_tables(config)
         try:
+            if config.cluster.endpoints:
+                from petps.server.cluster.start import open_cluster
+
+                self._map_file = self._cluster = open_cluster(config, self._tables, log)
+                self._map = self._cluster.read()
             owners = None if self._map is None else self._map.owners
             self._server = start_server(
-                config, self._tables, owners, self._credentials.native_tls, self._credentials.gate
-            )
+                config, self._tables, owners, self._credentials.native_tls, self._credentials.gate,
+                ([], []) if self._cluster is None else self._cluster.pauses.at_start(),
+            )  # fmt: skip
+            self._lines = NativeLines(self._server, log)
             self.open_ms = 1e3 * (time.monotonic() - self.opened_at)
             try:
                 for line in ignored_tables(config, self._tables):
@@ -159,10 +173,10 @@ class Serving:
         if self._expiry is not None:
             faults = {str(table): text for table, text in self._expiry.faults.items()}
             self._server.set_status_member("expiry_faults", json.dumps(faults))
-        if self._backups is not None:
-            self._server.set_status_member("backup", json.dumps(self._backups.status()))
-        if self._scrub is not None:
-            self._server.set_status_member("scrub", json.dumps(self._scrub.status()))
+        parts = {"backup": self._backups, "scrub": self._scrub, "otel": self._traces}
+        for name, part in (parts | {"cluster": self._cluster, "grpc": self._grpc}).items():
+            if part is not None:
+                self._server.set_status_member(name, json.dumps(part.status()))
         if self._surroundings is not None:
             for name, member in self._surroundings.status().items():
                 self._server.set_status_member(name, json.dumps(member))
@@ -226,21 +240,8 @@ class Serving:
         self._stuck = stuck
 
     def log_incidents(self) -> None:
-        """Write a line for each incident of the native server since the last call.
-
-        serve() calls this each second. A flood of incidents has at most as many lines as the server
-        remembers.
-        """
-        for number, text, host in self._server.incidents_after(self._incident):
-            self._incident = number
-            self._log(Line(text, "incident", WARNING, **({"peer": host} if host else {})))
-        if time.monotonic() < self._refusals_due:
-            return
-        self._refusals_due = time.monotonic() + REFUSALS_SECONDS
-        before, self._refusals = self._refusals, self._server.refusals()
-        for line in self._refusals:
-            if line not in before:
-                self._log(Line(line, "refused", WARNING))
+        """Write the native server's new incidents to the log. serve() calls this each second."""
+        self._lines.write()
 
     def follow_credentials(self) -> None:
         """Look at the files of [tls] and [access] now, as a thread does four times a second."""
@@ -287,21 +288,34 @@ class Serving:
             (self._ingest.ingest.pause if self._is_paused else self._ingest.ingest.resume)()
             self._ingest.ingest.set_rate(self._config.ingest.rows_per_second or None)
 
+    @contextmanager
+    def ingest_held(self) -> Iterator[None]:
+        """Apply no delta inside the context. Raises Unavailable if ingest does not give way."""
+        ingest = self._ingest  # the lock keeps one from beginning
+        with self._ingest_lock if ingest is None else ingest.ingest.held(HOLD_SECONDS):
+            if self._ingest is not ingest:
+                raise Unavailable("the shard map changed just now: try again")
+            yield
+
+    @contextmanager
+    def loading(self, table: str, feed: str) -> Iterator[None]:
+        """Hold ingest for rows to be loaded. Raises the errors of ClusterPart.check_load too."""
+        with self.ingest_held():
+            if self._cluster is not None:
+                self._cluster.check_load(table, feed)
+            yield
+
     def back_up(
         self, store: str, model: str | None, *, full: bool, bar: Bar, goes_on: Callable[[], bool]
     ) -> dict[str, Any]:
         """Write a backup. See petps.server.backups."""
-        report: dict[str, Any] = self._backups.run(
-            store, model, full=full, bar=bar, goes_on=goes_on
-        )
-        return report
+        return dict(self._backups.run(store, model, full=full, bar=bar, goes_on=goes_on))
 
     def scrub(
         self, table: str, model: str | None, progress: Callable[[str, int, int], bool], paced: bool
     ) -> list[dict[str, Any]]:
         """Scrub a table, or all of a model, now. See petps.server.scrub."""
-        reports: list[dict[str, Any]] = self._scrub.scrub(table, model, progress, paced=paced)
-        return reports
+        return list(self._scrub.scrub(table, model, progress, paced=paced))
 
     def close(self) -> None:
         """Drain and close. Raises an error if the pool could not be closed cleanly."""
@@ -335,7 +349,7 @@ class Serving:
     def _warn_of_unknown_address(self) -> None:
         """Say so if the map does not name this server, which then serves nothing."""
         address = self._server.address
-        if self._map is not None and not self._map.names(address):
+        if self._map is not None and self._cluster is None and not self._map.names(address):
             text = (
                 f"WARNING: the shard map does not name {address}, so this server owns nothing; "
                 "--address must be an address of the map"
@@ -354,6 +368,8 @@ class Serving:
         self._start_watch()
         self._start_http()
         self._start_grpc()
+        if self._traces is not None:
+            self._traces.start(self._server, self._tables)
         from petps.server.admin import open_admin_door
         from petps.server.backups import Backups
         from petps.server.expiry import Expiry
@@ -366,36 +382,44 @@ class Serving:
         self._backups = Backups(self._config, self._tables, self._log, ingest=lambda: self._ingest)
         self._surroundings = Surroundings(self._config.pool.path, self._log)
         self._growth = Growth(self._config, self._tables, self._log)
-        self._upkeep += [
-            self._growth,
-            self._expiry,
-            self._scrub,
-            self._backups,
-            self._surroundings,
-        ]
+        self._upkeep += [self._growth, self._expiry, self._scrub, self._backups, self._surroundings]
         server = self._config.server
         address = None if server.admin_port is None else (server.host, server.admin_port)
         self._admin = open_admin_door(
             self._config.pool.path, self._tables, self, self._log, address, self._credentials.tls,
-            gate=self._credentials.gate,
+            gate=self._credentials.gate, has_admin=self._credentials.has_admin,
         )  # fmt: skip
         self._upkeep += self._admin
+        self._join_cluster()
+        self.report()  # a status that says ready then has all its parts
         self._is_open = True
         if self._grpc is not None:
             self._grpc.update_health()
         self.report()
+
+    def _join_cluster(self) -> None:
+        if self._cluster is None:
+            return
+        from petps.server.cluster.start import join
+
+        join(
+            self._cluster, self._config, self._tables, self._server,
+            grpc_port=self.grpc_port, held=self.ingest_held, wake=lambda: self.wake(),
+            now=lambda: (self._map, self._ingest, self._ingested_partitions), log=self._log,
+        )  # fmt: skip
+        self._upkeep.insert(0, self._cluster)
 
     def _between_applies(self, action: Callable[[], None], timeout: float) -> bool:
         ingest = self._ingest
         return ingest is not None and bool(ingest.ingest.between_applies(action, timeout))
 
     def _start_watch(self) -> None:
-        from petps.server.members import Members, find_fault
+        from petps.server.members import Members, find_fault, others_of
         from petps.server.watch import Watch
 
         gate = self._credentials.gate
         members = Members(
-            lambda: [] if self._map is None else self._map.others(self._server.address),
+            lambda: others_of(self._map, self._server.address),
             partial(find_fault, tls=self._config.tls, says_hello=gate.mode == "open"),
             self._log,
         )
@@ -449,10 +473,12 @@ class Serving:
             body_bytes=server.limits.body_bytes,
             in_flight=server.limits.in_flight,
             status=self.status,
-            map_version=lambda: 0 if self._map is None else self._map.owners.version,
+            shard_map=lambda: self._map,
+            address=self._server.address,
             is_ready=lambda: self.unready() is None,
             tls=self._credentials.tls,
             gate=self._credentials.gate,
+            has_traces=self._traces is not None,
         )
 
     def _metrics_text(self, accepted: str) -> tuple[bytes, str]:
@@ -478,8 +504,9 @@ class Serving:
 
             with self._ingest_lock:
                 self._ingest = start_ingest(
-                    self._config, self._tables, location, partitions, paused=self._is_paused
-                )
+                    self._config, self._tables, location, partitions, paused=self._is_paused,
+                    trace=None if self._traces is None else self._traces.add_version,
+                )  # fmt: skip
         self._ingested_partitions = partitions
         if self._is_open:  # otherwise _open_doors() reports, after the log is read
             self.report()
@@ -493,9 +520,11 @@ class Serving:
             ingest, self._ingest = self._ingest, None
             if ingest is not None:
                 self._server.set_status_member("ingest", "null")
-        self._ingested_partitions = []
-        if ingest is not None:
-            ingest.stop()
+        try:
+            if ingest is not None:
+                ingest.stop()
+        finally:
+            self._ingested_partitions = []  # not before: until then it may apply rows
 
     def _fault(self) -> str | None:
         if self._tables.info().failed:
@@ -526,15 +555,16 @@ class Serving:
         ingest = self._ingest
         if ingest is None:
             return None if self._own_partitions() == [] else "the log is not followed yet"
-        limit = self._config.server.ready_lag_seconds
-        served_instance = self._tables.resolve(self._config.ingest_model()).name
-        for partition in ingest.health():
-            if partition.state == "catching_up" and partition.instance != served_instance:
-                continue  # it loads an instance that no client is served from yet
-            if reason := _lag_reason(partition, limit):
-                paused = "; an operator paused ingest: petps ingest resume POOL"
-                return reason + paused if self._is_paused else reason
-        return None
+        reason = partition_reason(
+            ingest.health(),
+            self._tables.resolve(self._config.ingest_model()).name,
+            self._config.server.ready_lag_seconds,
+            shard_map=None if self._cluster is None else self._map,
+            address=self._server.address,
+        )
+        if reason and self._is_paused:
+            reason += "; an operator paused ingest: petps ingest resume POOL"
+        return reason
 
     def _stop(self) -> None:
         """Stop administration, ingest, the native server, then HTTP.
@@ -557,24 +587,9 @@ class Serving:
                 stop()
             except PetpsError as error:
                 self._log(Line(f"{name}: {error}", "stop_incomplete", WARNING, code=error.code))
+        if self._traces is not None:
+            self._traces.close()
         if self._grpc is not None:
             self._grpc.close(drain_seconds)
         if self._http is not None:
             self._http.close()
-
-
-def _lag_reason(partition: PartitionHealth, limit: float) -> str | None:
-    """Return why this partition makes the server unready, or None. ``limit`` 0 means no limit."""
-    lag, detail = partition.lag_seconds, f": {partition.reason}" if partition.reason else ""
-    if partition.state not in ("following", "passing", "unreachable"):
-        return f"partition {partition.partition} is {partition.state}{detail}"
-    if limit == 0:
-        return None
-    if lag is None:
-        return f"partition {partition.partition} has not reached the log's end yet{detail}"
-    if lag > limit:
-        return (
-            f"partition {partition.partition} is {lag:.1f} s behind (ready_lag_seconds = "
-            f"{limit:g}){detail}"
-        )
-    return None

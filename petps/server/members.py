@@ -9,12 +9,19 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from petps.config import TlsConfig
 from petps.log import INFO, WARNING, Line
 
-__all__ = ["Members", "find_fault"]
+if TYPE_CHECKING:
+    from petps.server.shard_map import ShardMap
+
+__all__ = ["UNASSIGNED", "Members", "find_fault", "others_of"]
+
+# The only server of the map that a server of a cluster uses before it has one: so it owns nothing.
+# The name leads nowhere (RFC 2606).
+UNASSIGNED: Final = "unassigned.invalid:1"
 
 LOOK_SECONDS: Final = 10.0  # between two rounds
 ANSWER_SECONDS: Final = 2.0  # in which a server must answer
@@ -65,6 +72,13 @@ def _read_all(connection: socket.socket) -> int:
     while size < REPLY_BYTES_MAX and (part := connection.recv(REPLY_BYTES_MAX)):
         size += len(part)
     return size
+
+
+def others_of(shard_map: ShardMap | None, address: str) -> list[tuple[str, str]]:
+    """Return (address, partitions as text) of the servers of the map but the one at ``address``."""
+    if shard_map is None:
+        return []
+    return [pair for pair in shard_map.others(address) if pair[0] != UNASSIGNED]
 
 
 class Members:

@@ -14,7 +14,7 @@ __all__ = ["METRICS", "MetricFacts", "metrics_markdown"]
 
 
 class MetricFacts(NamedTuple):
-    """What Prometheus shows of a metric. ``kind``: counter, gauge, histogram or info."""
+    """Describes a metric as Prometheus shows it. ``kind``: counter, gauge, histogram or info."""
 
     name: str
     kind: str
@@ -77,6 +77,20 @@ petps_server_clock_jumps_total: counter
     Times the system's clock moved against the monotonic clock by over a second.
 petps_server_clock_last_jump_seconds: gauge
     By how much the clock moved the last time, forward above 0; 0: never.
+petps_grpc_failed: gauge
+    1: the gRPC server has ended, and its port cannot be opened again. Only with gRPC.
+petps_grpc_restarts_total: counter
+    Times the gRPC server had ended and was started again. Its connections were closed.
+
+## Traces
+They exist with `otel.endpoint`.
+petps_otel_exported_spans_total: counter
+    Spans that the collector took.
+petps_otel_dropped_spans_total: counter by reason
+    Spans that were lost. `full`: there were more than the server keeps until the next export;
+    `export`: the collector did not take them.
+petps_otel_export_failed: gauge
+    1: the last export failed.
 
 ## Connections
 Of the native port and of rdma.
@@ -96,6 +110,8 @@ petps_server_connections_closed_idle_total: counter
     Connections closed after idle_seconds.
 petps_server_connections_closed_for_room_total: counter
     Idle connections closed to make room for new ones.
+petps_server_connections_kernel_tls_total: counter
+    Connections opened whose TLS the kernel encrypts.
 petps_server_handshakes_finished_total: counter
     TLS handshakes finished.
 petps_server_handshakes_failed_total: counter
@@ -250,6 +266,11 @@ petps_shard_map_failed: gauge
     1: a changed shard map cannot be used, and the one before stays in use.
 petps_shard_member_reachable: gauge by member
     1: the native port of this other server of the map answers.
+petps_cluster_etcd_silent_seconds: gauge
+    Time since the etcd of [cluster] last answered and let this server do what it has to do; 0
+    without [cluster].
+petps_cluster_removing_partitions: gauge
+    Partitions whose rows this server removes, because the map gives them to others.
 
 ## Backups
 petps_backup_last_success_timestamp_seconds: gauge

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from petps import _native
 from petps.server.metric_set import METRICS
 
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "exposition", "latency_buckets"]
 
 # Bounds of the latency buckets, from 16 us to 17 s: powers of two in ns, because these are also
 # bounds of the native histogram's buckets.
@@ -35,8 +35,8 @@ _SERVER_COUNTERS: Final = (
     "pulls", "keys", "rows_found", "misses", "push_groups", "pushes", "rows_pushed",
     "rows_refused", "hot_sets", "waits_for_pin", "waits_for_version", "connections_opened",
     "connections_refused", "connections_closed_for_cause", "connections_closed_idle",
-    "connections_closed_for_room", "handshakes_finished", "handshakes_failed",
-    "handshakes_refused", "refused_for_memory",
+    "connections_closed_for_room", "connections_kernel_tls", "handshakes_finished",
+    "handshakes_failed", "handshakes_refused", "refused_for_memory",
 )  # fmt: skip
 _SERVER_GAUGES: Final = (
     "connections", "pushes_waiting", "memory_used_bytes", "memory_limit_bytes",
@@ -146,6 +146,8 @@ class _Collector(Collector):
         if status.get("backup") is not None:
             _add_backup(families, status["backup"])
         _add_credentials(families, status)
+        if status.get("otel") is not None:
+            _add_otel(families, status["otel"])
         return families.all()
 
 
@@ -175,13 +177,17 @@ def _add_server(families: _Families, status: Status, stats: Status) -> None:
     if clock is not None:
         families.add("petps_server_clock_jumps_total", clock["jumps"])
         families.add("petps_server_clock_last_jump_seconds", clock["last_jump_seconds"])
+    grpc = status.get("grpc")
+    if grpc is not None:
+        families.add("petps_grpc_failed", bool(grpc["error"]))
+        families.add("petps_grpc_restarts_total", grpc["restarts"])
 
 
 def _add_latency(families: _Families, name: str, latency: Status, *labels: str) -> None:
-    families.add_histogram(name, _buckets(latency), latency["sum_ns"] / 1e9, *labels)
+    families.add_histogram(name, latency_buckets(latency), latency["sum_ns"] / 1e9, *labels)
 
 
-def _buckets(latency: Status) -> list[tuple[str, float]]:
+def latency_buckets(latency: Status) -> list[tuple[str, float]]:
     """Return the counts of all values up to each bound.
 
     Native ``buckets`` are (largest value in ns, count of all values up to it), without empty ones.
@@ -279,6 +285,9 @@ def _add_ingest(families: _Families, ingest: Status, started_at: float) -> None:
 def _add_shard(families: _Families, status: Status) -> None:
     families.add("petps_shard_map_version", status["shard"]["map_version"])
     families.add("petps_shard_map_failed", bool(status.get("shard_map_error")))
+    cluster = status.get("cluster") or {"silent_seconds": 0, "removing": []}
+    families.add("petps_cluster_etcd_silent_seconds", cluster["silent_seconds"])
+    families.add("petps_cluster_removing_partitions", len(cluster["removing"]))
     for member in status.get("members") or []:
         if member["answers"] is not None:
             families.add("petps_shard_member_reachable", member["answers"], member["address"])
@@ -309,6 +318,13 @@ def _add_credentials(families: _Families, status: Status) -> None:
         families.add("petps_tls_certificate_expiry_timestamp_seconds", tls["expires_at"])
 
 
+def _add_otel(families: _Families, otel: Status) -> None:
+    families.add("petps_otel_exported_spans_total", otel["exported"])
+    for reason, spans in otel["dropped"].items():
+        families.add("petps_otel_dropped_spans_total", spans, reason)
+    families.add("petps_otel_export_failed", bool(otel["error"]))
+
+
 class Metrics:
     """The text of /metrics."""
 
@@ -329,9 +345,17 @@ class Metrics:
         self._registry.register(_Collector(status, stats, unready))
 
     def text(self, accepted: str) -> tuple[bytes, str]:
-        """Return the metrics and their content type, for the value of an Accept header.
+        """Return the metrics and their content type, for the value of an Accept header."""
+        return exposition(self._registry, accepted)
 
-        The format is OpenMetrics if the header names it, and Prometheus' text format otherwise.
-        """
+
+def exposition(registry: CollectorRegistry, accepted: str) -> tuple[bytes, str]:
+    """Return the metrics of a registry and their content type, for the value of an Accept header.
+
+    The format is OpenMetrics if the header names it, and Prometheus' text format otherwise.
+    """
+    try:
         encoder, content_type = choose_encoder(accepted)
-        return encoder(self._registry), content_type
+    except (ValueError, TypeError):  # a version that is no number
+        encoder, content_type = choose_encoder("")
+    return encoder(registry), content_type

@@ -11,7 +11,7 @@ from petps.config import Config, TlsConfig
 from petps.config.schema import LimitsConfig
 from petps.errors import InUse, NotFound
 
-__all__ = ["native_tls", "native_tls_files", "open_tables", "start_server"]
+__all__ = ["native_limits", "native_tls", "native_tls_files", "open_tables", "start_server"]
 
 MAX_AUTOMATIC_WORKERS: Final = 8
 DYING_SECONDS: Final = 5.0  # for which a killed process may hold a pool, on a busy machine
@@ -38,7 +38,7 @@ def open_tables(config: Config) -> _native.Tables:
             time.sleep(RETRY_SECONDS)
 
 
-def _limits(limits: LimitsConfig) -> dict[str, int]:
+def native_limits(limits: LimitsConfig) -> dict[str, int]:
     """Return the limits for the native server, with times in milliseconds."""
     values: dict[str, Any] = dict(limits)  # model_dump() would build the section's serializer
     values["idle_ms"] = round(1e3 * values.pop("idle_seconds"))
@@ -67,10 +67,11 @@ def start_server(
     shard_map: _native.ShardMap | None,
     tls: _native.ServerTls | None,
     gate: _native.Gate,
+    pauses: tuple[list[int], list[int]] = ([], []),
 ) -> _native.Server:
     """Start to answer the callers that ``gate`` admits, with this native_tls().
 
-    Raises the errors of the port.
+    pauses: see _native.Server.set_pauses. Raises the errors of the port.
     """
     server = config.server
     return _native.Server.start(
@@ -84,10 +85,13 @@ def start_server(
         busy_poll_us=server.busy_poll_us,
         hot_set_seconds=server.hot_set_seconds,
         drain_ms=round(1e3 * server.drain_seconds),
-        limits=_limits(server.limits),
+        limits=native_limits(server.limits),
         shard_map=shard_map,
         address=server.address or "",
         call_workers=server.grpc_workers if server.grpc else 0,
         gate=gate,
         tls=tls,
+        trace_sample=None if config.otel.endpoint is None else config.otel.sample,
+        paused_pushes=pauses[0],
+        paused_pulls=pauses[1],
     )

@@ -60,7 +60,7 @@ class Notifier:
         self.send("RELOADING=1", f"MONOTONIC_USEC={microseconds}")
 
     def stopping(self) -> None:
-        """Say that the server drains and closes."""
+        """Say that the process drains and closes."""
         self.send("STOPPING=1", "STATUS=draining")
 
     def alive(self) -> None:

@@ -33,8 +33,10 @@ SLOW_PULLS_MIN: Final = 100  # within the last minute: of fewer, one slow pull i
 FREE_SHARE: Final = 0.1  # of the file system of the pool
 NO_VERSION_SECONDS: Final = 3600.0  # for which no partition should be without a commit
 CLOCK_SECONDS: Final = 900.0  # for which a jump of the clock is a problem
+GRPC_SECONDS: Final = 900.0  # for which the end of the gRPC server is a problem
 ERRORS_SHARE: Final = 0.01  # of the requests of the last minute
 FIRST_WALK_SECONDS: Final = 3600.0  # in which the first walk over a table should have ended
+ETCD_SILENT_SECONDS: Final = 30.0  # an election of etcd's leader takes less
 INCIDENT_SECONDS: Final = 300.0  # after which an incident is history
 
 # Pages of docs/ with the remedies of several problems. The server has the pages (docs_folder.py).
@@ -131,6 +133,24 @@ def _machine(status: Status) -> Iterator[Problem]:
         )  # fmt: skip
 
 
+def _grpc(status: Status) -> Iterator[Problem]:
+    grpc = status.get("grpc") or {}
+    if grpc.get("error"):
+        yield Problem(
+            "grpc-failed", "critical", f"The gRPC port is closed: {_ended(grpc['error'])}",
+            "Free the port; the server retries.", "runbook/grpc-failed.md",
+        )  # fmt: skip
+        return
+    at = grpc.get("last_restart_at")
+    if at is not None and time.time() - at <= GRPC_SECONDS:
+        yield Problem(
+            "grpc-restarted", "warning",
+            f"The gRPC server had ended, and was started again ({grpc['restarts']:,} times since "
+            "the start): its connections were closed.",
+            "Keep strangers from the gRPC port.", "runbook/grpc-restarted.md",
+        )  # fmt: skip
+
+
 def _readiness(status: Status) -> Iterator[Problem]:
     reason = status.get("unready")
     if not reason or (status.get("pool") or {}).get("failed"):  # _pool() says that
@@ -138,7 +158,6 @@ def _readiness(status: Status) -> Iterator[Problem]:
     stopped = [number for group in _stopped(status).values() for number in group]
     if any(reason.startswith(f"partition {number} is ") for number in stopped):
         return  # _partitions() says that, for all partitions together
-    page = STOPPED if reason.startswith("partition ") else NOT_READY
     if reason == "draining":
         text, remedy = "The server is stopping (draining).", "Start it again if nobody stopped it."
     elif reason.startswith("starting"):
@@ -146,7 +165,7 @@ def _readiness(status: Status) -> Iterator[Problem]:
     else:
         text = f"The server is not ready: {reason}."
         remedy = "Clients should use another server until /readyz answers ok."
-    yield Problem("unready", "critical", text, remedy, page)
+    yield Problem("unready", "critical", text, remedy, NOT_READY)
 
 
 def _stopped(status: Status) -> dict[tuple[str, str], list[int]]:
@@ -185,7 +204,8 @@ def _partitions(status: Status) -> Iterator[Problem]:
     if not away and not ingest.get("log_reachable", True):
         away = [partition["partition"] for partition in ingest["partitions"]]
     if away:
-        reason = reasons.get("unreachable", "")
+        # What the library says follows in brackets. The table of partitions has it whole.
+        reason = reasons.get("unreachable", "").partition(" (")[0]
         detail = f": {reason}" if reason else ""
         yield Problem(
             "log-unreachable", "warning",
@@ -261,12 +281,22 @@ def _shard_map(status: Status) -> Iterator[Problem]:
             "shard-map", "critical", f"A changed shard map is not used: {_ended(error)}",
             "Correct the file; the server reads it again.", "runbook/shard-map-failed.md",
         )  # fmt: skip
+    cluster = status.get("cluster") or {}
+    if cluster.get("silent_seconds", 0.0) > ETCD_SILENT_SECONDS:
+        text = _ended(cluster["error"] or "no answer")
+        yield Problem(
+            "etcd", "warning", f"The cluster's etcd cannot be used, so no partition moves: {text}",
+            "Repair etcd; the server goes on with its map.", "runbook/etcd-silent.md",
+        )  # fmt: skip
     shard, ingest = status.get("shard") or {}, status.get("ingest") or {}
     if shard.get("map_version") and not shard.get("owned") and not ingest.get("partitions"):
+        is_member = bool(cluster)
         yield Problem(
-            "shard-empty", "warning",
+            "shard-empty", "notice" if is_member else "warning",
             f"The shard map gives {shard['address']} no partition, so this server serves nothing.",
-            "Set --address to an address of the map, or add the server to the map.", SHARDS,
+            "Let a controller give it some: petps cluster init, move or rebalance." if is_member
+            else "Set --address to an address of the map, or add the server to the map.",
+            "how-to/cluster.md" if is_member else SHARDS,
         )  # fmt: skip
     for member in status.get("members") or []:
         if member["answers"] is False:
@@ -513,6 +543,7 @@ _RULES: Final[tuple[Callable[[Status], Iterator[Problem]], ...]] = (
     _pool,
     _readiness,
     _machine,
+    _grpc,
     _partitions,
     _versions,
     _ingest,

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,11 +20,19 @@ from petps import _native
 from petps.config import Config
 from petps.errors import InvalidArgument, IoError, PetpsError
 from petps.log import ERROR, WARNING, Line
+from petps.regular_file import read_regular_file
 from petps.server.lifecycle import Log, Serving
 from petps.server.notify import Notifier
 from petps.server.progress import Progress
 
-__all__ = ["serve"]
+__all__ = [
+    "Signals",
+    "forbid_core_dumps",
+    "raise_file_limit",
+    "remove_ready_file",
+    "serve",
+    "write_ready_file",
+]
 
 HANDLED_SIGNALS: Final = (
     signal.SIGTERM,
@@ -36,10 +45,13 @@ HANDLED_SIGNALS: Final = (
 # and files of the log, the pool and stores.
 OPEN_FILES: Final = 8192
 PR_SET_DUMPABLE: Final = 4  # linux/prctl.h
+READY_BYTES_MAX: Final = 1 << 16  # of a ready file, which has two paths
 REPORT_SECONDS: Final = 1.0  # between two updates of ingest's state in the status
+# A server that is not ready for a shorter time, such as one that catches up, leaves no line.
+UNREADY_SECONDS: Final = 5.0
 
 
-class _Signals:
+class Signals:
     """Handlers of the process's signals while the context is entered.
 
     SIGTERM and SIGINT request a drain and a close; a second SIGINT exits at once. SIGHUP requests a
@@ -52,7 +64,7 @@ class _Signals:
         self._wake = threading.Event()
         self._old_handlers: dict[int, Any] = {}
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> Signals:
         for number in HANDLED_SIGNALS:
             self._old_handlers[number] = signal.signal(number, self._handle)
         return self
@@ -75,6 +87,10 @@ class _Signals:
         self._wake.wait(seconds)
         self._wake.clear()
         return self.stopped_by is None
+
+    def wake(self) -> None:
+        """End the running wait(), from any thread."""
+        self._wake.set()
 
     def take_reload(self) -> bool:
         """Return whether a SIGHUP arrived since the last call."""
@@ -102,9 +118,9 @@ def serve(
     """
     if ready_file is not None and not ready_file.parent.is_dir():
         raise InvalidArgument(f"--ready-file: there is no folder {ready_file.parent}")
-    _raise_file_limit(log)
+    raise_file_limit(log)
     if config.tls.key is not None or config.access.file is not None:
-        _forbid_core_dumps()
+        forbid_core_dumps()
     if config.ingest.log is not None:
         import petps.delta  # noqa: F401
 
@@ -113,27 +129,28 @@ def serve(
         gc.freeze()
     notifier = Notifier(os.environ)
     try:
-        with _Signals() as signals:
+        with Signals() as signals:
             announce = partial(_announce, config=config, ready_file=ready_file, log=log)
             with notifier.extending():
                 serving = Serving(config, log=log, on_serving=announce)
+            serving.wake = signals.wake
             try:
                 _run(serving, signals, notifier, reread, log)
                 assert signals.stopped_by is not None
                 log(Line(f"{signal.Signals(signals.stopped_by).name}: draining", "draining"))
                 notifier.stopping()
-                _remove(ready_file)
+                remove_ready_file(ready_file)
             finally:
                 with notifier.extending():
                     serving.close()
             log(Line("closed cleanly", "closed"))
     finally:
-        _remove(ready_file)
+        remove_ready_file(ready_file)
 
 
 def _run(
     serving: Serving,
-    signals: _Signals,
+    signals: Signals,
     notifier: Notifier,
     reread: Callable[[], Config] | None,
     log: Log,
@@ -143,11 +160,13 @@ def _run(
     serving.watch(watch.stuck)
     notifier.ready(_sentence(serving))
     stuck = ""
+    readiness = _Readiness(log)
     period = min(REPORT_SECONDS, (notifier.watchdog_seconds or REPORT_SECONDS * 4) / 4)
     while signals.wait(period):
         if signals.take_reload():
             notifier.reloading()
             _reload(serving, reread, log)
+            watch.look()  # this thread has made progress: it does the reload
             notifier.ready(_sentence(serving))
         serving.follow_shard_map()
         serving.report()
@@ -159,8 +178,30 @@ def _run(
             log(Line("all threads make progress again", "unstuck"))
         if not stuck:
             notifier.alive()
+        readiness.look(serving.unready(), time.monotonic())
         notifier.set_status(_sentence(serving))
     serving.watch(lambda: "")  # this thread looks no more
+
+
+class _Readiness:
+    """The lines of the log that say when the server is not ready, and when it is ready again."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._since: float | None = None
+        self._is_logged = False
+
+    def look(self, reason: str | None, now: float) -> None:
+        """Note why the server is not ready at ``now``; None if it is ready."""
+        if reason is None:
+            if self._is_logged:
+                self._log(Line("ready again", "ready"))
+            self._since, self._is_logged = None, False
+        elif self._since is None:
+            self._since = now
+        elif not self._is_logged and now - self._since >= UNREADY_SECONDS:
+            self._is_logged = True
+            self._log(Line(f"not ready: {reason}", "not_ready", WARNING, reason=reason))
 
 
 def _sentence(serving: Serving) -> str:
@@ -169,7 +210,7 @@ def _sentence(serving: Serving) -> str:
     return "ready" if reason is None else f"not ready: {reason}"
 
 
-def _raise_file_limit(log: Log) -> None:
+def raise_file_limit(log: Log) -> None:
     """Let this process open as many files as it needs, at most as many as the system permits.
 
     At the limit no door accepts a peer, and no file is read: also not the one of the grants.
@@ -186,7 +227,7 @@ def _raise_file_limit(log: Log) -> None:
         )
 
 
-def _forbid_core_dumps() -> None:
+def forbid_core_dumps() -> None:
     """Keep the memory of this process, which has secrets, from core dumps and debuggers.
 
     The kernel then gives this process's files in /proc to root. Of ours, only the sample of pages
@@ -210,12 +251,12 @@ def _reload(serving: Serving, reread: Callable[[], Config] | None, log: Log) -> 
         log(Line(text, "reload_failed", WARNING, code=error.code))
 
 
-def _remove(ready_file: Path | None) -> None:
+def remove_ready_file(ready_file: Path | None) -> None:
     """Remove this process's ready file, but not that of a server that opened the pool since."""
     if ready_file is None or not ready_file.exists():
         return
     with contextlib.suppress(OSError, ValueError, KeyError):
-        if json.loads(ready_file.read_text())["pid"] == os.getpid():
+        if json.loads(read_regular_file(ready_file, READY_BYTES_MAX))["pid"] == os.getpid():
             ready_file.unlink()
 
 
@@ -233,9 +274,21 @@ def _write_facts(serving: Serving, *, config: Config, ready_file: Path | None) -
         "opened_at": serving.opened_at,
         "open_ms": round(serving.open_ms, 3),
     }
-    temporary = ready_file.with_name(f".{ready_file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(facts) + "\n")
-    temporary.replace(ready_file)
+    write_ready_file(ready_file, facts)
+
+
+def write_ready_file(ready_file: Path, facts: dict[str, Any]) -> None:
+    """Write what others want to know of a process that serves, atomically."""
+    # In a folder that all may write, a link may be at each name that others can guess.
+    temporary = ready_file.with_name(f".{ready_file.name}.{os.urandom(8).hex()}")
+    file = temporary.open("x")  # "x" follows no link
+    try:
+        with file:
+            file.write(json.dumps(facts) + "\n")
+        temporary.replace(ready_file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _announce(serving: Serving, *, config: Config, ready_file: Path | None, log: Log) -> None:

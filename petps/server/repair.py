@@ -14,13 +14,11 @@ from petps.delta.schema import partition_of
 from petps.errors import DataLoss, NotFound, PetpsError, Unavailable
 from petps.log import WARNING, Line
 from petps.pool.damage import DamageLog, MissingRow
-from petps.server.ingest.priority import lower_priority
 from petps.server.ingest.protocols import BaseReader, BaseSource
 
 __all__ = ["Repairs"]
 
 LOOK_SECONDS: Final = 5.0  # between two searches for bases, while rows are missing
-NICENESS: Final = 10  # as ingest's, which waits for this thread while it writes
 # Only this many of the newest bases are read for a row.
 BASES_MAX: Final = 4
 # How long ingest may take to finish what it has read, in tries of one second, between which the
@@ -76,7 +74,7 @@ class Repairs:
         self._thread.join()
 
     def _run(self) -> None:
-        lower_priority(NICENESS)
+        _native.lower_priority()  # as ingest, which waits for this thread while it writes
         while not self._stopping.wait(LOOK_SECONDS):
             try:
                 self.look()

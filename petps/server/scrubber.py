@@ -14,7 +14,6 @@ from petps.errors import FailedPrecondition, NotFound, PetpsError, Unavailable
 from petps.log import WARNING, Line
 from petps.pool.damage import DamageLog
 from petps.pool.scrub import TablePass
-from petps.server.ingest.priority import lower_priority
 
 __all__ = ["Progress", "Scrubber"]
 
@@ -151,7 +150,7 @@ class Scrubber:
     # ---- the schedule
 
     def _run(self) -> None:
-        lower_priority(NICENESS)
+        _native.lower_priority(NICENESS)
         while not self._stopping.wait(LOOK_SECONDS):
             try:
                 existing = {table.id: table for table in self._tables.tables()}

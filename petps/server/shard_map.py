@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from petps import _native
 from petps.errors import InvalidArgument, NotFound
+from petps.regular_file import read_regular_file
 
-__all__ = ["MapFile", "ShardMap", "parse", "ranges"]
+__all__ = ["MAX_MAP_BYTES", "MapFile", "ShardMap", "check_address", "parse", "ranges"]
 
 MAX_MAP_BYTES: Final = 1 << 20  # a map of 1,024 servers with one partition each has 80 KiB
+MAX_PORT: Final = 65_535
+
+MAX_ADDRESS_BYTES: Final = 255  # as of the native address, native/wire/wire.h kMaxNameBytes
+MAX_ZONE_BYTES: Final = 255
 
 _RANGE: Final = re.compile(r"(\d{1,4})-(\d{1,4})")
+_ADDRESS: Final = re.compile(r"\S+:([0-9]{1,5})")
 
 
 def _expand_ranges(items: Any) -> Any:
@@ -37,6 +43,24 @@ def _expand_ranges(items: Any) -> Any:
     return partitions
 
 
+def check_address(address: str) -> str:
+    """Return the address, or raise ValueError if it is no HOST:PORT."""
+    parts = _ADDRESS.fullmatch(address)
+    if (
+        parts is None
+        or not 0 < int(parts[1]) <= MAX_PORT
+        or len(address.encode()) > MAX_ADDRESS_BYTES
+    ):
+        raise ValueError(f"'{address}' is no address; write HOST:PORT, for instance \"h1:7071\"")
+    return address
+
+
+def _check_zone(zone: str) -> str:
+    if not 0 < len(zone.encode()) <= MAX_ZONE_BYTES:
+        raise ValueError(f"a zone has 1 to {MAX_ZONE_BYTES} bytes, got {len(zone.encode())}")
+    return zone
+
+
 _U32 = Annotated[int, Field(ge=0, lt=1 << 32)]
 _Partitions = Annotated[list[_U32], BeforeValidator(_expand_ranges)]
 
@@ -47,6 +71,8 @@ class _Model(BaseModel):
 
 class _ServerEntry(_Model):
     address: str
+    grpc_address: Annotated[str, AfterValidator(check_address)] | None = None
+    zone: Annotated[str, AfterValidator(_check_zone)] | None = None
     partitions: _Partitions
     follows: _Partitions | None = None
 
@@ -60,10 +86,16 @@ class _Document(_Model):
 
 @dataclass(frozen=True)
 class ShardMap:
-    """Content of the file: the owners, and the partitions that each address only follows."""
+    """Content of the file: the owners, and the partitions that each address only follows.
+
+    ``grpc`` has the address of the gRPC port by that of the native port, where the file gives it;
+    ``zones`` the zone of each server that has one.
+    """
 
     owners: _native.ShardMap
     follows: Mapping[str, Sequence[int]]
+    grpc: Mapping[str, str] = field(default_factory=dict)
+    zones: Mapping[str, str] = field(default_factory=dict)
 
     def names(self, address: str) -> bool:
         """Return whether the map has a server at ``address``, even one that owns nothing."""
@@ -76,6 +108,17 @@ class ShardMap:
     def ingested_by(self, address: str) -> list[int]:
         """Return the partitions of the log that the server at ``address`` applies."""
         return sorted({*self.owned_by(address), *self.follows.get(address, ())})
+
+    def groups(self) -> list[tuple[list[int], list[str]]]:
+        """Return (partitions, addresses of their owners), by the lowest partition."""
+        owners: list[list[str]] = [[] for _ in range(self.owners.partitions)]
+        for address, owned in self.owners.servers:
+            for partition in owned:
+                owners[partition].append(address)
+        partitions: dict[tuple[str, ...], list[int]] = {}
+        for partition, addresses in enumerate(owners):
+            partitions.setdefault(tuple(addresses), []).append(partition)
+        return [(of_owners, list(addresses)) for addresses, of_owners in partitions.items()]
 
     def others(self, address: str) -> list[tuple[str, str]]:
         """Return (address, partitions as text) of the servers but the one at ``address``."""
@@ -94,6 +137,10 @@ class ShardMap:
         for address, followed in self.follows.items():
             server = servers.setdefault(address, {"address": address, "partitions": []})
             server["follows"] = ranges(followed)
+        for address, grpc_address in self.grpc.items():
+            servers[address]["grpc_address"] = grpc_address
+        for address, zone in self.zones.items():
+            servers[address]["zone"] = zone
         return {
             "model": self.owners.model,
             "version": self.owners.version,
@@ -113,12 +160,12 @@ class MapFile:
         """Return the map. Raises NotFound, or InvalidArgument (file, key, remedy)."""
         seen = self._signature()
         try:
-            content = self._path.read_bytes()
+            content = read_regular_file(self._path, MAX_MAP_BYTES)
         except OSError as error:
             raise InvalidArgument(f"shard map {self._path}: {error.strerror}") from None
         if len(content) > MAX_MAP_BYTES:
             raise InvalidArgument(
-                f"shard map {self._path} has {len(content):,} bytes, at most {MAX_MAP_BYTES:,}"
+                f"shard map {self._path} is too long: it may have at most {MAX_MAP_BYTES:,} bytes"
             )
         shard_map = parse(content, str(self._path))
         self._seen = seen
@@ -161,11 +208,17 @@ def parse(content: bytes, source: str) -> ShardMap:
 def _build_map(document: _Document) -> ShardMap:
     servers: list[tuple[str, list[int]]] = []
     follows: dict[str, list[int]] = {}
+    grpc: dict[str, str] = {}
+    zones: dict[str, str] = {}
     for server in document.servers:
         if server.address in follows:
             raise InvalidArgument(f"{server.address} appears twice; give each server one entry")
         if server.follows is not None:
             follows[server.address] = server.follows
+        if server.grpc_address is not None:
+            grpc[server.address] = server.grpc_address
+        if server.zone is not None:
+            zones[server.address] = server.zone
         if server.partitions or server.follows is None:  # otherwise the server only follows
             servers.append((server.address, server.partitions))
     owners = _native.ShardMap(
@@ -173,6 +226,7 @@ def _build_map(document: _Document) -> ShardMap:
         version=document.version,
         partitions=document.partitions,
         servers=servers,
+        zones=zones,
     )
     for address, followed in follows.items():
         for partition in followed:
@@ -181,7 +235,22 @@ def _build_map(document: _Document) -> ShardMap:
                     f"{address} follows partition {partition}, but partitions are 0 to "
                     f"{owners.partitions - 1}"
                 )
-    return ShardMap(owners, follows)
+    _check_grpc(owners, grpc)
+    return ShardMap(owners, follows, grpc, zones)
+
+
+def _check_grpc(owners: _native.ShardMap, grpc: Mapping[str, str]) -> None:
+    """Refuse one gRPC address for servers of different partitions: it reaches one of them."""
+    users: dict[str, tuple[str, list[int]]] = {}
+    for address, owned in owners.servers:
+        if address not in grpc:
+            continue
+        user, partitions = users.setdefault(grpc[address], (address, owned))
+        if partitions != owned:
+            raise InvalidArgument(
+                f"{user} and {address} own different partitions, but both have the grpc_address "
+                f"{grpc[address]}"
+            )
 
 
 def _describe(fault: Any) -> str:

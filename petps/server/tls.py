@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from petps.config import TlsConfig
 from petps.errors import InvalidArgument, PetpsError
-from petps.log import WARNING, Line
+from petps.log import UNSEEN, WARNING, Line
+from petps.regular_file import read_regular_file
 
 __all__ = [
     "Certificates",
@@ -37,8 +38,14 @@ NAME_BYTES_MAX: Final = 255  # native/tls/certificate.cc kNameBytesMax
 FILE_BYTES_MAX: Final = 1 << 20  # a bundle of all public CAs takes 200 KiB
 READS_MAX: Final = 10  # of the files at the start, while they are being replaced
 PAUSE_SECONDS: Final = 0.05  # between two of them
-_EDWARDS: Final = b"\x06\x03\x2b\x65"  # the begin of OID 1.3.101.112 and .113 (RFC 8410)
-_ALGORITHM_BYTES: Final = 16  # of a PKCS 8 key, up to the algorithm's OID
+# Keys that OpenSSL reads and the library in grpcio does not, by bytes of their algorithm in DER.
+_KEYS_UNKNOWN_TO_GRPC: Final = {
+    b"\x06\x03\x2b\x65": "an Ed25519 or Ed448 key",  # RFC 8410: 1.3.101.112 and .113
+    b"\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0a": "a key for RSA-PSS alone",  # RFC 4055
+}
+_ALGORITHM_BYTES: Final = 24  # of a PKCS 8 key, up to the end of the algorithm's OID
+# In a certificate: an EC key whose curve has numbers instead of a name (RFC 3279).
+_CURVE_WITHOUT_NAME: Final = b"\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x30"
 
 _VERIFY: Final = {
     "off": ssl.CERT_NONE,
@@ -200,10 +207,10 @@ class TlsFiles:
             raise InvalidArgument(
                 f"{self._certificate} and {self._key} cannot be used: {_reason(error)}"
             ) from None
-        if _is_edwards(key):
+        if kind := _unknown_to_grpc(certificate, key):
             raise InvalidArgument(
-                f"{self._key} is an Ed25519 or Ed448 key, which gRPC does not know: make an EC key "
-                "(P-256) or an RSA key"
+                f"{self._key} is {kind}, which gRPC does not know: make an EC key (P-256) or an "
+                "RSA key"
             )
         facts = self._verified_facts(context, certificate.decode("ascii", "replace"))
         if client_ca is not None:
@@ -255,8 +262,7 @@ class TlsFiles:
 
 def _bytes_of(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1)
+        content = read_regular_file(path, FILE_BYTES_MAX)
     except OSError as error:
         raise InvalidArgument(f"{path} cannot be read: {error.strerror}") from None
     if len(content) > FILE_BYTES_MAX:
@@ -264,10 +270,18 @@ def _bytes_of(path: Path) -> bytes:
     return content
 
 
-def _is_edwards(key: bytes) -> bool:
-    """Return whether a private key in PEM, which OpenSSL has read, is of Ed25519 or Ed448."""
-    body = re.search(b"-----BEGIN PRIVATE KEY-----(.*?)-----END", key, re.DOTALL)
-    return body is not None and _EDWARDS in base64.b64decode(body[1])[:_ALGORITHM_BYTES]
+def _unknown_to_grpc(certificate: bytes, key: bytes) -> str:
+    """Return what a pair in PEM is that OpenSSL has read, but grpcio cannot use; '': it can."""
+    if _CURVE_WITHOUT_NAME in _der_of(b"CERTIFICATE", certificate):
+        return "an EC key without the name of its curve"
+    algorithm = _der_of(b"PRIVATE KEY", key)[:_ALGORITHM_BYTES]
+    return next((kind for mark, kind in _KEYS_UNKNOWN_TO_GRPC.items() if mark in algorithm), "")
+
+
+def _der_of(label: bytes, pem: bytes) -> bytes:
+    """Return the first block with a label; b'' without one."""
+    body = re.search(b"-----BEGIN " + label + b"-----(.*?)-----END", pem, re.DOTALL)
+    return b"" if body is None else base64.b64decode(body[1])
 
 
 def _refuse_passphrase() -> str:
@@ -316,7 +330,7 @@ def is_name(text: str) -> bool:
 
     Others are ignored. Names are shown in errors and in the status.
     """
-    if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
+    if any(unicodedata.category(character) in UNSEEN for character in text):
         return False
     return 1 <= len(text.encode()) <= NAME_BYTES_MAX
 

@@ -82,6 +82,7 @@ _FACTS: Final[Fields] = {
     "dense": read_text,  # the location of the dense part
     "open": read_bool,  # whether the version may still appear
     "written": or_none(read_int),  # created_ns of the share
+    "time_ns": read_int,  # when this rank's rows were in the log
 }
 
 

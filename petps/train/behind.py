@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from petps.checkpoint import Column, Stager, Table
 from petps.checkpoint.checkpointer import Decision
+from petps.checkpoint.commits import Commits
 from petps.checkpoint.flight import start_thread
 from petps.checkpoint.stages import copy_in_slices
 from petps.checkpoint.state import Version
@@ -45,6 +46,7 @@ __all__ = [
     "Written",
     "choose_tables",
     "settling",
+    "shared_by_ranks",
     "wait_for_all",
 ]
 
@@ -76,7 +78,7 @@ class Outcome:
 
     kind: see Written. failure: the same on all ranks, or None. error: this rank's own. entry: in
     the store. position: of the log's publisher, just after the commit. is_open: a version of the
-    store that failed may exist nevertheless.
+    store that failed may exist nevertheless. commits: of the log, with this version.
     """
 
     kind: str
@@ -86,6 +88,7 @@ class Outcome:
     entry: Version | None = None
     position: Position | None = None
     is_open: bool = False
+    commits: Commits | None = None
 
     def explain(self) -> str:
         """Return as text what failed."""
@@ -176,6 +179,17 @@ def choose_tables(link: Link, decision: Decision, chosen: Future[Mapping[str, Ta
     except BaseException as raised:
         chosen.set_exception(raised)
         raise
+
+
+def shared_by_ranks(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what all ranks give Publisher.commit(), from the facts of each rank."""
+    counts = [own["counted"] for own in facts]
+    names = sorted({name for count in counts for name in count})
+    return {
+        "dense": facts[0].get("dense"),
+        "everywhere": {name: sum(count.get(name, 0) for count in counts) for name in names},
+        "time_ns": facts[0]["time_ns"],
+    }
 
 
 @contextmanager

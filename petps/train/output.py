@@ -25,6 +25,7 @@ from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
 from petps.publish import Position, Publisher
 from petps.train.removal import LAST_USE, STEPS_MAX, USES
 from petps.train.source import CHECKPOINT, TrackedSource
+from petps.train.stamps import Stamps
 from petps.train.table import ROW, Gathered, Keys, Mask, TrainedTable
 from petps.train.tracker import Reading, Tracker
 
@@ -67,6 +68,7 @@ class TrainerOutput:
         self._tables = {table.name: table for table in tables}
         self.publisher = publisher
         self._owes_log = publisher is not None
+        self._stamps = Stamps(tracker, self._tables.values(), store)
         if (store is None) != (policy is None):
             raise InvalidArgument("give both a store and a policy, or neither")
         self._store = store
@@ -81,7 +83,9 @@ class TrainerOutput:
                     f"{min(missing)} is in one of them only"
                 )
             check_stored(store, self._tables.values())
-            self._source = TrackedSource(tracker, self._tables.values(), tenant=CHECKPOINT)
+            self._source = TrackedSource(
+                tracker, self._tables.values(), tenant=CHECKPOINT, stamps=self._stamps
+            )
             self._checkpointer = Checkpointer(store, policy, self._source)
         if self._owes_log:
             tracker.add_tenant(PUBLISH)
@@ -92,7 +96,7 @@ class TrainerOutput:
         Raises as Publisher does; then nothing is forgotten.
         """
         with self._tracker.read(PUBLISH) as reading:
-            log_rows = LogRows(self._tables, self._require_publisher(), reading, step)
+            log_rows = self._make_log_rows(reading, step)
             version = log_rows.commit(dense)
             reading.acknowledge()
         return version
@@ -117,8 +121,10 @@ class TrainerOutput:
             raise FailedPrecondition("TrainerOutput has no publisher: give it one")
         log_rows = None
         if publish and reading is not None:
-            log_rows = LogRows(self._tables, self._require_publisher(), reading, step)
+            log_rows = self._make_log_rows(reading, step)
             source.on_gathered = log_rows.take
+        elif self.publisher is not None:
+            self._stamps.raise_floor(self.publisher.rewritten_at)
         assert self._store is not None
         check_followed(self._store, self._follows)
         source.begin()
@@ -169,8 +175,9 @@ class TrainerOutput:
             raise FailedPrecondition(
                 f"version {version} is not the newest of {self._store.name}: roll back to it first"
             )
+        self._stamps.begin_load(self._store, version)
         for name, table in self._tables.items():
-            table.load_pieces(read_pieces(self._store, version, name))
+            table.load_pieces(self._stamps.load(name, read_pieces(self._store, version, name)))
         position, owed = self._find_owed(self._store, version) if self._owes_log else (None, None)
         track_again(
             source,
@@ -182,6 +189,8 @@ class TrainerOutput:
         )
         self._store.count_restore(version)  # last, so that a restore that fails is not counted
         self._follows = newest[-1].created_ns
+        if not has_exact_rows(self._store, version):
+            self._stamps.owe_all()
         return position
 
     def _find_owed(
@@ -208,13 +217,17 @@ class TrainerOutput:
         own_parts = dict(parts or {})
         publisher = self.publisher
         if reading is None or publisher is None or (log_rows and log_rows.error):
-            return own_parts
+            return {**own_parts, **self._stamps.parts()}
         owed = (
             {}
             if log_rows is not None
             else {name: table.keys_of(reading.ids(name)) for name, table in self._tables.items()}
         )
-        return {**own_parts, **Published(publisher.position(), owed).parts()}
+        published = Published(publisher.position(), owed).parts()
+        return {**own_parts, **self._stamps.parts(), **published}
+
+    def _make_log_rows(self, reading: Reading, step: int | None) -> LogRows:
+        return LogRows(self._tables, self._require_publisher(), reading, step, self._stamps)
 
     def _require_publisher(self) -> Publisher:
         if self.publisher is None:
@@ -334,6 +347,7 @@ class LogRows:
         publisher: Publisher,
         reading: Reading,
         step: int | None,
+        stamps: Stamps,
     ) -> None:
         self.reading = reading
         self.version: int | None = None
@@ -341,6 +355,9 @@ class LogRows:
         self._tables = tables
         self._publisher = publisher
         self._step = step
+        self._stamps = stamps
+        self._next_version = publisher.version + 1
+        stamps.mark(self._next_version, publisher.rewritten_at)
         self._due: dict[
             str, tuple[Keys, npt.NDArray[np.bool_]]
         ] = {}  # by table: keys, whether published
@@ -379,7 +396,8 @@ class LogRows:
     def commit(self, dense: str | None) -> int:
         """Publish the rest, and commit. Return the version."""
         self.finish()
-        self.version = self._publisher.commit(step=self._step, dense=dense)
+        self.version = self._publisher.commit(self._next_version, self._step, dense)
+        self._stamps.commit(self.version, self._publisher.committed_ns)
         return self.version
 
     def try_commit(self, dense: str | None) -> None:
@@ -392,7 +410,9 @@ class LogRows:
 
     def _find_due(self, table: str) -> tuple[Keys, npt.NDArray[np.bool_]]:
         if table not in self._due:
-            keys = self._tables[table].keys_of(self.reading.ids(table))
+            ids = self.reading.ids(table)
+            self._stamps.mark_rows(table, ids)
+            keys = self._tables[table].keys_of(ids)
             self._due[table] = (keys, np.zeros(len(keys), np.bool_))
         return self._due[table]
 

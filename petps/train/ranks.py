@@ -43,6 +43,7 @@ from petps.train.behind import (
     Written,
     choose_tables,
     settling,
+    shared_by_ranks,
     wait_for_all,
 )
 from petps.train.dense import copy_dense
@@ -52,10 +53,11 @@ from petps.train.output import PUBLISH, LazyParts, check_followed, check_stored,
 from petps.train.pipeline import Boundary
 from petps.train.plan import Plan
 from petps.train.restored import Parts, Restored, find_newest, find_owed, load_rows
-from petps.train.runs import begin_run
+from petps.train.runs import begin_run, check_bases
 from petps.train.schedule import Every
 from petps.train.source import CHECKPOINT, TrackedSource
 from petps.train.stages import give_way
+from petps.train.stamps import Stamps
 from petps.train.timeline import Span, Timeline
 
 __all__ = ["RankedOutput", "Restored", "Written"]
@@ -130,12 +132,7 @@ class RankedOutput:
             raise InvalidArgument("publish needs a publisher")
         if dense is not None and model is None:
             raise InvalidArgument("dense needs the model whose state it stores")
-        is_quantised = store is not None and store.state.quantising is not None
-        if is_quantised and publisher is not None and bases is None:
-            raise InvalidArgument(
-                "a quantised store rounds rows, so a run that continues from it begins with a "
-                "base: give bases, a folder that servers read, or a store with quantising=None"
-            )
+        check_bases(store, publisher, bases)
         tables.expect_versions(None if checkpoint is None else checkpoint.steps)
         self._tables, self._links, self._link = tables, links, links.dense
         self._store = store
@@ -159,12 +156,13 @@ class RankedOutput:
         self._follows: int | None = None  # see check_followed(); of rank 0
         self._source: TrackedSource | None = None
         self._staged: StagedCheckpointer | None = None
+        self._stamps = Stamps(tables.tracker, tables, store)
         if store is not None and policy is not None:
             check_stored(store, tables)
             policy = policy if arrange else LeftToOthers(policy)
             self._source = TrackedSource(
-                tables.tracker, list(tables), owns=lambda _, keys: tables.owns(keys)
-            )
+                tables.tracker, tables, owns=lambda _, keys: tables.owns(keys), stamps=self._stamps
+            )  # fmt: skip
             self._staged = StagedCheckpointer(
                 store, policy, SourceDevice(self._source, store.state.tables), folder / CHECKPOINT,
                 chunk_bytes=chunk_bytes, prepare_thread=give_way,
@@ -381,6 +379,7 @@ class RankedOutput:
         begin = time.monotonic()
         error: Exception | None = None
         self._reading = self._tables.tracker.read(PUBLISH)
+        self._stamps.mark_reading(plan.version, self.publisher.rewritten_at, self._reading)
         try:
             self._log_sender.send(self._reading, self.publisher, step)
         except Exception as raised:
@@ -406,7 +405,7 @@ class RankedOutput:
             self._log_sender.wait()
             if error is None:
                 publisher.flush()
-                facts["counted"] = publisher.counted()
+                facts |= {"counted": publisher.counted(), "time_ns": time.time_ns()}
                 if dense is not None and self._dense is not None:
                     facts["dense"] = self._dense(step, dense["model"])
         except Exception as raised:
@@ -414,20 +413,18 @@ class RankedOutput:
         failure, all_facts = meet(link, self._log_failure(error), facts)
         position: Position | None = None
         if failure is None:
-            counts = [facts["counted"] for facts in all_facts]
-            names = sorted({name for count in counts for name in count})
-            everywhere = {name: sum(count.get(name, 0) for count in counts) for name in names}
-            location = all_facts[0].get("dense")
             try:
-                publisher.commit(version, step, location, everywhere=everywhere)
+                publisher.commit(version, step, **shared_by_ranks(all_facts))
                 position = publisher.position()
+                self._stamps.commit(version, publisher.committed_ns)
             except Exception as raised:
                 error = raised
             failure, _ = meet(link, self._log_failure(error))
         if failure is None:
             self._timeline.add(Span("log", "publish", step, begin, time.monotonic()))
             self._tell(Written(PUBLISH, step, version, begin))
-        return Outcome(PUBLISH, step, failure, error, position=position)
+        commits = self._stamps.commits
+        return Outcome(PUBLISH, step, failure, error, position=position, commits=commits)
 
     def _tell(self, written: Written) -> None:
         try:
@@ -458,11 +455,11 @@ class RankedOutput:
 
         def complete() -> Mapping[str, bytes]:
             """Return all parts. Called when the rows are in the store."""
-            if dense is not None:
-                parts.update(Parts.encode(dense))
+            parts.update({} if dense is None else Parts.encode(dense))
+            commits = None
             if log_outcome is not None:
-                self._add_position(parts, log_outcome)
-            return parts
+                commits = self._add_position(parts, log_outcome).commits
+            return parts if rank else parts | self._stamps.parts(commits)
 
         chosen: Future[Mapping[str, Table]] | None = None if decision.tables else Future()
         copied: Future[None] = Future()
@@ -485,8 +482,8 @@ class RankedOutput:
                 chosen=chosen,
             )  # fmt: skip
 
-    def _add_position(self, parts: dict[str, bytes], log_outcome: Future[Outcome]) -> None:
-        """Add the log's position to the parts, once its version exists.
+    def _add_position(self, parts: dict[str, bytes], log_outcome: Future[Outcome]) -> Outcome:
+        """Add the log's position to the parts, once its version exists; return its outcome.
 
         Raise Unavailable if that is tried again, and this version with it. After an error for which
         training stops, the version has no position.
@@ -499,6 +496,7 @@ class RankedOutput:
             parts.update(Published(outcome.position, {}).parts(self._link.rank))
         elif outcome.failure is not None and not outcome.failure.is_final:
             raise Unavailable(outcome.explain())
+        return outcome
 
     def _finish_store(self, step: int, begin: float, copied: Future[None]) -> Outcome:
         """Commit the store's version on rank 0, once all ranks have written their shares."""
@@ -572,7 +570,7 @@ class RankedOutput:
                     self._follows = 0
                 self._tables.erase()
                 return Restored(0, b"", None)
-            load_rows(store, newest, self._tables)
+            load_rows(store, newest, self._tables, self._stamps)
             owed = None if self.publisher is None else find_owed(store, newest, self._tables)
             track_again(
                 source, store, newest.version, self._tables.tracker, owed,
@@ -596,5 +594,7 @@ class RankedOutput:
         """
         if self.publisher is None:
             raise FailedPrecondition("RankedOutput has no publisher: give it one")
-        if begin_run(self.publisher, self._tables, self._link, restored, self._bases):
+        if begin_run(self.publisher, self._tables, self._link, restored, self._bases, self._stamps):
             owe(self._tables.tracker, {})  # servers have all rows from the base
+        elif not restored.is_exact:
+            self._stamps.owe_all()

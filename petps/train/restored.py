@@ -22,6 +22,7 @@ from petps.publish import Position
 from petps.train.dense import encode_dense, get_random_state, load_dense, set_random_state
 from petps.train.lone import Tables
 from petps.train.output import has_exact_rows, read_pieces
+from petps.train.stamps import Stamps
 from petps.train.table import Keys
 
 __all__ = ["DENSE", "Parts", "Restored", "find_newest", "find_owed", "load_rows"]
@@ -98,11 +99,13 @@ def find_newest(store: Store, version: int | None) -> Version | None:
     return newest
 
 
-def load_rows(store: Store, newest: Version, tables: Tables) -> None:
-    """Load the rows and the admission counts that this rank owns now."""
+def load_rows(store: Store, newest: Version, tables: Tables, stamps: Stamps) -> None:
+    """Load the rows, their stamps and the admission counts that this rank owns now."""
     store.refresh()
+    stamps.begin_load(store, newest.version)
     for table in tables:
-        table.load_pieces(read_pieces(store, newest.version, table.name, tables.owns))
+        pieces = read_pieces(store, newest.version, table.name, tables.owns)
+        table.load_pieces(stamps.load(table.name, pieces))
         counts = [
             store.part(newest.version, name)
             for name in newest.parts

@@ -1,6 +1,6 @@
 """A training's run of the log: its publishers, and how it begins.
 
-Owns:        publisher_of(), begin_run().
+Owns:        publisher_of(), begin_run(), check_bases().
 Never does:  publish rows.
 Called by:   trainers, demo, bench; ranks.py (begin_run).
 Invariants:  all ranks publish the same run, which rank 0 chooses. After it has begun, a server
@@ -18,9 +18,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from petps.checkpoint import BaseInfo, Column, split_by_partition, write_base
+from petps.checkpoint import BaseInfo, Column, Store, split_by_partition, write_base
+from petps.checkpoint.bundle import CHUNK_BYTES
 from petps.checkpoint.chunk import Bytes, Mask
 from petps.delta import DeltaLog, TableSchema
+from petps.errors import InvalidArgument
 from petps.publish import Publisher
 from petps.train.agree import fail_together, follow_first
 from petps.train.behind import GIVE_UP_AFTER_SECONDS, PatientLog
@@ -28,9 +30,10 @@ from petps.train.link import Link
 from petps.train.lone import Tables
 from petps.train.message import read_bool, read_int
 from petps.train.restored import Restored
+from petps.train.stamps import Stamps
 from petps.train.table import ROW, Keys, TrainedTable, widths_of
 
-__all__ = ["begin_run", "publisher_of"]
+__all__ = ["begin_run", "check_bases", "publisher_of"]
 
 # A server may still read the base of the run before.
 RUNS_KEPT: Final = 2
@@ -65,15 +68,31 @@ def publisher_of(
         return make(run, tables.owned_partitions())
 
 
+def check_bases(store: Store | None, publisher: Publisher | None, bases: object) -> None:
+    """Raise InvalidArgument if a run needs a folder of bases and there is none."""
+    is_quantised = store is not None and store.state.quantising is not None
+    if is_quantised and publisher is not None and bases is None:
+        raise InvalidArgument(
+            "a quantised store rounds rows, so a run that continues from it begins with a base: "
+            "give bases, a folder that servers read, or a store with quantising=None"
+        )
+
+
 def begin_run(
-    publisher: Publisher, tables: Tables, link: Link, restored: Restored, bases: Path | None
+    publisher: Publisher,
+    tables: Tables,
+    link: Link,
+    restored: Restored,
+    bases: Path | None,
+    stamps: Stamps,
 ) -> bool:
     """Begin the run on this rank; return whether it begins with a base. All ranks call it.
 
     The rows that the trainer has now are those of the log if their version was exact and has a
     position, or if the log is empty. Otherwise each rank writes a base with its own rows into a
-    folder of ``bases``, which the markers of its partitions name. Without ``bases``, servers catch
-    up to the store's next version (bases: None).
+    folder of ``bases``, which the markers of its partitions name. The rows keep their ``stamps``
+    there, if the store has these and anything was published before; otherwise servers give them the
+    base's version. Without ``bases``, servers catch up to the store's next version (bases: None).
     """
     log, is_empty = publisher.log, False
     with fail_together(link, "the log's run was not begun"):
@@ -92,31 +111,43 @@ def begin_run(
     version = max(publisher.version, restored.position.version if restored.position else 0) + 1
     with fail_together(link, "the log's run was not begun"):
         info = BaseInfo(instance=publisher.model, version=version, partitions=tables.partitions)
-        rows = {
-            schema: split_by_partition(
-                schema, table.keys(), _ServedRows(table, schema), tables.partitions
-            )
-            for table in tables
-            for schema in publisher.schemas
-            if schema.name == table.name
-        }
-        write_base(folder, publisher.model, info, rows)
-    publisher.begin_base(str(folder), version=version, step=restored.step)
+        stamped = stamps.cover_all and len(stamps.commits) > 0
+        rows = {}
+        for table in tables:
+            for schema in publisher.schemas:
+                if schema.name == table.name:
+                    served = _ServedRows(table, schema, stamps if stamped else None)
+                    rows[schema] = split_by_partition(
+                        schema, table.keys(), served, tables.partitions, stamps=served.stamps
+                    )
+        write_base(
+            folder, publisher.model, info, rows,
+            stamped=stamps.names if stamped else (), commits=stamps.commits if stamped else None,
+        )  # fmt: skip
+    publisher.begin_base(str(folder), version=version, step=restored.step, stamped=stamped)
     if link.rank == 0:
         _remove_old(bases, publisher.model)
     return True
 
 
 class _ServedRows:
-    """The rows of keys of a trained table, as uint8[n, row_bytes], and which of them exist."""
+    """The rows of keys of a trained table, as uint8[n, row_bytes], and which of them exist.
 
-    def __init__(self, table: TrainedTable, schema: TableSchema) -> None:
+    stamps: uint32[n or more], where a call puts those of the rows; None: they have none.
+    """
+
+    def __init__(self, table: TrainedTable, schema: TableSchema, known: Stamps | None) -> None:
         self._table = table
         self._column = Column(ROW, schema.dtype, schema.dim)
+        self._known = known
+        rows = CHUNK_BYTES // (8 + schema.row_bytes) + 1
+        self.stamps = None if known is None else np.empty(rows, np.uint32)
 
     def __call__(self, keys: Keys) -> tuple[Bytes, Mask | None]:
         gathered = self._table.gather(keys)
         rows = self._column.stored(np.ascontiguousarray(gathered.columns[ROW]))
+        if self._known is not None and self.stamps is not None:
+            self.stamps[: len(keys)] = self._known.of(self._table.name, keys, gathered)
         return rows, None if gathered.deleted is None else ~gathered.deleted
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from petps import _native
+from petps.checkpoint.chunk import STAMP
 from petps.delta.schema import MAX_DIM, check_name, partition_of
 from petps.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from petps.pool import MAX_ROWS_PER_APPLY, Pool
@@ -138,6 +139,8 @@ class ShardedTable:
         """Whether the last value of a slot counts the uses of the row."""
         self._has_last_use = spec.removal is not None and spec.removal.needs_last_use
         self._removed = dict.fromkeys(RULES, 0)
+        self.last_step, self._has_restarted = 0, False  # the step that wrote rows last
+        self._group: Callable[[Steps], npt.NDArray[Any]] = lambda steps: steps
         self._table = table
         self._tracker = tracker
         self._salt = mix(np.array([seed], np.uint64) ^ _hash_name(spec.name))
@@ -171,6 +174,8 @@ class ShardedTable:
 
         Raise ResourceExhausted in a full table.
         """
+        self._has_restarted |= batch < self.last_step
+        self.last_step = batch
         self._apply(keys, slots, batch)
         self.admission.commit(batch)
         self._tracker.track(self.name, keys)
@@ -195,7 +200,20 @@ class ShardedTable:
         }
         if self._has_last_use:
             columns[LAST_USE] = last_use.view(np.uint8).reshape(len(keys), 4)
-        return Gathered(columns, None if has_row.all() else ~has_row)
+        return Gathered(columns, None if has_row.all() else ~has_row, last_use)
+
+    def take_restart(self) -> bool:
+        """Return whether a batch had a lower number than the one before, since the last call."""
+        result, self._has_restarted = self._has_restarted, False
+        return result
+
+    def begin_steps(self, step: int, group: Callable[[Steps], npt.NDArray[Any]]) -> None:
+        """Note that no row which load_pieces() loads next is 2^31 steps from this one.
+
+        group: Without a rule that needs them, steps for which it returns the same are equal.
+        """
+        self.last_step, self._has_restarted = step, False
+        self._group = self._group if self._has_last_use else group
 
     def remove(self, step: int, sum_over_ranks: SumOverRanks) -> None:
         """Remove and track the rows that the rules remove after ``step``, whose rows are written.
@@ -264,7 +282,7 @@ class ShardedTable:
     def load_pieces(self, pieces: Iterable[tuple[Keys, Mapping[str, npt.NDArray[Any]]]]) -> None:
         """See TrainedTable. Erases keys that no piece has, and does not write rows that are equal.
 
-        Holds one piece and 8 bytes a row in memory.
+        Pieces may have LAST_USE also if no rule needs it. Holds one piece and 8 bytes a row.
         """
         loaded = [np.empty(0, np.uint64)]
         for keys, columns in pieces:
@@ -273,13 +291,15 @@ class ShardedTable:
                 slots = np.concatenate([columns[name][part] for name in self.columns], axis=1)
                 slots = np.ascontiguousarray(slots, np.float32)
                 last_use = np.zeros(len(slots), np.uint32)
-                if self._has_last_use:
+                if LAST_USE in columns:
                     last_use = np.ascontiguousarray(columns[LAST_USE][part]).view(np.uint32)[:, 0]
+                    ahead = (last_use - np.uint32(self.last_step & 0xFFFFFFFF)).view(np.int32)
+                    self.last_step += int(ahead.max(initial=0))
                 old_slots, has_row, old_last_use = self._pull(keys[part])
                 same_bits = old_slots.view(np.uint32) == slots.view(np.uint32)
                 is_same = has_row & same_bits.all(axis=1)
-                if self._has_last_use:
-                    is_same &= last_use == old_last_use
+                if LAST_USE in columns:
+                    is_same &= self._group(last_use) == self._group(old_last_use)
                 changed = keys[part][~is_same], slots[~is_same], last_use[~is_same]
                 try:
                     self._apply(*changed)
@@ -305,7 +325,8 @@ class ShardedTable:
         return slots, has_row, last_use
 
     def _check_columns(self, keys: Keys, columns: Mapping[str, npt.NDArray[Any]]) -> None:
-        widths = self.columns | ({LAST_USE: 4} if self._has_last_use else {})
+        has_steps = self._has_last_use or LAST_USE in columns
+        widths = self.columns | ({LAST_USE: 4} if has_steps else {})
         check_columns(self.name, widths, columns)
         for name, width in widths.items():
             if columns[name].shape != (len(keys), width):
@@ -338,8 +359,8 @@ class ShardedTable:
         slots = np.full((len(keys), self.width), self.optimizer.initial(dim), np.float32)
         if self.has_uses:
             slots[:, -1] = 0
-        counters = np.arange(1, dim + 1, dtype=np.uint64) * GOLDEN
-        bits = mix(mix(keys ^ self._salt)[:, None] + counters) >> np.uint64(40)
+        bits = mix(keys ^ self._salt)[:, None] + np.arange(1, dim + 1, dtype=np.uint64) * GOLDEN
+        bits = mix(bits) >> np.uint64(40)
         unit = bits.astype(np.float32) * np.float32(2.0**-24)  # exact: 24 bits
         slots[:, :dim] = (unit * np.float32(2) - np.float32(1)) * np.float32(self.spec.initial)
         return slots
@@ -501,11 +522,11 @@ class ShardedTables:
 def _slot_columns(spec: TableSpec, optimizer: Optimizer) -> dict[str, int]:
     """Return the widths of the columns of a slot, by name. USES is the last one, if it has one."""
     columns = {ROW: spec.dim, **optimizer.columns(spec.dim)}
-    reserved = columns.keys() & {LAST_USE, USES}
+    reserved = columns.keys() & {LAST_USE, USES, STAMP}
     if reserved:
         raise InvalidArgument(
             f"table {spec.name}: the optimizer has a column {min(reserved)!r}, which petps has for "
-            "removals: give the column another name"
+            "itself: give the column another name"
         )
     if spec.removal is not None and spec.removal.needs_uses:
         columns[USES] = 1

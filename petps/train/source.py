@@ -17,6 +17,7 @@ from petps.checkpoint import Store
 from petps.checkpoint.state import Version
 from petps.checkpoint.store import DIFFERENCE
 from petps.errors import FailedPrecondition, InvalidArgument, NotFound
+from petps.train.stamps import Stamps
 from petps.train.table import Gathered, Keys, Mask, TrainedTable
 from petps.train.tracker import Reading, Tracker
 
@@ -32,7 +33,8 @@ class TrackedSource:
     acknowledges nothing. A difference is never acknowledged, because the next difference is
     relative to the same base. The source passes all gathered rows to ``on_gathered``. The
     constructor adds the tenant to the tracker if it is missing. owns(table, keys): bool[n], which
-    of a store's keys belong to this rank (None: all).
+    of a store's keys belong to this rank (None: all). stamps: the rows' versions in the log, for
+    tables whose stored rows have a column for them.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class TrackedSource:
         *,
         tenant: str = CHECKPOINT,
         owns: Callable[[str, Keys], Mask] | None = None,
+        stamps: Stamps | None = None,
     ) -> None:
         self.tables = {table.name: table for table in tables}
         unknown = set(self.tables) - set(tracker.tables)
@@ -49,7 +52,7 @@ class TrackedSource:
             raise NotFound(f"the tracker has no table {min(unknown)!r}: call its add_table()")
         self.tenant = tenant
         self.on_gathered: Callable[[str, Keys, Gathered], None] | None = None
-        self._owns = owns
+        self._owns, self._stamps = owns, stamps
         self._tracker = tracker
         self._reading: Reading | None = None
         self._since: int | None = None  # the version at which the tenant's position was
@@ -132,7 +135,10 @@ class TrackedSource:
         gathered = self._table(table).gather(keys)
         if self.on_gathered is not None:
             self.on_gathered(table, keys, gathered)
-        return gathered.columns, gathered.deleted
+        columns = gathered.columns
+        if self._stamps is not None:  # after on_gathered, which may publish the rows
+            columns = {**columns, **self._stamps.columns(table, keys, gathered)}
+        return columns, gathered.deleted
 
     def _table(self, name: str) -> TrainedTable:
         table = self.tables.get(name)

@@ -20,6 +20,7 @@ from petps.errors import AlreadyExists
 from petps.train.agree import fail_together
 from petps.train.link import Links
 from petps.train.lone import Tables
+from petps.train.stamps import STAMP_COLUMN, can_keep_stamps
 
 __all__ = ["QUANTISING", "open_store", "store_tables"]
 
@@ -29,8 +30,13 @@ __all__ = ["QUANTISING", "open_store", "store_tables"]
 QUANTISING: Final = Quantising.for_training(hours=240, hours_between_failures=12)
 
 
-def store_tables(tables: Tables) -> list[Table]:
-    """Return the tables for Store.create(): the row, the optimizer's columns, those of removals."""
+def store_tables(tables: Tables, *, stamps: bool = False) -> list[Table]:
+    """Return the tables for Store.create(): the row, the optimizer's columns, those of removals.
+
+    stamps: Whether each row also keeps the version of the log that published it last, in the tables
+    that can (stamps.py).
+    """
+    has_stamps = {table.name for table in tables if can_keep_stamps(tables.tracker, table)}
     return [
         Table(
             table.name,
@@ -39,7 +45,8 @@ def store_tables(tables: Tables) -> list[Table]:
                 if values.dtype == np.uint8
                 else Column(name, "f32", values.shape[1])
                 for name, values in table.gather(np.empty(0, np.uint64)).columns.items()
-            ),
+            )
+            + ((STAMP_COLUMN,) if stamps and table.name in has_stamps else ()),
         )
         for table in tables
     ]
@@ -52,16 +59,21 @@ def open_store(
     links: Links,
     *,
     quantising: Quantising | None = QUANTISING,
+    stamps: bool = False,
 ) -> Store:
     """Return this rank's handle of the store at ``url``. Rank 0 creates it if there is none.
 
-    All ranks call this. A store that exists keeps the quantisation that it was created with
-    (Store.expect() changes it).
+    All ranks call this. A store that exists keeps the columns and the quantisation that it was
+    created with (Store.expect() changes the latter).
 
     Args:
         quantising: How often the training is expected to resume, which decides the bits of rows:
             Quantising.for_training(hours, hours_between_failures) computes it. None: store rows as
             they are, so that a training resumes with the very bits of a version.
+        stamps: Keep with each row, in 4 bytes, the version of the log that published it last. Give
+            True if the rows are published and expire on servers: a server that catches up to a
+            version without stamps keeps its rows longer than one that follows the log. It cannot
+            be added later.
 
     Raises:
         InvalidArgument, IoError: As Store.create(); on the other ranks Unavailable, which names the
@@ -70,6 +82,6 @@ def open_store(
     with fail_together(links.dense, "the store was not created"):
         if links.dense.rank == 0:
             with contextlib.suppress(AlreadyExists):
-                Store.create(url, model, store_tables(tables), quantising)
+                Store.create(url, model, store_tables(tables, stamps=stamps), quantising)
     with fail_together(links.dense, "the store was not opened"):
         return Store.open(url)

@@ -31,11 +31,13 @@ class Gathered:
     """Gathered rows.
 
     columns: by name float32[n, dim], "row" and optimizer state, and the stored bytes uint8[n, 4] of
-    a column of uint32. deleted: bool[n], or None.
+    a column of uint32. deleted: bool[n], or None. last_steps: uint32[n], the low 32 bits of the
+    step that wrote each row last, if the table knows it.
     """
 
     columns: Mapping[str, npt.NDArray[Any]]
     deleted: Mask | None = None
+    last_steps: npt.NDArray[np.uint32] | None = None
 
 
 class TrainedTable(Protocol):

@@ -2,7 +2,11 @@
 // renewal. The contract suite and tcp_limits_test.cc run over TLS too. Does not cover: certificates
 // and streams themselves (tests/native/tls).
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "tls_client.h"
 #include "transport/limits.h"
@@ -42,6 +46,27 @@ class DamagingClient final : public Client {
   size_t sent_ = 0;
 };
 
+// Return whether this kernel can encrypt. If PETPS_TEST_KERNEL_TLS is set, it must.
+bool kernel_has_tls() {
+  const int listening = ::socket(AF_INET, SOCK_STREAM, 0);
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(kLoopback);
+  socklen_t length = sizeof(address);
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  const bool is_connected =
+      ::bind(listening, generic, length) == 0 && ::listen(listening, 1) == 0 &&
+      ::getsockname(listening, generic, &length) == 0 && ::connect(fd, generic, length) == 0;
+  EXPECT_TRUE(is_connected);
+  const bool has_tls = ::setsockopt(fd, IPPROTO_TCP, TCP_ULP, "tls", 4) == 0;
+  ::close(fd);
+  ::close(listening);
+  const bool is_promised = std::getenv("PETPS_TEST_KERNEL_TLS") != nullptr;
+  EXPECT_TRUE(has_tls || !is_promised) << "modprobe tls";
+  return has_tls;
+}
+
 class TlsDoor : public testing::Test {
  protected:
   TlsDoor() {
@@ -65,6 +90,8 @@ class TlsDoor : public testing::Test {
     return connect_plain(transport_->port(), from);
   }
   std::unique_ptr<TlsClient> connect() { return connect_tls(plain()); }
+  void gather(GatherMode mode) { options_.gather = std::make_shared<const GatherChoice>(mode); }
+  uint64_t by_kernel() const { return echo_->endpoint().counters().opened_kernel_tls; }
   bool is_served(Client& client) { return echo_->answers(client, 3); }
   bool wait_until(const std::function<bool()>& condition) { return echo_->wait_until(condition); }
   PeerIdentity identity() {
@@ -179,12 +206,48 @@ TEST_F(TlsDoor, AChangedByteClosesItsConnectionAndIsNotAnswered) {
 }
 
 TEST_F(TlsDoor, NewKeysAreUsed) {
+  gather(GatherMode::kCopy);
   serve();
   auto client = connect();
   for (int i = 0; i < 5; ++i) {
     client->update_keys();
     EXPECT_TRUE(is_served(*client));
   }
+}
+
+TEST_F(TlsDoor, TheKernelEncryptsWhereItCan) {
+  gather(GatherMode::kSendmsg);
+  serve();
+  auto client = connect();
+  EXPECT_TRUE(is_served(*client));
+  EXPECT_EQ(by_kernel(), kernel_has_tls() ? 1u : 0u);
+  EXPECT_TRUE(identity().encrypted);
+}
+
+TEST_F(TlsDoor, TheKernelEncryptsNothingWhereRowsAreCopied) {
+  gather(GatherMode::kCopy);
+  serve();
+  auto client = connect();
+  EXPECT_TRUE(is_served(*client));
+  EXPECT_EQ(by_kernel(), 0u);
+}
+
+TEST_F(TlsDoor, TheKernelKeepsItsKeySoAPeerThatAsksForANewOneConnectsAgain) {
+  gather(GatherMode::kSendmsg);
+  serve();
+  auto client = connect();
+  ASSERT_TRUE(is_served(*client));
+  client->update_keys();
+  if (by_kernel() == 0) {
+    EXPECT_TRUE(is_served(*client));
+    return;
+  }
+  client->send(test_frame(1, 8));
+  EXPECT_EQ(client->read_to_end(), "");
+  ASSERT_TRUE(wait_until([&] { return echo_->closed == 1; }));
+  EXPECT_NE(echo_->reasons().back().find("asks for new keys"), std::string::npos)
+      << echo_->reasons().back();
+  EXPECT_TRUE(is_served(*connect()));
 }
 
 TEST_F(TlsDoor, ASlowRecordIsASlowFrame) {
@@ -262,6 +325,7 @@ TEST_F(TlsDoor, AThousandHandshakesAtOnceDelayNoRequest) {
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
   if (files.rlim_cur < 2 * kPeers + 100) GTEST_SKIP() << "needs 2,100 file descriptors";
   options_.handshakes = {.at_once = kPeers, .of_one_peer = kPeers, .handshake_ms = 600'000};
+  options_.limits.frame_ms = 600'000;  // a peer that sends no request stays, however slow this is
   serve();
   auto good = connect();
   std::vector<std::unique_ptr<TlsClient>> peers;

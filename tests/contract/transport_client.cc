@@ -201,7 +201,9 @@ std::vector<Backend> backends() {
       tcp_backend("tcp_sendmsg", GatherMode::kSendmsg),
       tcp_backend("tcp_zerocopy", GatherMode::kZerocopy),
       tcp_backend("tcp_auto", GatherMode::kAuto),
-      tcp_backend("tcp_tls", GatherMode::kAuto, true),
+      tcp_backend("tcp_tls", GatherMode::kCopy, true),
+      // Where the kernel has TLS (tests/lab), it encrypts, and rows are gathered.
+      tcp_backend("tcp_kernel_tls", GatherMode::kSendmsg, true),
   };
   for (Backend& rdma : rdma_backends()) all.push_back(std::move(rdma));
   return all;

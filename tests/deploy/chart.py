@@ -32,6 +32,13 @@ def render(values: Path, *settings: str, chart: Path = CHART) -> str:
     return process.stdout
 
 
+def refusal_of(values: Path, setting: str) -> str:
+    """Return why the chart refuses a setting, given as JSON."""
+    process = helm("template", RELEASE, CHART, "--values", values, "--set-json", setting)
+    assert process.returncode != 0, process.stdout[-500:]
+    return process.stderr
+
+
 class Objects:
     """The objects of a rendered chart."""
 
@@ -49,14 +56,18 @@ class Objects:
         assert len(found) == 1, (kind, name, len(found))
         return found[0]
 
+    def all(self, kind: str) -> list[Any]:
+        """Return all objects of this kind."""
+        return [document for document in self.documents if document["kind"] == kind]
+
     def has(self, kind: str) -> bool:
         """Return whether there is an object of this kind."""
         return any(document["kind"] == kind for document in self.documents)
 
     @property
     def pod(self) -> Any:
-        """Return the specification of a pod."""
-        return self.find("StatefulSet")["spec"]["template"]["spec"]
+        """Return the specification of a server's pod, with zones of the first one."""
+        return self.all("StatefulSet")[0]["spec"]["template"]["spec"]
 
     @property
     def server(self) -> Any:

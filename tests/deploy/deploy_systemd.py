@@ -26,7 +26,9 @@ PYTHON = "/opt/petps/python"  # in the machine: the interpreter, which may lie i
 POOL = "/var/lib/petps/ctr/petps.pool"
 LOG = "/run/petps.log"
 UNIT = "petps@ctr.service"
+RUN = "petps-run@{}.service"
 URL = "petps://127.0.0.1:7070"
+ROUTER_URL = "petps://127.0.0.1:7080"
 # As an installed `petps`, which finds its packages and libraries without the environment.
 COMMAND = f"""#!/bin/sh
 export LD_LIBRARY_PATH={PYTHON}/lib
@@ -54,16 +56,22 @@ DROP_IN = f"[Service]\nStandardOutput=append:{LOG}\nStandardError=append:{LOG}\n
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    for home in ("/root", "/home"):
-        if ROOT.is_relative_to(home):
-            raise NotAvailable(f"{ROOT} is hidden from the service (ProtectHome): move it")
+    for hidden in ("/root", "/home", "/tmp", "/var/tmp"):
+        if ROOT.is_relative_to(hidden):
+            raise NotAvailable(
+                f"{ROOT} is hidden from the service (ProtectHome, PrivateTmp): move it"
+            )
     if importlib.util.find_spec("petps.server.notify") is None:
         raise NotAvailable("the server of this tree does not tell systemd that it is ready")
     files = {f"{UNITS}/{path.name}": path.read_text() for path in SYSTEMD.glob("*.service")}
     files |= {
         f"{UNITS}/{UNIT}.d/test.conf": DROP_IN,
+        f"{UNITS}/{RUN.format('')}.d/test.conf": DROP_IN,
         "/etc/sysusers.d/petps.conf": (SYSTEMD / "petps.sysusers.conf").read_text(),
         "/etc/petps/ctr.toml": CONFIGURATION,
+        "/etc/petps/router.toml": f'[router]\nservers = "{URL}"\n',
+        # No etcd answers there.
+        "/etc/petps/controller.toml": '[cluster]\nendpoints = ["http://127.0.0.1:1"]\n',
         PETPS: COMMAND,
         f"{PETPS}.py": MAIN,
     }
@@ -165,6 +173,36 @@ def test_a_server_that_hangs_is_started_again(running: Machine) -> None:
         lambda: is_another(running, before),
     )
     assert "Watchdog timeout" in running.log
+
+
+def test_a_router_passes_on_pulls_and_has_no_rights(running: Machine) -> None:
+    push(running, 3)
+    running.run("systemctl", "start", RUN.format("router"))
+    report = json.loads(running.run(PETPS, "pull", ROUTER_URL, "items", 3, "--json").stdout)
+    assert report["rows"][0]["row"] == [3.0] * 4
+    process = running.show(RUN.format("router"), "MainPID")
+    facts = running.run("cat", f"/proc/{process}/status").stdout
+    assert "CapEff:\t" + "0" * 16 in facts
+    running.run("systemctl", "stop", RUN.format("router"))
+    assert running.show(RUN.format("router"), "Result") == "success"
+
+
+def test_a_controller_runs_while_etcd_is_away_and_is_started_again_if_it_hangs(
+    machine: Machine,
+) -> None:
+    unit = RUN.format("controller")
+    machine.run("systemctl", "start", unit)
+    before = machine.show(unit, "MainPID")
+    machine.run("kill", "-STOP", before)
+    wait_until(
+        "the watchdog has started another one",
+        lambda: (
+            machine.show(unit, "MainPID") not in ("0", before)
+            and machine.show(unit, "ActiveState") == "active"
+        ),
+    )
+    machine.run("systemctl", "stop", unit)
+    assert machine.show(unit, "Result") == "success"
 
 
 def test_it_stops_cleanly(running: Machine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -96,8 +97,6 @@ def test_petps_reads_its_configuration(values: Path) -> None:
     "value", ['a"b\\c\nd\té\u2028#', 1, 0, -3, 2.5, 1e-9, 123456789012, True, [1, 2.5], ["a", "b"]]
 )
 def test_the_file_has_each_value_as_it_was_given(value: Any) -> None:
-    import json
-
     text = objects("try", f"config.ingest={json.dumps({'some.key': value, 'none': None})}").toml
     arrived = tomllib.loads(text)["ingest"]
     assert arrived == {"some.key": value}
@@ -127,6 +126,19 @@ def test_each_pod_finds_itself_in_the_shard_map(example: str) -> None:
         ])  # fmt: skip
     mounts = {mount["name"]: mount["mountPath"] for mount in found.server["volumeMounts"]}
     assert arguments[arguments.index("--shard-map") + 1] == f"{mounts['shards']}/shards.json"
+
+
+def test_grpc_addresses_are_in_the_map_on_request() -> None:
+    def servers(*settings: str) -> list[dict[str, Any]]:
+        found = objects("shards", *settings).find("ConfigMap", f"{NAME}-shards")
+        content = found["data"]["shards.json"]
+        shard_map.parse(content.encode(), "shards")
+        entries: list[dict[str, Any]] = json.loads(content)["servers"]
+        return entries
+
+    assert not any("grpc_address" in entry for entry in servers())
+    for entry in servers("shardMap.grpcAddresses=true", "config.server.grpc_port=7171"):
+        assert entry["grpc_address"] == entry["address"].replace(":7070", ":7171")
 
 
 def test_one_pod_needs_no_shard_map() -> None:

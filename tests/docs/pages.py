@@ -10,6 +10,8 @@ above a block changes that:
     <!-- fails: TEXT -->              the block must fail, and its output must contain TEXT
     <!-- file: NAME -->               a block of any language is written to this file
     <!-- needs: kafka -->             above the first block: a broker listens on 127.0.0.1:9092
+    <!-- needs: etcd -->              above the first block: the program etcd is on the PATH
+    <!-- needs: ray -->               above the first block: petps runs where Ray is installed
 
 A block inside a comment runs as any other, and readers do not see it. Pages of the runbook make
 there the failure that they are about, so that nobody pastes it at night:
@@ -112,6 +114,11 @@ def script_of(page: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def needs_of(page: Path) -> list[str]:
+    """Return what the page needs beside petps."""
+    return _NEEDS.findall(page.read_text())
+
+
 @contextmanager
 def _broker(folder: Path) -> Iterator[None]:
     from tests.kafka.broker import Broker
@@ -129,8 +136,14 @@ def run_page(page: Path) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     tools = Path(sys.executable).parent
+    needs = needs_of(page)
+    path = f"{tools}:{os.environ['PATH']}"
+    if "etcd" in needs:
+        from tests.etcd.server import program
+
+        path += f":{program().parent}"
     environment = {
-        "PATH": f"{tools}:{os.environ['PATH']}",
+        "PATH": path,
         "HOME": os.environ.get("HOME", "/"),
         "COLUMNS": "100",
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
@@ -141,7 +154,9 @@ def run_page(page: Path) -> int:
         script.write_text(script_of(page))
         work = folder / "work"
         work.mkdir()
-        needs = _NEEDS.findall(page.read_text())
+        if "ray" in needs:
+            _write_petps(folder / "bin", environment)
+            environment["RAY_TMPDIR"] = str(folder)
         with _broker(folder / "kafka") if "kafka" in needs else nullcontext():
             process = subprocess.Popen(
                 ["bash", str(script)], cwd=work, env=environment, start_new_session=True
@@ -155,6 +170,15 @@ def run_page(page: Path) -> int:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # what the page left running
                 _wait_for_group(process.pid)
+
+
+def _write_petps(folder: Path, environment: dict[str, str]) -> None:
+    """Put a command petps of this interpreter on the PATH: its environment has no script of it."""
+    folder.mkdir()
+    program = folder / "petps"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m petps.cli "$@"\n')
+    program.chmod(0o755)
+    environment["PATH"] = f"{folder}:{environment['PATH']}"
 
 
 def _wait_for_group(group: int) -> None:

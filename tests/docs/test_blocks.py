@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs import pages
+from tests.etcd import server as etcd_server
 from tests.seed import SEED
 
 # A page of the runbook makes a failure on a real server, which takes 5 to 10 s of a processor. So
@@ -34,13 +35,15 @@ def pages_to_run() -> list[Path]:
 
 PAGES = pages_to_run()
 NETWORK = ["unshare", "--net"]
+RAY_PYTHON = pages.ROOT / ".venv-train/bin/python"
 
 
 def run(page: Path) -> subprocess.CompletedProcess[str]:
     if subprocess.run([*NETWORK, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("no network namespaces here (unshare --net): run as root")
+    python = RAY_PYTHON if "ray" in pages.needs_of(page) else sys.executable
     return subprocess.run(
-        [*NETWORK, sys.executable, "-m", "tests.docs.pages", str(page)],
+        [*NETWORK, python, "-m", "tests.docs.pages", str(page)],
         cwd=pages.ROOT,
         text=True,
         stdout=subprocess.PIPE,
@@ -52,6 +55,13 @@ def run(page: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(pages.PAGE_SECONDS_MAX + 60)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(pages.ROOT).as_posix())
 def test_page_runs_as_pasted(page: Path) -> None:
+    if "etcd" in pages.needs_of(page):
+        try:
+            etcd_server.program()
+        except etcd_server.NotAvailable as reason:
+            pytest.skip(f"no etcd: {reason}")
+    if "ray" in pages.needs_of(page) and not RAY_PYTHON.exists():
+        pytest.skip("no Ray: make test-train installs it")
     done = run(page)
     assert done.returncode == 0, done.stdout[-6000:]
 

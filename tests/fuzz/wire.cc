@@ -72,6 +72,13 @@ Status decode_request(const FrameHeader& header, Bytes body, const Limits& limit
       start_pull_reply(pull.sections, head);
       finish_pull_reply(header.request_id, 1, pull.sections.size(), 0, head);
       encode_pull(header.request_id, pull, frame);
+      if (pull.trace.is_sampled()) {
+        FrameHeader again;
+        PullRequest same;
+        FUZZ_EXPECT(decode_header(frame, again).ok());
+        const Status status = decode_pull(again, Bytes(frame).subspan(kHeaderBytes), limits, same);
+        FUZZ_EXPECT(status.ok() && same.trace == pull.trace);
+      }
       return {};
     }
     case Opcode::kPush: {
@@ -134,7 +141,11 @@ Status decode_pull_reply(const FrameHeader& header, Bytes body) {
 void use(const ShardMap& map) {
   for (const ShardServer& server : map.servers) {
     FUZZ_EXPECT(shard_of(map, server.address).owned == server.partitions);
-    FUZZ_EXPECT(!replicas_of(map, server.address).empty());
+    const PartitionSet shared = shared_partitions(map, server.address);
+    for (uint32_t p = 0; p < map.partitions; ++p) {
+      if (has_partition(server.partitions, p))
+        FUZZ_EXPECT((owners_of(map, p).size() > 1) == has_partition(shared, p));
+    }
     FUZZ_EXPECT(!partitions_text(server.partitions).empty());
   }
 }
@@ -237,6 +248,7 @@ void check_any_map(Bytes bytes) {
     server.address = input.ConsumeRandomLengthString(12);
     server.partitions[0] = input.ConsumeIntegral<uint64_t>();
     server.partitions[15] = input.ConsumeBool() ? input.ConsumeIntegral<uint64_t>() : 0;
+    if (input.ConsumeBool()) server.zone = input.ConsumeRandomLengthString(4);
     map.servers.push_back(server);
   }
   if (map.version != 0) map.model = input.ConsumeRemainingBytesAsString();

@@ -1,4 +1,4 @@
-"""A server that shows every metric: tables, log, TLS, access, backups, scrubbing, a shard map."""
+"""A server that shows every metric: tables, log, TLS, access, backups, scrubbing, traces, a map."""
 
 from __future__ import annotations
 
@@ -61,6 +61,7 @@ class Watched:
             ingest={"log": folder / "log"},
             backup={"store": f"{folder}/store-{{address}}", "every": "1h"},
             scrub={"every": "10s"},
+            otel={"endpoint": "http://127.0.0.1:9"},  # nothing is sampled, so nobody is called
         )
 
     def write_map(self, version: int) -> None:

@@ -6,11 +6,8 @@ that only the first run needs a network. `python -m tests.s3.server` builds it a
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import http.client
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +15,10 @@ import time
 from pathlib import Path
 from typing import Final
 
+from tests.go_programs import NotAvailable, go_program
 from tests.ports import stable_port
+
+__all__ = ["NotAvailable", "Server", "program"]
 
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
@@ -33,45 +33,12 @@ BUCKET: Final = "models"
 HEALTH: Final = "/health"
 
 
-class NotAvailable(Exception):
-    """This machine has no Go, or cannot download the sources. Tests are skipped visibly."""
-
-
 def program() -> Path:
     """Return the path of the server, which is built once. Raise NotAvailable."""
-    pins = b"".join((HERE / name).read_bytes() for name in ("go.mod", "go.sum"))
-    path = CACHE / hashlib.sha256(pins).hexdigest()[:16] / "versitygw"
-    if path.exists():
-        return path
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with open(CACHE / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            _build(path)
-    return path
-
-
-def _build(path: Path) -> None:
-    go = shutil.which("go")
-    if go is None:
-        raise NotAvailable("the S3 server is not built and Go is missing: install Go")
-    temporary = path.parent.with_suffix(".tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    command = [go, "build", "-trimpath", "-ldflags=-s -w", "-o", str(temporary / path.name)]
-    # local: an older Go is an error, not the reason to download another one.
-    environment = os.environ | {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly"}
-    try:
-        process = subprocess.run(
-            [*command, PROGRAM], cwd=HERE, env=environment, capture_output=True, text=True,
-            check=False, timeout=BUILD_SECONDS_MAX,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise NotAvailable(f"Go did not build the S3 server in {BUILD_SECONDS_MAX} s") from None
-    if "checksum mismatch" in process.stderr:  # fail, do not skip: the download has other bytes
-        raise RuntimeError(f"the S3 server's sources differ from go.sum: {process.stderr}")
-    if process.returncode != 0:
-        raise NotAvailable(f"Go could not build the S3 server: {process.stderr[-300:].strip()}")
-    temporary.rename(path.parent)
+    pins = [HERE / "go.mod", HERE / "go.sum"]
+    return go_program(
+        "versitygw", CACHE, pins, PROGRAM, seconds_max=BUILD_SECONDS_MAX, flags=["-ldflags=-s -w"]
+    )
 
 
 class Server:

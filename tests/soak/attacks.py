@@ -25,12 +25,16 @@ from typing import Any
 
 from tests.system.frames import HEADER, HELLO, PULL, encode_frame, encode_pull
 
-__all__ = ["ATTACKS", "Result", "Target", "run_attack"]
+__all__ = ["ATTACKS", "HARMLESS", "Result", "Target", "run_attack"]
 
 SECONDS = 5.0  # for each step of an attacker
 BAD_TOKEN = "petps_" + "x" * 43
 CONNECTS = 10_000
 HANDSHAKES = 1000
+STREAMS = 1000  # of a burst of HTTP/2
+# Frames of HTTP/2 (RFC 9113, section 6).
+H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+H2_HEADERS, H2_RESET, H2_SETTINGS, H2_PING = 1, 3, 4, 6
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ class Attacker:
         self.number = number
         self.done = done
         self.context = ssl.create_default_context(cafile=target.ca)
+        self.http2 = ssl.create_default_context(cafile=target.ca)
+        self.http2.set_alpn_protocols(["h2"])
 
     def connect(self, port: int, address: int = 0) -> socket.socket | None:
         """Return a connection, or None if the server refused it or the attack is over.
@@ -86,13 +92,15 @@ class Attacker:
         self.result.refused += 1
         return None
 
-    def connect_tls(self, port: int, address: int = 0) -> ssl.SSLSocket | None:
+    def connect_tls(
+        self, port: int, address: int = 0, context: ssl.SSLContext | None = None
+    ) -> ssl.SSLSocket | None:
         """Return a connection after its handshake, or None if the server refused it."""
         raw = self.connect(port, address)
         if raw is None:
             return None
         try:
-            return self.context.wrap_socket(raw, server_hostname="127.0.0.1")
+            return (context or self.context).wrap_socket(raw, server_hostname="127.0.0.1")
         except (OSError, ValueError):
             raw.close()
             self.result.refused += 1
@@ -328,6 +336,78 @@ def is_refused_by_grpc(attacker: Attacker, port: int, method: str) -> bool:
     return False
 
 
+def http_flood(attacker: Attacker) -> None:
+    """Ask for the metrics without a token, on as many connections as there are places."""
+    peers = [attacker.connect_tls(attacker.target.http) for _ in range(16)]
+    for peer in filter(None, peers):
+        with contextlib.suppress(OSError):
+            peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    for peer in filter(None, peers):
+        answer = attacker.until_closed(peer)
+        if b" 401 " not in answer[:20]:
+            attacker.result.refused -= 1  # until_closed() has counted the end of the connection
+        peer.close()
+
+
+def frame(kind: int, stream: int, content: bytes = b"", flags: int = 0) -> bytes:
+    """Return a frame of HTTP/2."""
+    return struct.pack(">I", len(content))[1:] + struct.pack(">BBI", kind, flags, stream) + content
+
+
+def call_headers(path: bytes) -> bytes:
+    """Return the headers of a gRPC call, without compression (RFC 7541, appendix A)."""
+    text = b"\x83\x87"  # :method POST, :scheme https
+    for name, value in (
+        (b"\x04", path),
+        (b"\x01", b"localhost"),
+        (b"\x0f\x10", b"application/grpc"),
+    ):
+        text += name + bytes([len(value)]) + value
+    return text + b"\x00\x02te\x08trailers"
+
+
+def http2_flood(attacker: Attacker, burst: Callable[[int], bytes]) -> None:
+    """Send bursts of frames and read nothing but the end, until the server closes or for a while.
+
+    burst: takes the first free number of a stream.
+    """
+    peer = attacker.connect_tls(attacker.target.grpc, context=attacker.http2)
+    if peer is None:
+        return
+    try:
+        peer.settimeout(SECONDS)
+        peer.sendall(H2_PREFACE + frame(H2_SETTINGS, 0))
+        for round_ in range(20):
+            peer.sendall(burst(1 + 2 * STREAMS * round_))
+            attacker.result.tried += STREAMS
+            if attacker.has_ended(peer) or attacker.done.is_set():
+                break
+            peer.settimeout(SECONDS)
+    except OSError:  # closed, or it takes nothing any more
+        attacker.result.refused += 1
+    peer.close()
+
+
+def http2_resets(attacker: Attacker) -> None:
+    """Begin calls and reset each at once (CVE-2023-44487)."""
+    headers = call_headers(b"/petps.v1.Petps/Status")
+
+    def burst(first: int) -> bytes:
+        streams = range(first, first + 2 * STREAMS, 2)
+        return b"".join(
+            frame(H2_HEADERS, stream, headers, flags=4) + frame(H2_RESET, stream, bytes(4))
+            for stream in streams
+        )
+
+    http2_flood(attacker, burst)
+
+
+def http2_settings(attacker: Attacker) -> None:
+    """Send settings and pings, of which each wants an answer."""
+    part = frame(H2_SETTINGS, 0) + frame(H2_PING, 0, bytes(8))
+    http2_flood(attacker, lambda _: part * STREAMS)
+
+
 def np_keys(keys: list[int]) -> Any:
     """Return keys as an array; numpy is imported only by attackers that need it."""
     import numpy as np
@@ -347,7 +427,12 @@ ATTACKS: dict[str, Callable[[Attacker], None]] = {
     "10,000 connects": connects,
     "1,000 handshakes": handshakes,
     "bad tokens": bad_tokens,
+    "HTTP flood": http_flood,
+    "HTTP/2 resets": http2_resets,
+    "HTTP/2 settings": http2_settings,
 }
+# What the server need not refuse, because it costs little or only what each peer may cost.
+HARMLESS = frozenset({"10,000 connects", "HTTP/2 resets", "HTTP/2 settings"})
 
 
 def run_attack(name: str, target: Target, done: Event, results: Any, refused: Any) -> None:

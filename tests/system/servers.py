@@ -185,6 +185,15 @@ class Fleet:
         `follows` has the partitions that an address follows without owning them.
         """
         self._write_map(dict(zip(self.addresses, partitions, strict=True)), follows or {})
+        self._wait_for_map()
+
+    def use_map(self, path: Path) -> None:
+        """Rename the next version of the map over the map, and wait until every server has it."""
+        path.replace(self.map_file)
+        self.version += 1
+        self._wait_for_map()
+
+    def _wait_for_map(self) -> None:
         for server in self.servers:
             wait_until(
                 f"shard map {self.version}",
@@ -226,10 +235,12 @@ class Puller(threading.Thread):
         self.error: BaseException | None = None
         self._url = url
         self._pull = pull
-        self._options = options
         self._expected: tuple[type[Exception], ...] = ()
         if through_kills:
+            self._options = options
             self._expected = (petps_client.Unavailable, petps_client.DeadlineExceeded)
+        else:
+            self._options = {"deadline_ms": WAIT_MS, **options}
         self._done = threading.Event()
 
     def __enter__(self) -> Self:

@@ -141,6 +141,7 @@ def by_grpc(serving: Serving, operation: str, token: str | None) -> str:
             "ListTables": messages.ListTablesRequest(model="ranking"),
             "SetHotKeys": messages.SetHotKeysRequest(**named, keys=keys),
             "WatchVersions": messages.WatchVersionsRequest(model="ranking"),
+            "ReadShardMap": messages.ReadShardMapRequest(model="ranking"),
             "Status": messages.StatusRequest(),
             "health": health_pb2.HealthCheckRequest(),
         }

@@ -16,9 +16,10 @@ import pytest
 
 import petps
 from petps import _native, config
+from petps._native import EXPIRY_CELLS
 from petps.cli.commands.plan import make_plan
 from petps.pool.footprint import SERVER_BYTES
-from petps.server.expiry import CELLS, Expiry
+from petps.server.expiry import Expiry
 from petps.server.growth import FULL_SHARE, Growth
 from tests.python.waiting import wait_until
 from tests.seed import SEED
@@ -34,7 +35,9 @@ NEW_KEYS = round(300 * SCALE)  # each hour
 RETURNING, CHANGED = NEW_KEYS // 10, NEW_KEYS // 2
 CAPACITY = 2 * NEW_KEYS  # at first
 CAPACITY_MAX = 100 * NEW_KEYS
-LATEST = DAY_HOURS * (1 + 3 / CELLS) + 1  # the age in hours at which a row is gone after a walk
+LATEST = (
+    DAY_HOURS * (1 + 3 / EXPIRY_CELLS) + 1
+)  # the age in hours at which a row is gone after a walk
 
 
 class Week:
@@ -104,7 +107,7 @@ class Week:
         return self.table.status().capacity < CAPACITY_MAX
 
     def is_walked(self) -> bool:
-        return 0 <= self.table.status().expiry_delay < 3.5 * DAY_HOURS * 3600 / CELLS
+        return 0 <= self.table.status().expiry_delay < 3.5 * DAY_HOURS * 3600 / EXPIRY_CELLS
 
     def check(self, hour: int) -> None:
         """Compare every key of the week with the model."""

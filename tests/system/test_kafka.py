@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from petps import _native
 from petps.delta import Delivery, Kind, open_log, read_header
 from tests.kafka.broker import Broker
 from tests.python.publish.trainer_process import DIM, KEYS, PARTITIONS, load, rows_of
-from tests.system.servers import WAIT_MS, WAIT_SECONDS, Fleet, Puller, Server, connect
+from tests.system.servers import WAIT_MS, WAIT_SECONDS, Fleet, Puller, Server, connect, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -158,6 +159,7 @@ def _check_status(fleet: Fleet, state: np.ndarray[Any, np.dtype[np.int64]], vers
     """Check that each shard has exactly its keys, and nothing was refused or left out."""
     owner = _native.partition_of(ALL, PARTITIONS) // (PARTITIONS // SERVERS)
     for number, server in enumerate(fleet.servers):
+        wait_until("it has asked the brokers again", partial(_is_following, server))
         status = server.status()
         row_counts = {table["name"]: table["rows"] for table in status["tables"]}
         assert row_counts["items"] == np.count_nonzero(state[owner == number])
@@ -167,7 +169,6 @@ def _check_status(fleet: Fleet, state: np.ndarray[Any, np.dtype[np.int64]], vers
         assert not any(ingest["refused"].values())
         assert len(ingest["partitions"]) == PARTITIONS // SERVERS
         for partition in ingest["partitions"]:
-            assert partition["state"] == "following", partition
             assert partition["version"] == version
             for counter in ("lag_records", "gaps", "zombies", "conflicts", "dead_letters"):
                 assert partition[counter] == 0, partition
@@ -175,6 +176,11 @@ def _check_status(fleet: Fleet, state: np.ndarray[Any, np.dtype[np.int64]], vers
         server.end()
         with petps.open(server.pool) as pool:
             assert pool.verify().clean
+
+
+def _is_following(server: Server) -> bool:
+    """Return whether the last requests to the brokers succeeded: those before saw them killed."""
+    return all(of["state"] == "following" for of in server.status()["ingest"]["partitions"])
 
 
 def _check_log(place: str, version: int) -> None:

@@ -92,7 +92,7 @@ def test_two_shards_are_one_model(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(2)
     fleet.own(["0-3"], ["4-7"])
     version = fleet.publish()
-    with petps_client.connect(fleet.url(0)) as client:
+    with servers.connect(fleet.url(0)) as client:
         check(*pull(client, version), version)
         client.push("items", ALL, rows_of(ALL, 5), deadline_ms=30_000)
         rows, found = client.pull("items", ALL, return_mask=True)
@@ -127,7 +127,7 @@ def test_a_killed_shard_comes_back(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(2)
     fleet.own([0, 2, 4, 6], [1, 3, 5, 7])
     version = fleet.publish()
-    with petps_client.connect(fleet.url(0, 1)) as client:
+    with servers.connect(fleet.url(0, 1)) as client:
         check(*pull(client, version), version)
         for server in (1, 0):
             fleet.servers[server].kill()
@@ -144,7 +144,7 @@ def test_pulls_continue_at_a_replica(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(3)
     fleet.own(["0-3"], ["4-7"], ["4-7"])
     version = fleet.publish()
-    with petps_client.connect(fleet.url(0)) as client:
+    with servers.connect(fleet.url(0)) as client:
         check(*pull(client, version), version)
         with pytest.raises(petps_client.FailedPrecondition, match="are replicas"):
             client.push("items", ALL, rows_of(ALL, 1), deadline_ms=30_000)
@@ -174,13 +174,13 @@ def test_a_new_map_moves_partitions_without_a_miss(make_fleet: MakeFleet, seed: 
     # Both servers get every row of the pushed table, because a map moves no rows.
     for owner in (0, 1):
         fleet.own(*([["0-7"], []] if owner == 0 else [[], ["0-7"]]))
-        with petps_client.connect(fleet.url(owner)) as client:
+        with servers.connect(fleet.url(owner)) as client:
             client.push("items", ALL, rows_of(ALL, 1), deadline_ms=30_000)
     version = fleet.publish()
     pull_items = pull_random("items", KEYS, seed)
     with (
         Puller(fleet.url(0, 1), pull_items, through_kills=False) as puller,
-        petps_client.connect(fleet.url(1)) as client,
+        servers.connect(fleet.url(1)) as client,
     ):
         for shares in (
             [["0-3"], ["4-7"]],
@@ -205,7 +205,7 @@ def test_partitions_of_the_log_move_without_a_miss(make_fleet: MakeFleet, seed: 
     for keys in np.split(np.arange(MANY_KEYS, dtype=np.uint64), 12):
         fleet.publisher.publish("fed", keys, rows_of(keys, 1))
         version = fleet.publisher.commit()
-    with petps_client.connect(fleet.url(0)) as client:
+    with servers.connect(fleet.url(0)) as client:
         client.pull("fed", ALL, min_version=version, wait_ms=30_000, deadline_ms=60_000)
     follows = {fleet.addresses[1]: ["0-7"]}
     shares: list[list[list[Any]]] = [
@@ -229,3 +229,48 @@ def test_partitions_of_the_log_move_without_a_miss(make_fleet: MakeFleet, seed: 
             fleet.own(*after, follows=follows)
             puller.check()
     assert puller.pulls > 10
+
+
+def test_a_planned_server_joins_without_a_miss(
+    make_fleet: MakeFleet, tmp_path: Path, seed: int
+) -> None:
+    """Follow docs/how-to/shards.md: plan, let the new owner follow, then give it its part."""
+    fleet = make_fleet(3, rows_per_second=MANY_KEYS // 3)
+    fleet.own(["0-3"], ["4-7"], [])
+    for keys in np.split(np.arange(MANY_KEYS, dtype=np.uint64), 12):
+        fleet.publisher.publish("fed", keys, rows_of(keys, 1))
+        version = fleet.publisher.commit()
+    with servers.connect(fleet.url(0, 1)) as client:
+        client.pull("fed", ALL, min_version=version, wait_ms=WAIT_MS, deadline_ms=WAIT_MS)
+
+    def plan(*options: str) -> None:
+        planned = tmp_path / "planned.json"
+        command = ("cluster", "plan", fleet.map_file, "--add", fleet.addresses[2], *options)
+        servers.petps(*command, "--output", planned)
+        fleet.use_map(planned)
+
+    def has_caught_up() -> bool:
+        ingest = fleet.servers[2].status().get("ingest") or {"partitions": []}
+        positions = [(place["lag_records"], place["version"]) for place in ingest["partitions"]]
+        return positions == [(0, version)] * 2
+
+    pull_fed = pull_random("fed", MANY_KEYS, seed)
+    with Puller(fleet.url(0), pull_fed, through_kills=False) as puller:
+        wait_until("a pull", lambda: puller.pulls > 0 or puller.error is not None)
+        plan("--follow")
+        assert fleet.servers[2].status()["shard"]["owned"] == "none"
+        wait_until("the new server follows its part", has_caught_up)
+        plan()
+        owned = [server.status()["shard"]["owned"] for server in fleet.servers]
+        pulls = puller.pulls
+        wait_until("more pulls", lambda: puller.pulls > pulls + 5 or puller.error is not None)
+        puller.check()
+    counts = [len(partitions_in(text)) for text in owned]
+    assert sorted(counts) == [2, 3, 3]
+    assert counts[2] == 2
+
+
+def partitions_in(text: str) -> list[int]:
+    """Return the partitions of a status: "0-2, 7" -> [0, 1, 2, 7]."""
+    spans = [part.partition("-") for part in text.split(", ")]
+    return [p for low, _, high in spans for p in range(int(low), int(high or low) + 1)]

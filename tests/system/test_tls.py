@@ -75,6 +75,7 @@ def test_an_insecure_server_says_so(serve: Callable[..., Server], pool: Path) ->
     server = serve(pool, "--config", config, "--insecure")
     assert server.status()["insecure"] is True
     assert metric(server.read("metrics").decode(), "petps_server_insecure") == 1
+    wait_until("it has printed", lambda: server.output)
     assert server.output.startswith("INSECURE: admin_port asks nobody for credentials")
     assert "INSECURE" in petps("status", pool)
     server.stop()
@@ -133,8 +134,10 @@ sasl.password = "{PLANTED}"
     server = serve(pool, "--config", config)
     facts = server.wait_ready()
     door = Door(server, authority.client_context(client), token)
-    assert f"https://127.0.0.1:{facts['http_port']}/" in server.output
-    assert f"petps+tls://127.0.0.1:{facts['port']}" in server.output
+    page = f"https://127.0.0.1:{facts['http_port']}/"
+    wait_until("it says where its page is", lambda: page in server.output)
+    address = f"petps+tls://127.0.0.1:{facts['port']}"
+    wait_until("it says where it serves", lambda: address in server.output)
     assert "INSECURE" not in server.output
     texts = [door.read(path) for path in ("", "status.json", "metrics")]
     assert metric(texts[2], "petps_server_insecure") == 0

@@ -35,8 +35,9 @@ TABLES = {
     "items": Table("items", (Column("row", "f32", 8), Column("sum", "f32", 1))),
     "users": Table.of("users", 2),
 }
-SECONDS = 120
+SECONDS = 300
 CopyStore = Callable[[type[LocalFiles]], Store]
+pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -365,3 +365,39 @@ def test_a_fleet_of_both_sides_serves_clients_of_both(
         result = act(client, "call_all", f"petps://127.0.0.1:{ports[0]}/default")
         assert result["found"] == KEYS
         assert result["versions"] == [1]
+
+
+def test_the_release_before_keeps_its_map_where_it_knows_no_newer_one(
+    sided: SidedServers, tmp_path: Path
+) -> None:
+    """A zone, and a partition of two servers that share nothing else, need an upgraded fleet."""
+    ports = [stable_port(), stable_port()]
+    shard_map = tmp_path / "shards.json"
+
+    def write(version: int, *owned: dict[str, Any]) -> None:
+        servers = [
+            {"address": f"127.0.0.1:{port}", **owner}
+            for port, owner in zip(ports, owned, strict=True)
+        ]
+        shards = {"model": "default", "version": version, "partitions": 8, "servers": servers}
+        temporary = shard_map.with_suffix(".new")
+        temporary.write_text(json.dumps(shards))
+        temporary.replace(shard_map)
+
+    write(1, {"partitions": ["0-3"]}, {"partitions": ["4-7"]})
+    old, new = (
+        sided.start(
+            side, create(side, tmp_path / side.name, "--table", f"items:{DIM}:f32:{4 * KEYS}"),
+            "--shard-map", shard_map, port=port,
+        )
+        for side, port in zip((OLD, NEW), ports, strict=True)
+    )  # fmt: skip
+    write(2, {"partitions": ["0-3"], "zone": "east"}, {"partitions": ["4-7"], "zone": "west"})
+    wait_for_map(new, 2)
+    wait_until("the reason for zones", lambda: "zone" in old.status()["shard_map_error"])
+    write(3, {"partitions": ["0-4"]}, {"partitions": ["4-7"]})
+    wait_for_map(new, 3)
+    wait_until("the reason for sharing", lambda: "shar" in old.status()["shard_map_error"])
+    assert old.status()["shard"]["map_version"] == 1
+    for server in (old, new):
+        server.end()

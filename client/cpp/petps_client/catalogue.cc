@@ -82,7 +82,7 @@ Status Catalogue::choose_instance(const wire::TablesReply& reply, const std::str
     for (const wire::InstanceInfo& info : reply.instances) {
       if (info.id == alias.instance) instance_name_ = info.name;
       if (info.id == alias.previous && alias.previous != alias.instance)
-        former_.push_back({info.name, info.id, state_.counter});
+        former_.push_back({info.name, info.id, reply_.state.counter});
     }
     return {};
   }
@@ -108,7 +108,7 @@ Result<std::shared_ptr<Catalogue>> Catalogue::build(const wire::TablesReply& rep
                                                     const std::string& model,
                                                     const std::string& peer) {
   auto catalogue = std::make_shared<Catalogue>();
-  catalogue->state_ = reply.state;
+  catalogue->reply_ = reply;
   catalogue->peer_ = peer;
   catalogue->model_ = model;
   catalogue->model_status_ = catalogue->choose_instance(reply, model, peer);
@@ -157,7 +157,7 @@ void Catalogue::record_former(const Catalogue& before) {
   // `before` has no record of its own current instance (see add_former). So if a pool returns to
   // an instance and leaves it again, the second time counts.
   if (current_before != instance_name_)
-    add_former({current_before, before.instance(current_before), state_.counter});
+    add_former({current_before, before.instance(current_before), reply_.state.counter});
   for (const FormerInstance& former : before.former_) add_former(former);
 }
 

@@ -57,8 +57,10 @@ class Catalogue {
   uint32_t instance(std::string_view name = {}) const;
   // Return the name of the current instance; empty when the URL's model is unknown here.
   const std::string& instance_name() const { return instance_name_; }
+  // Return the reply that this was built from.
+  const wire::TablesReply& reply() const { return reply_; }
   // Return the pool's uuid and its counter of changes; counter 0: a server of an earlier release.
-  const wire::CatalogueState& state() const { return state_; }
+  const wire::CatalogueState& state() const { return reply_.state; }
   // Return whether the server can serve all rows of this instance: it is the current one, or the
   // server has switched to a later one since. Within a pool a later instance has a higher id.
   bool can_serve(std::string_view instance) const;
@@ -92,7 +94,7 @@ class Catalogue {
   uint32_t id_of(std::string_view name) const;  // also finds former instances
   void add_former(FormerInstance former);
 
-  wire::CatalogueState state_;
+  wire::TablesReply reply_;
   std::vector<FormerInstance> former_;
   base::Status model_status_;
   std::string peer_;

@@ -104,16 +104,19 @@ bool counts(const ServerView& server, bool with_dead) {
 }
 
 // Return whether every group with a server that counts has one that can serve the instance.
-bool is_feasible(const std::string& instance, std::span<const GroupView> groups, bool with_dead) {
-  return std::all_of(groups.begin(), groups.end(), [&](const GroupView& group) {
-    bool has_server = false;
-    bool can_serve = false;
-    for (const ServerView& server : group) {
-      if (!counts(server, with_dead)) continue;
-      has_server = true;
-      can_serve = can_serve || server.catalogue->can_serve(instance);
-    }
-    return can_serve || !has_server;
+bool is_feasible(const std::string& instance, std::span<const ServerView> servers,
+                 std::span<const std::vector<uint32_t>> groups, bool with_dead) {
+  std::vector<bool> has_counted(servers.size());
+  std::vector<bool> can_serve(servers.size());
+  for (size_t i = 0; i < servers.size(); ++i) {
+    has_counted[i] = counts(servers[i], with_dead);
+    can_serve[i] = has_counted[i] && servers[i].catalogue->can_serve(instance);
+  }
+  return std::all_of(groups.begin(), groups.end(), [&](const std::vector<uint32_t>& group) {
+    const auto is_in = [&](const std::vector<bool>& set) {
+      return std::any_of(group.begin(), group.end(), [&](uint32_t server) { return set[server]; });
+    };
+    return is_in(can_serve) || !is_in(has_counted);
   });
 }
 
@@ -140,15 +143,13 @@ bool is_newer(const Catalogue& server, const NewestAnswer::Last& last,
   });
 }
 
-Candidates find_candidates(std::span<const GroupView> groups, const NewestAnswer& newest_answer,
+Candidates find_candidates(std::span<const ServerView> servers, const NewestAnswer& newest_answer,
                            bool with_dead) {
   Candidates candidates;
   std::vector<CataloguePointer> live;
-  for (const GroupView& group : groups) {
-    for (const ServerView& server : group) {
-      if (server.catalogue != nullptr) candidates.known.push_back(server.catalogue);
-      if (counts(server, with_dead)) live.push_back(server.catalogue);
-    }
+  for (const ServerView& server : servers) {
+    if (server.catalogue != nullptr) candidates.known.push_back(server.catalogue);
+    if (counts(server, with_dead)) live.push_back(server.catalogue);
   }
   for (const CataloguePointer& server : live) {
     const std::string& current = server->instance_name();
@@ -162,13 +163,14 @@ Candidates find_candidates(std::span<const GroupView> groups, const NewestAnswer
 
 }  // namespace
 
-Choice choose(std::span<const GroupView> groups, const NewestAnswer& newest_answer) {
+Choice choose(std::span<const ServerView> servers, std::span<const std::vector<uint32_t>> groups,
+              const NewestAnswer& newest_answer) {
   bool with_dead = false;
-  Candidates candidates = find_candidates(groups, newest_answer, with_dead);
+  Candidates candidates = find_candidates(servers, newest_answer, with_dead);
   if (candidates.allowed.empty() && candidates.too_old.empty()) {
     // No server is live: consider what the dead servers last reported.
     with_dead = true;
-    candidates = find_candidates(groups, newest_answer, with_dead);
+    candidates = find_candidates(servers, newest_answer, with_dead);
   }
   Choice choice;
   choice.no_server_is_live = with_dead;
@@ -178,12 +180,16 @@ Choice choose(std::span<const GroupView> groups, const NewestAnswer& newest_answ
       choice.too_old.append(choice.too_old.empty() ? "'" : ", '").append(name).append("'");
     return choice;
   }
+  if (candidates.allowed.size() == 1) {
+    choice.instance = candidates.allowed[0];
+    return choice;
+  }
   // If no instance has a server in every group, take the newest; the group without it reports so.
-  const bool has_feasible =
-      std::any_of(candidates.allowed.begin(), candidates.allowed.end(),
-                  [&](const std::string& name) { return is_feasible(name, groups, with_dead); });
+  std::vector<std::string> feasible;
   for (const std::string& name : candidates.allowed) {
-    if (has_feasible && !is_feasible(name, groups, with_dead)) continue;
+    if (is_feasible(name, servers, groups, with_dead)) feasible.push_back(name);
+  }
+  for (const std::string& name : feasible.empty() ? candidates.allowed : feasible) {
     if (choice.instance.empty() || order(choice.instance, name, candidates.known) > 0)
       choice.instance = name;
   }

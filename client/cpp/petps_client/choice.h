@@ -4,8 +4,10 @@
 // or swap places behind an address. A server's current instance is the one that the URL's model
 // resolves to there. The rules (client/README.md, "While a model is being switched"):
 //   1. Only live servers count.
-//   2. Within a group, take the newest current instance of its servers.
-//   3. Across groups, take the newest instance that every group has a server for.
+//   2. Within a group (the owners of a partition), take the newest current instance of its
+//      servers.
+//   3. Across groups, take the newest instance that every group has a server for. Groups may have
+//      servers in common.
 //   4. Never take an instance older than one that the client has already returned rows of. The
 //      exception is a pool that an operator switched to the newer one and then back.
 #pragma once
@@ -31,7 +33,6 @@ struct ServerView {
   CataloguePointer catalogue;  // null: unknown
   bool is_live = true;         // false: it counts as gone
 };
-using GroupView = std::vector<ServerView>;
 
 // The newest instance that this client has returned rows of. Threads: all methods from any.
 class NewestAnswer {
@@ -74,6 +75,8 @@ struct Choice {
   bool no_server_is_live = false;  // no server is live, so all count with their last known state
 };
 // Choose by these rules. Dead servers count only when no live one has a current instance.
-Choice choose(std::span<const GroupView> groups, const NewestAnswer& newest_answer);
+// groups: the numbers of the servers of each group.
+Choice choose(std::span<const ServerView> servers, std::span<const std::vector<uint32_t>> groups,
+              const NewestAnswer& newest_answer);
 
 }  // namespace petps::client

@@ -44,6 +44,7 @@ Status check_options(const Options& options) {
   if (!options.token.empty() && !options.token_file.empty())
     return invalid("token", "empty if Options.token_file is given");
   if (options.token.size() > wire::kMaxNameBytes) return invalid("token", "at most 255 bytes");
+  if (options.zone.size() > wire::kMaxNameBytes) return invalid("zone", "at most 255 bytes");
   if (options.hot_keys > wire::kMaxHotKeys)
     return invalid("hot_keys", "at most " + std::to_string(wire::kMaxHotKeys));
   return {};
@@ -177,10 +178,15 @@ Result<std::unique_ptr<Client>> Client::connect(std::string_view url, const Opti
   return std::unique_ptr<Client>(new Client(std::move(impl)));
 }
 
+size_t Client::shards() const {
+  // In a forked child the mutex of the routing may stay locked for ever.
+  return impl_->check_process().ok() ? impl_->current_routing()->all.size() : 0;
+}
 size_t Client::servers() const { return impl_->seeds.size(); }
 
 PullCounts Client::pull_counts() const {
-  return {impl_->pulls.load(), impl_->partial_pulls.load(), impl_->unavailable_keys.load()};
+  return {impl_->pulls.load(), impl_->partial_pulls.load(), impl_->unavailable_keys.load(),
+          impl_->hedges.load(), impl_->hedges_won.load()};
 }
 
 std::vector<ServerCounts> Client::server_counts() const {
@@ -206,15 +212,13 @@ Result<const CatalogueTable*> find_table(RemoteServer& server, Connection& conne
   return catalogue->find(table, instance);
 }
 
-void Client::Impl::read_missing_catalogues(const Routing& by, const Deadline& deadline,
-                                           Patience patience) {
-  const bool is_short = patience == Patience::kShort;
+void Client::Impl::read_missing_catalogues(const Routing& by, const Deadline& deadline) {
   for (const auto& server : by.all) {
     if (server->last_catalogue() != nullptr || server->backoff_until_ns() > base::monotonic_ns() ||
-        (is_short && server->is_dead()))
+        server->is_dead())
       continue;
     const Deadline until = deadline.share(by.all.size() + 1);
-    (void)read_catalogue_of(*server, is_short ? until.limited(server->patience_ns()) : until);
+    (void)read_catalogue_of(*server, until.limited(server->patience_ns()));
   }
 }
 
@@ -236,19 +240,17 @@ void Client::Impl::read_catalogues(const Routing& by, const Deadline& deadline, 
 }
 
 Choice Client::Impl::choose_now(const Routing& by) const {
-  std::vector<GroupView> groups(by.groups.size());
-  for (size_t group = 0; group < groups.size(); ++group) {
-    for (const auto& server : by.groups[group])
-      groups[group].push_back({server->last_catalogue(), server->is_live()});
-  }
-  return choose(groups, newest_answer);
+  std::vector<ServerView> servers;
+  servers.reserve(by.all.size());
+  for (const auto& server : by.all)
+    servers.push_back({server->last_catalogue(), server->is_live()});
+  return choose(servers, by.owners, newest_answer);
 }
 
-Status Client::Impl::choose_instance(const Routing& by, const Deadline& deadline, Choice& choice,
-                                     Patience patience) {
+Status Client::Impl::choose_instance(const Routing& by, const Deadline& deadline, Choice& choice) {
   choice = {};
   if (by.all.size() == 1) return {};
-  if (by.groups.size() > 1) read_missing_catalogues(by, deadline, patience);
+  if (by.groups.size() > 1) read_missing_catalogues(by, deadline);
   for (uint64_t pause_ns = kFirstCheckNs;; pause_ns = std::min(pause_ns * 2, kLongestCheckNs)) {
     choice = choose_now(by);
     if (choice.too_old.empty()) return {};
@@ -370,28 +372,37 @@ Status Client::Impl::send_hot_sets() {
     }
   }
   Status first;
-  const auto by = current_routing();
   for (const auto& [table, keys] : sets) {
-    const std::vector<Slice> slices = split(*by, keys);
-    for (size_t group = 0; group < slices.size(); ++group) {
-      for (const auto& server : by->groups[group]) {
-        const Status status = send_hot_set(*server, table, slices[group].keys);
-        if (first.ok()) first = status;
-      }
-    }
+    const Status status = send_hot_keys(table, {}, keys);
+    if (first.ok()) first = status;
   }
   return first;
 }
 
-Status Client::Impl::send_hot_set(RemoteServer& server, const std::string& table,
-                                  std::span<const uint64_t> keys) {
+Status Client::Impl::send_hot_keys(std::string_view table, std::string_view instance,
+                                   std::span<const uint64_t> keys) {
+  Status first;
+  const auto by = current_routing();
+  std::vector<std::vector<uint64_t>> owned(by->all.size());
+  for (const uint64_t key : keys) {
+    for (const uint32_t owner : by->owners[by->group(key)]) owned[owner].push_back(key);
+  }
+  for (size_t i = 0; i < owned.size(); ++i) {
+    const Status status = send_hot_set(*by->all[i], table, instance, owned[i]);
+    if (first.ok()) first = status;
+  }
+  return first;
+}
+
+Status Client::Impl::send_hot_set(RemoteServer& server, std::string_view table,
+                                  std::string_view instance, std::span<const uint64_t> keys) {
   if (keys.empty() || server.backoff_until_ns() > base::monotonic_ns()) return {};
   const Deadline deadline = Deadline::in_ms(kBackgroundDeadlineMs);
   auto leased = server.lease(deadline);
   if (!leased.ok()) return leased.status();
   Connection& connection = **leased;
   std::shared_ptr<const Catalogue> catalogue;
-  const auto entry = find_table(server, connection, table, deadline, catalogue);
+  const auto entry = find_table(server, connection, table, deadline, catalogue, instance);
   if (!entry.ok()) return entry.status();
   const size_t limit = std::min<size_t>(keys.size(), leased->limits().hot_keys);
   wire::encode_hot_keys(connection.next_request_id(), {entry.value()->id, keys.first(limit)},
@@ -415,7 +426,7 @@ void Client::Impl::run_background() {
     if (options.catalogue_ms != 0 && now >= catalogue_at) {
       for (const auto& server : by->all) {
         // A server that is gone may be silent for long. Probes run at the same time.
-        if (!server->is_live()) {
+        if (server->is_dead()) {
           want_probe(*server);
         } else if (!read_catalogue_in_background(*server)) {
           return;
@@ -446,11 +457,11 @@ bool Client::Impl::pause_background(uint64_t until_ns, bool ends_with_probes) {
 // one round finds out. Try a gone server once, after its backoff.
 bool Client::Impl::read_catalogue_in_background(RemoteServer& server) {
   do {
-    if (!server.is_live() && server.backoff_until_ns() > base::monotonic_ns()) return true;
+    if (server.is_dead() && server.backoff_until_ns() > base::monotonic_ns()) return true;
     if (!pause_background(server.backoff_until_ns())) return false;
     const Status status = read_catalogue_of(server, Deadline::in_ms(kBackgroundDeadlineMs));
     if (!is_unreachable(status.code())) return true;
-  } while (server.is_live());
+  } while (!server.is_dead());
   return true;
 }
 

@@ -10,6 +10,7 @@
 // Threads:     Every method is safe from any thread. In a forked child every request fails.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -56,9 +57,11 @@ enum class OnUnavailable : uint8_t {
 };
 
 struct Options {
-  std::string name;                 // shown in the servers' reports; at most 255 bytes
-  uint32_t deadline_ms = 2'000;     // for calls that set none
-  uint32_t keys_per_request = 500;  // a longer pull is split into pipelined requests
+  std::string name;              // shown in the servers' reports; at most 255 bytes
+  uint32_t deadline_ms = 2'000;  // for calls that set none
+  // A longer pull is split into pipelined requests. The part of a pull for one of several servers
+  // may have a quarter more.
+  uint32_t keys_per_request = 500;
   uint32_t requests_in_flight = 8;  // limit per connection; the server's own limit holds too
   uint32_t connections = 16;        // limit per server; further calls wait for a connection
   // One pull in this number is sampled for the hot set; 0: no hot sets are sent.
@@ -81,6 +84,13 @@ struct Options {
   std::function<base::Result<std::vector<std::string>>(const std::string& host)> resolve = {};
   // For pulls that set none. Not set: that of the URL ("?on_unavailable=default"), or kError.
   std::optional<OnUnavailable> on_unavailable = {};
+  // Pulls prefer servers of this zone of the shard map while they are well; empty: no preference.
+  std::string zone = {};
+  // Ask a second server if the first one is slower than 95 % of recent requests: for at most 5 % of
+  // the requests, and never for pushes.
+  bool hedge = true;
+  // Close connections that no call has used for this time; 0: only their servers close them.
+  uint32_t idle_ms = 0;
 };
 
 // Whether a pull requests each repeated key once.
@@ -90,12 +100,39 @@ enum class Dedup : uint8_t {
   kNever,
 };
 
+// A pull that belongs to a trace (OpenTelemetry). The call replaces `parts`, also if it fails.
+struct PullTrace {
+  using SpanId = std::array<uint8_t, 8>;
+  // What the call asked of one server.
+  struct Part {
+    std::string server;  // empty: it was not asked
+    // That were requested last: distinct ones, if repeated keys are left out.
+    uint64_t keys = 0;
+    uint64_t found = 0;     // of these
+    uint32_t attempts = 0;  // requests for these or other keys of the call, one after another
+    uint64_t end_ns = 0;    // since 1970: when the rows had arrived, or the attempt had failed
+    base::Code code = base::Code::kOk;  // of the last attempt
+  };
+
+  // Ids in network order, not zeros, as in a `traceparent`.
+  std::array<uint8_t, 16> trace_id{};
+  SpanId span_id{};  // of the pull
+  // Of the parts, one for each server in the order of the map: a server's span is a child of the
+  // part's. Parts beyond these, as after a change of the shard map, have the pull's.
+  std::vector<SpanId> part_ids;
+  std::vector<Part> parts;
+};
+
 struct PullOptions {
   uint32_t deadline_ms = 0;  // 0: that of Options
   uint64_t min_version = 0;  // rows must be at least this new, else kStale
   uint32_t wait_ms = 0;      // limit of the servers' wait for min_version; the deadline holds too
   Dedup dedup = Dedup::kWhenItPays;
   std::optional<OnUnavailable> on_unavailable = {};  // not set: that of the client
+  // Set only for a sampled pull. Servers that record spans receive its ids.
+  PullTrace* trace = nullptr;
+  // Pull from this instance ("ranking@7"), whatever the URL's model refers to; empty: that one.
+  std::string_view instance = {};
 };
 
 enum class Form : uint8_t {
@@ -131,6 +168,8 @@ struct PullCounts {
   uint64_t pulls = 0;             // that succeeded
   uint64_t partial_pulls = 0;     // of these, pulls with unavailable keys
   uint64_t unavailable_keys = 0;  // keys of these that no server answered for
+  uint64_t hedges = 0;            // requests to a second server, because the first was slow
+  uint64_t hedges_won = 0;        // requests whose keys these answered first
 };
 
 // How a server was for a client.
@@ -144,7 +183,8 @@ struct PushOptions {
   uint32_t deadline_ms = 0;
   // False: refuse rows with NaN or infinity, before or after encoding.
   bool allow_not_finite = false;
-  uint32_t stamp = 0;  // low bits of the version
+  uint32_t stamp = 0;              // low bits of the version
+  std::string_view instance = {};  // as PullOptions::instance
   // Receives what the servers acknowledged, on success and on failure.
   struct PushReport* report = nullptr;
 };
@@ -156,6 +196,8 @@ struct PushReport {
   uint64_t deleted = 0;
   uint64_t absent = 0;   // deletions of keys that did not exist
   uint64_t refused = 0;  // new keys that did not fit into a full table
+  // Whether servers have answered for every row. Then a full table is the only error.
+  bool is_complete = false;
 };
 
 struct Table {
@@ -230,6 +272,9 @@ class [[nodiscard]] Client {
   // Return the counts of every server that the client asks now; none in a forked child. Sends no
   // request.
   std::vector<ServerCounts> server_counts() const;
+  // Return the number of servers that pulls are split over now: the parts of a PullTrace. 0 in a
+  // forked child.
+  size_t shards() const;
   // Return the number of servers in the URL.
   size_t servers() const;
 
@@ -239,6 +284,7 @@ class [[nodiscard]] Client {
   struct Impl;
 
  private:
+  friend class Forwarder;  // forward.h
   explicit Client(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -20,7 +20,7 @@ void probe(RemoteServer& server) {
   const Deadline until = Deadline::in_ms(kLongestProbeMs).limited(server.patience_ns());
   const auto status = Client::Impl::read_catalogue_of(server, until);
   // An error reply is a reply too: calls shall ask this server, and return its error.
-  if (!is_unreachable(status.code())) server.record_reply();
+  if (is_reply(status.code())) server.record_reply();
 }
 
 void probe_all(const std::vector<RemoteServer*>& servers) {
@@ -63,6 +63,14 @@ uint64_t Client::Impl::probe_servers() {
     } else {
       next_ns = std::min(next_ns, at_ns);
     }
+  }
+  // One that is only doubtful answers soon, and waits for no dead one. But a dead one waits once.
+  const auto first_dead =
+      std::partition(due.begin(), due.end(), [](const RemoteServer* of) { return !of->is_dead(); });
+  puts_off_dead = !puts_off_dead && first_dead != due.begin() && first_dead != due.end();
+  if (puts_off_dead) {
+    due.erase(first_dead, due.end());
+    next_ns = 0;
   }
   probe_all(due);
   const bool has_silent = std::any_of(due.begin(), due.end(),

@@ -1,7 +1,9 @@
 // Client::pull and pull_many: the caller's arrays, split into exchanges with one or more servers.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <limits>
+#include <thread>
 #include <utility>
 
 #include "base/clock.h"
@@ -18,6 +20,22 @@ namespace {
 // A call plans again when servers have switched, died or come back during the call. More plans
 // than this in one call point to another error.
 constexpr int kMaxPlans = 8;
+// How often a call asks for all keys without an answer at the same time, each time other servers.
+// After that it asks for one group after another.
+constexpr int kRoundsAtOnce = 3;
+
+// Rows of one answer have one type. Those of equal bytes would be read as something else.
+Status check_same_type(const std::string& server, const CatalogueTable& one,
+                       const CatalogueTable& other) {
+  if (one.table.dtype == other.table.dtype && one.table.dim == other.table.dim) return {};
+  const auto text = [](const Table& table) {
+    return std::to_string(table.dim) + " " + std::string(codec::dtype_name(table.dtype));
+  };
+  return Status(Code::kFailedPrecondition,
+                server + ": table '" + other.table.name + "' has rows of " + text(other.table) +
+                    ", and another server's has " + text(one.table) +
+                    ": create it with the same dtype and dim on all servers of the model");
+}
 
 Status check_arguments(std::span<const TablePull> pulls, OnUnavailable on_unavailable) {
   for (const TablePull& pull : pulls) {
@@ -113,6 +131,11 @@ PullCall::PullCall(Client::Impl& client, std::span<const TablePull> pulls,
 PullCall::~PullCall() = default;
 
 Status PullCall::run(const Routing& by, PullReport& report) {
+  if (options_.trace != nullptr) {
+    // Parts of an older shard map have ended, and the groups of this one have parts of their own.
+    trace_failure(*options_.trace, Status(Code::kWrongShard, ""));
+    first_traced_part_ = options_.trace->parts.size();
+  }
   std::vector<std::shared_ptr<const Catalogue>> before;
   if (options_.min_version != 0) {
     for (const auto& server : by.all) before.push_back(server->last_catalogue());
@@ -136,7 +159,13 @@ Status PullCall::run(const Routing& by, PullReport& report) {
 }
 
 bool PullCall::is_outdated(const Routing& by) const {
-  return !choice_.instance.empty() && client_.choose_now(by).instance != choice_.instance;
+  if (!options_.instance.empty() || choice_.instance.empty()) return false;
+  return client_.choose_now(by).instance != choice_.instance;
+}
+
+bool PullCall::can_serve(const Catalogue& catalogue) const {
+  return options_.instance.empty() ? catalogue.can_serve(choice_.instance)
+                                   : catalogue.instance(choice_.instance) != 0;
 }
 
 // Return whether the alias resolves to another instance than in `before` at any server. Another
@@ -153,32 +182,48 @@ bool PullCall::is_switched(const Routing& by,
 
 Status PullCall::run_once(const Routing& by, PullReport& report) {
   PETPS_RETURN_IF_ERROR(plan(by));
-  std::vector<Share> shares = split_by_group(by);
-  if (may_leave_out_) {
-    PETPS_RETURN_IF_ERROR(pull_or_leave_out(by, shares));
-  } else {
-    if (shares.size() > 1) PETPS_RETURN_IF_ERROR(pull_all_groups(by, shares));
-    for (Share& share : shares) {
-      if (!share.is_done) PETPS_RETURN_IF_ERROR(pull_group(by, share));
-    }
+  find_groups(by);
+  if (options_.trace != nullptr) trace_servers(by);
+  bool has_asked = true;
+  for (int round = 0; round < kRoundsAtOnce && has_asked && !groups_.waiting.empty(); ++round) {
+    if (round > 0 && deadline_.passed()) break;
+    PETPS_RETURN_IF_ERROR(pull_at_once(by, round, has_asked));
   }
+  while (!groups_.waiting.empty()) {
+    const uint32_t group = groups_.waiting.front();
+    look_at_servers(by);
+    if (may_leave_out_ && are_owners_dead(by, group)) {
+      leave_out_dead(by);
+      continue;
+    }
+    const Status failure = failure_of(by, group);
+    const bool is_late = may_leave_out_ && deadline_.passed() && is_unreachable(failure.code());
+    const Status status = is_late ? failure : pull_group(by, group);
+    if (status.ok()) continue;
+    if (!may_leave_out_ || !is_unreachable(status.code())) return status;
+    give_up(by, group, status);
+  }
+  if (may_leave_out_) PETPS_RETURN_IF_ERROR(check_any_answers(by));
+  report_to(by, report);
+  return {};
+}
+
+void PullCall::report_to(const Routing& by, PullReport& report) {
   report = {};
   for (size_t i = 0; i < plans_.size(); ++i) {
     uint64_t found_count = 0;
-    for (const Share& share : shares) found_count += share.found_counts[i];
+    for (const Share& share : groups_.answers) found_count += share.found_counts[i];
     report.found += plans_[i].finish(found_count);
     report.unavailable += plans_[i].count_unavailable();
   }
   report.applied_version = UINT64_MAX;
-  for (Share& share : shares) {
-    if (share.is_left_out) continue;
+  for (Share& share : groups_.answers) {
     report.applied_version = std::min(report.applied_version, share.applied_version);
     if (report.instance.empty()) report.instance = std::move(share.instance);
   }
-  if (report.applied_version == UINT64_MAX) report.applied_version = 0;  // no share has an answer
+  if (report.applied_version == UINT64_MAX) report.applied_version = 0;  // no server has answered
   if (report.instance.empty()) report.instance = choice_.instance;
-  client_.record_answer(by, report.instance);
-  return {};
+  if (options_.instance.empty()) client_.record_answer(by, report.instance);
 }
 
 // Find a catalogue that lists all tables of the call in the chosen instance: a known one, or else
@@ -213,13 +258,19 @@ Status PullCall::find_catalogue(const Routing& by, CataloguePointer& catalogue, 
 Status PullCall::plan(const Routing& by) {
   CataloguePointer& catalogue = catalogue_;
   for (int plans = 1;; ++plans) {
-    PETPS_RETURN_IF_ERROR(client_.choose_instance(by, deadline_, choice_, patience()));
+    if (options_.instance.empty()) {
+      PETPS_RETURN_IF_ERROR(client_.choose_instance(by, deadline_, choice_));
+    } else {
+      choice_ = {};
+      choice_.instance = options_.instance;
+      choice_.all_agree = false;  // a server may lack it
+    }
     bool was_known = true;
     const Status status = find_catalogue(by, catalogue, was_known);
     if (!status.ok() && status.code() != Code::kNotFound) return status;
     // A catalogue that was just read may change the choice.
-    const bool is_changed =
-        !was_known && by.all.size() > 1 && client_.choose_now(by).instance != choice_.instance;
+    const bool is_changed = !was_known && options_.instance.empty() && by.all.size() > 1 &&
+                            client_.choose_now(by).instance != choice_.instance;
     if (is_changed && plans < kMaxPlans) continue;
     PETPS_RETURN_IF_ERROR(status);
     break;
@@ -243,23 +294,14 @@ Status PullCall::plan(const Routing& by) {
   return {};
 }
 
-std::vector<PullCall::Share> PullCall::split_by_group(const Routing& by) const {
-  std::vector<Share> shares(by.groups.size());
-  for (size_t group = 0; group < shares.size(); ++group) {
-    shares[group].group = group;
-    shares[group].found_counts.resize(plans_.size());
-  }
-  if (shares.size() == 1) return shares;
-  for (const Plan& plan : plans_) {
-    std::vector<Slice> slices = split(by, plan.keys);
-    for (size_t group = 0; group < shares.size(); ++group)
-      shares[group].slices.push_back(std::move(slices[group]));
-  }
-  std::erase_if(shares, [](const Share& share) {
-    return std::all_of(share.slices.begin(), share.slices.end(),
-                       [](const Slice& slice) { return slice.keys.empty(); });
-  });
-  return shares;
+// Return how many keys a request of the share has at most. A part of a pull has some keys more or
+// less than its server's fair part, so a quarter more makes no second request.
+uint32_t PullCall::keys_per_request(const Share& share) const {
+  const uint64_t wanted = client_.options.keys_per_request;
+  if (share.slices.empty()) return static_cast<uint32_t>(wanted);
+  const uint64_t most = wanted + wanted / 4;
+  const uint64_t requests = std::max<uint64_t>((share.keys + most - 1) / most, 1);
+  return static_cast<uint32_t>(std::max(wanted, (share.keys + requests - 1) / requests));
 }
 
 // Return how long the server may wait for the version that the call requires.
@@ -281,7 +323,7 @@ Status PullCall::check_instance(Flight& flight) const {
   if (pulls_.empty()) return {};
   const auto is_served = [&] {
     return choice_.instance.empty() ? client_.newest_answer.allows(*flight.catalogue)
-                                    : flight.catalogue->can_serve(choice_.instance);
+                                    : can_serve(*flight.catalogue);
   };
   if (is_served()) return {};
   auto fresh = flight.server.read_catalogue(*flight.leased, flight.until);
@@ -315,6 +357,8 @@ Status PullCall::start(Flight& flight, bool may_wait) {
     part.out = pulls_[i].out.data();
     part.mask = plans_[i].mask;
     PETPS_RETURN_IF_ERROR(check_size(pulls_[i], part));
+    PETPS_RETURN_IF_ERROR(
+        check_same_type(flight.server.name(), *plans_[i].part.table, *entry.value()));
     if (flight.share.slices.empty()) {
       part.keys = plans_[i].keys;
     } else {
@@ -322,72 +366,118 @@ Status PullCall::start(Flight& flight, bool may_wait) {
       part.positions = flight.share.slices[i].positions.data();
     }
   }
-  const PullLimits limits{flight.leased.limits(), client_.options.keys_per_request,
+  flight.begun_ns = base::monotonic_ns();
+  const PullLimits limits{flight.leased.limits(), keys_per_request(flight.share),
                           client_.options.requests_in_flight};
   const uint32_t instance = pulls_.empty() ? 0 : flight.catalogue->instance(choice_.instance);
   flight.exchange =
       std::make_unique<PullExchange>(connection, limits, flight.parts, instance,
                                      PullVersion{options_.min_version, wait_ms(flight, may_wait)});
+  if (options_.trace != nullptr) trace_request(flight);
   return flight.exchange->begin();
 }
 
-void PullCall::finish(const Flight& flight) {
-  flight.share.is_done = true;
-  flight.share.applied_version = flight.exchange->applied_version();
-  for (size_t i = 0; i < flight.parts.size(); ++i)
-    flight.share.found_counts[i] = flight.parts[i].found_count;
-  if (!flight.parts.empty()) flight.share.instance = flight.parts[0].table->table.instance;
+void PullCall::finish(Flight& flight) {
+  Share& share = flight.share;
+  share.applied_version = flight.exchange->applied_version();
+  share.found_counts.clear();
+  for (const PullPart& part : flight.parts) share.found_counts.push_back(part.found_count);
+  if (!flight.parts.empty()) share.instance = flight.parts[0].table->table.instance;
+  if (options_.trace != nullptr) trace_end(share, Code::kOk);
 }
 
-// Pull from one group, one replica after another. In the first round no replica may wait for the
-// version, so that one that lags does not use up the time of one that does not.
-Status PullCall::pull_group(const Routing& by, Share& share) {
+// Return whether every owner that a call would ask has answered with an error.
+bool PullCall::have_all_refused(const Routing& by, uint32_t group) const {
+  const std::vector<uint32_t>& owners = by.owners[group];
+  const auto is_asked = [&](uint32_t owner) {
+    return groups_.conditions[owner].is_awake && groups_.is_able[owner];
+  };
+  return std::any_of(owners.begin(), owners.end(), is_asked) &&
+         std::all_of(owners.begin(), owners.end(), [&](uint32_t owner) {
+           return groups_.has_refused[owner] || !is_asked(owner);
+         });
+}
+
+// In the first round no replica may wait for the version, so that one that lags does not use up the
+// time of one that does not.
+Status PullCall::pull_group(const Routing& by, uint32_t group) {
   RemoteServers able;
-  const RemoteServers& replicas =
-      Client::Impl::replicas_with(by.groups[share.group], choice_, able);
+  const RemoteServers& replicas = Client::Impl::replicas_with(by.groups[group], choice_, able);
   const auto is_choice_outdated = [&] {
     if (choice_.all_agree) return false;
     // The call requests rows only from servers of the chosen instance; others may be back by now.
     if (choice_.no_server_is_live) Client::Impl::read_catalogues(by, deadline_, 1);
     return is_outdated(by);
   };
+  Status status = failure_of(by, group);
   const auto try_replicas = [&](bool may_wait) {
     return client_.try_servers(
         "pull", by, replicas, deadline_,
         [&](RemoteServer& server, const Deadline& until) {
-          return pull_from(share, server, limit(until, server), may_wait);
+          return pull_from(by, server, limit(until, server), may_wait);
         },
-        is_choice_outdated, patience());
+        is_choice_outdated, patience(), status);
   };
-  Status status = try_replicas(replicas.size() == 1);
-  if (status.code() == Code::kStale && replicas.size() > 1 && options_.wait_ms != 0)
-    status = try_replicas(true);
+  if (!have_all_refused(by, group)) status = try_replicas(replicas.size() == 1);
+  if (status.code() != Code::kStale || replicas.size() == 1 || options_.wait_ms == 0) return status;
+  status = try_replicas(true);
+  // A server that was in backoff has not been asked, and may have the version.
+  if (status.code() == Code::kStale && wait_for_backoff(replicas)) status = try_replicas(false);
   return status;
 }
 
-Status PullCall::pull_from(Share& share, RemoteServer& server, const Deadline& until,
+// Wait until the first backoff of these servers ends. Return false if there is none, or too late.
+bool PullCall::wait_for_backoff(const RemoteServers& replicas) const {
+  const uint64_t now = base::monotonic_ns();
+  uint64_t first = UINT64_MAX;
+  for (const auto& server : replicas) {
+    const uint64_t until = server->backoff_until_ns();
+    if (until > now) first = std::min(first, until);
+  }
+  if (first >= deadline_.at_ns) return false;
+  std::this_thread::sleep_for(std::chrono::nanoseconds(first - now));
+  return true;
+}
+
+Status PullCall::pull_from(const Routing& by, RemoteServer& server, const Deadline& until,
                            bool may_wait) {
+  Share share = rest_for(by, server);
+  if (options_.trace != nullptr) trace_attempt(share, server);
   auto leased = server.lease(until, Use::kRead, patience());
-  if (!leased.ok()) return leased.status();
-  Flight flight(share, server, std::move(leased).value(), until);
+  Status status = leased.status();
+  if (leased.ok()) {
+    Flight flight(std::move(share), server, std::move(leased).value(), until);
+    status = exchange(flight, may_wait);
+    if (status.ok()) {
+      finish(flight);
+      commit(std::move(flight.share));
+      return {};
+    }
+    share = std::move(flight.share);
+  }
+  if (options_.trace != nullptr) trace_end(share, status.code());
+  return status;
+}
+
+// Run one flight, which may have begun, to its end. After kNotFound the table may have another id,
+// or the instance may have a successor. So read the catalogue and retry: once, and again as long as
+// the instance's id changes each time.
+Status PullCall::exchange(Flight& flight, bool may_wait) {
   Status status;
-  // After kNotFound the table may have another id, or the instance may have a successor. So read
-  // the catalogue and retry: once, and again as long as the instance's id changes each time.
   for (int round = 0;; ++round) {
+    const bool has_begun = flight.exchange != nullptr;
     const uint32_t before = round > 0 ? flight.catalogue->instance(choice_.instance) : 0;
     if (round > 0) {
-      const auto fresh = server.read_catalogue(*flight.leased, until);
+      const auto fresh = flight.server.read_catalogue(*flight.leased, flight.until);
       if (!fresh.ok()) return fresh.status();
       if (round > 1 && fresh.value()->instance(choice_.instance) == before) return status;
     }
-    status = start(flight, may_wait);
+    if (!has_begun) status = start(flight, may_wait);
     const bool was_sent = flight.exchange != nullptr;
-    while (status.ok() && !flight.exchange->is_done()) status = flight.exchange->receive_one(until);
+    while (status.ok() && !flight.exchange->is_done())
+      status = flight.exchange->receive_one(flight.until);
     if (status.ok()) status = flight.exchange->error();
-    if (status.ok()) {
-      finish(flight);
-      return {};
-    }
+    if (status.ok()) return status;
     if (status.code() != Code::kNotFound || !was_sent || flight.leased->is_broken()) return status;
     flight.exchange.reset();
   }
@@ -405,9 +495,12 @@ Result<PullReport> Client::pull_many(std::span<const TablePull> pulls, const Pul
   PETPS_RETURN_IF_ERROR(check_arguments(pulls, impl_->on_unavailable(options)));
   PullReport report;
   const Deadline deadline = impl_->deadline(options.deadline_ms);
+  if (options.trace != nullptr) options.trace->parts.clear();
   PullCall call(*impl_, pulls, options, deadline);
-  PETPS_RETURN_IF_ERROR(
-      impl_->by_shard_map(deadline, [&](const Routing& by) { return call.run(by, report); }));
+  const Status status =
+      impl_->by_shard_map(deadline, [&](const Routing& by) { return call.run(by, report); });
+  if (options.trace != nullptr) PullCall::trace_failure(*options.trace, status);
+  PETPS_RETURN_IF_ERROR(status);
   impl_->count_pull(report);
   const uint32_t every = impl_->options.hot_sample_every;
   if (every != 0 && impl_->calls.fetch_add(1, std::memory_order_relaxed) % every == 0) {

@@ -159,7 +159,8 @@ Status Client::Impl::push_to(RemoteServer& server, const Deadline& until, const 
   if (!leased.ok()) return leased.status();
   Connection& connection = **leased;
   std::shared_ptr<const Catalogue> catalogue;
-  const std::string instance = work.encoded_as.has_value() ? work.encoded_as->instance : "";
+  const std::string instance =
+      work.encoded_as.has_value() ? work.encoded_as->instance : std::string(work.options.instance);
   const auto entry = find_table(server, connection, work.table, until, catalogue, instance);
   if (!entry.ok()) return entry.status();
   const Table& table = entry.value()->table;
@@ -184,7 +185,8 @@ Status Client::Impl::push_to(RemoteServer& server, const Deadline& until, const 
     std::vector<uint64_t> deletions(work.deletes ? wire::bitmap_words(keys) : 0, ~uint64_t{0});
     if (!deletions.empty() && keys % 64 != 0) deletions.back() >>= 64 - keys % 64;
     request.deletions = deletions;
-    if (leased->has(wire::kFeaturePushOrder)) request.order = push_numbers.order(work.number);
+    if (leased->has(wire::kFeaturePushOrder))
+      request.order = work.order != nullptr ? *work.order : push_numbers.order(work.number);
     const Status status = send_rows(connection, request, until, report);
     if (status.ok()) {
       acknowledged += keys;
@@ -259,7 +261,7 @@ Status Client::Impl::refuse_replicas(const Routing& by, const Deadline& until,
     const RemoteServers& replicas = by.groups[group];
     if (!is_pushed_to[group] || replicas.size() < 2) continue;
     if (have_one_host(replicas)) {
-      read_missing_catalogues(by, until, Patience::kShort);
+      read_missing_catalogues(by, until);
       if (have_one_pool(replicas)) continue;
     }
     std::vector<std::string> names;
@@ -269,26 +271,33 @@ Status Client::Impl::refuse_replicas(const Routing& by, const Deadline& until,
   return {};
 }
 
-// Push to the one server of a group. Adds its counts to `report`.
+// Push to the one server of a group. Adds its counts to `report`. A full table refuses some rows,
+// and `full` becomes the error of the call once the others are applied.
 Status Client::Impl::push_to_owner(RemoteServer& owner, const Deadline& until, const PushWork& work,
-                                   PushReport& report, size_t& acknowledged) {
+                                   PushReport& report, size_t& acknowledged, Status& full) {
   PushReport counts;
   const Status status = push_to(owner, until, work, counts, acknowledged);
   add(counts, report);
   if (status.code() == Code::kWrongShard) (void)read_shard_map(owner, until);
-  if (!status.ok() || counts.refused == 0) return status;
-  return Status(Code::kResourceExhausted,
-                owner.name() + ": table '" + std::string(work.table) + "' is full: " +
-                    std::to_string(counts.refused) + " of " + std::to_string(work.keys.size()) +
-                    " rows were refused (new keys), the others are applied: give the table more "
-                    "capacity (petps table grow), or erase rows");
+  if (counts.refused > 0) {
+    full = Status(Code::kResourceExhausted,
+                  owner.name() + ": table '" + std::string(work.table) + "' is full: " +
+                      std::to_string(counts.refused) + " of " + std::to_string(work.keys.size()) +
+                      " rows were refused (new keys), the others are applied: give the table more "
+                      "capacity (petps table grow), or erase rows");
+  }
+  return status;
 }
 
 // Check and encode all rows before the first is sent, and choose the instance for all groups.
 Status Client::Impl::encode_push(const Routing& by, const Deadline& until, PushWork& work,
                                  std::vector<std::byte>& encoded) {
   Choice choice;
-  PETPS_RETURN_IF_ERROR(choose_instance(by, until, choice));
+  if (work.options.instance.empty()) {
+    PETPS_RETURN_IF_ERROR(choose_instance(by, until, choice));
+  } else {
+    choice.instance = work.options.instance;
+  }
   return try_any("push", until, [&](RemoteServer& server, const Deadline& share) -> Status {
     auto leased = server.lease(share);
     if (!leased.ok()) return leased.status();
@@ -308,30 +317,29 @@ Status Client::Impl::encode_push(const Routing& by, const Deadline& until, PushW
   });
 }
 
-// Push group by group. Keys that a group refuses with WRONG_SHARD remain in `left`. If a table is
-// full at one group, the other groups still receive their rows.
+// Push group by group. Keys that a group refuses with WRONG_SHARD remain in `left`, and the status
+// is that refusal. If a table is full at one group, the other groups still receive their rows, and
+// `full` says so.
 Status Client::Impl::push_by(const Routing& by, const Deadline& until, const PushWork& work,
-                             PushReport& report, std::vector<uint32_t>& left) {
+                             PushReport& report, std::vector<uint32_t>& left, Status& full) {
   std::vector<std::vector<uint32_t>> shares(by.groups.size());
   for (const uint32_t position : left) shares[by.group(work.keys[position])].push_back(position);
   left.clear();
-  Status full;
   Status refusal;
   for (size_t group = 0; group < shares.size(); ++group) {
     if (shares[group].empty()) continue;
     const PushPart part(work, shares[group]);
     size_t rows = 0;
     const Status status =
-        push_to_owner(owner_of(by.groups[group]), until, part.work(work), report, rows);
-    if (status.code() == Code::kResourceExhausted) full = status;
-    if (status.ok() || status.code() == Code::kResourceExhausted) continue;
+        push_to_owner(owner_of(by.groups[group]), until, part.work(work), report, rows, full);
+    if (status.ok()) continue;
     if (status.code() != Code::kWrongShard) return status;
     refusal = status;
     left.insert(left.end(), shares[group].begin() + static_cast<ptrdiff_t>(rows),
                 shares[group].end());
   }
   std::sort(left.begin(), left.end());  // the last row of a repeated key wins
-  return full.ok() ? refusal : full;
+  return refusal;
 }
 
 Result<PushReport> Client::Impl::push(PushWork work) {
@@ -344,19 +352,22 @@ Result<PushReport> Client::Impl::push(PushWork work) {
   std::vector<uint32_t> left(work.keys.size());  // not acknowledged yet
   std::iota(left.begin(), left.end(), 0u);
   bool is_encoded = false;
-  const Status status = by_shard_map(until, [&](const Routing& by) -> Status {
+  Status full;
+  Status status = by_shard_map(until, [&](const Routing& by) -> Status {
     PETPS_RETURN_IF_ERROR(refuse_replicas(by, until, work));
     // One group and nothing acknowledged yet: send the caller's own memory.
     if ((by.groups.size() == 1 && left.size() == work.keys.size()) || work.keys.empty()) {
       size_t rows = 0;
-      Status result = push_to_owner(owner_of(by.groups[0]), until, work, report, rows);
+      Status result = push_to_owner(owner_of(by.groups[0]), until, work, report, rows, full);
       left.erase(left.begin(), left.begin() + static_cast<ptrdiff_t>(rows));
       return result;
     }
     if (!is_encoded) PETPS_RETURN_IF_ERROR(encode_push(by, until, work, encoded));
     is_encoded = true;
-    return push_by(by, until, work, report, left);
+    return push_by(by, until, work, report, left, full);
   });
+  report.is_complete = status.ok();
+  if (status.ok()) status = full;
   if (work.options.report != nullptr) *work.options.report = report;
   if (!status.ok()) return status;
   return report;

@@ -28,6 +28,8 @@ uint64_t earliest_backoff_end_ns(const RemoteServers& servers) {
 
 }  // namespace
 
+bool is_reply(Code code) { return !is_unreachable(code) && code != Code::kResourceExhausted; }
+
 bool is_unreachable(Code code) {
   return code == Code::kUnavailable || code == Code::kDeadlineExceeded;
 }
@@ -64,7 +66,7 @@ Status Client::Impl::route_locked(wire::ShardMap map, const std::string& peer) {
   if (map.version == 0) {
     next = route_to_all(seed_servers());
   } else {
-    auto by_map = route_by_map(map, peer, servers_at);
+    auto by_map = route_by_map(map, options.zone, peer, servers_at);
     if (!by_map.ok()) return by_map.status();
     next = std::move(by_map).value();
   }
@@ -172,13 +174,14 @@ Status Client::Impl::try_once(RemoteServer& server, const Deadline& deadline, si
 Status Client::Impl::try_servers(std::string_view call, const Routing& by,
                                  const RemoteServers& replicas, const Deadline& deadline,
                                  const Attempt& attempt, const std::function<bool()>& is_outdated,
-                                 Patience patience) {
+                                 Patience patience, const Status& earlier) {
   const bool is_short = patience == Patience::kShort;
   Status last(Code::kUnavailable, "every server is in backoff after a failure");
   // The failure before the last one. If the deadline cuts the last attempt short, this one explains
   // more.
   std::string before;
   Status refusal;  // of a reachable server: explains more than another one's being unreachable
+  if (!earlier.ok()) (is_unreachable(earlier.code()) ? last : refusal) = earlier;
   size_t tried = 0;
   for (;;) {
     std::vector<RemoteServer*> awake = awake_servers(replicas, next_rotation());
@@ -186,10 +189,13 @@ Status Client::Impl::try_servers(std::string_view call, const Routing& by,
       std::erase_if(awake, [](const RemoteServer* server) { return server->is_dead(); });
     size_t refused = 0;
     for (size_t i = 0; i < awake.size() && !deadline.passed(); ++i) {
-      // A silent server must leave time for its replicas.
-      const Status status = try_once(*awake[i], deadline, awake.size() - i, attempt);
+      // A silent server must leave time for its replicas, and a dead one most of it: what they have
+      // refused now they may answer soon.
+      const bool is_doubtful = awake.size() > 1 && awake[i]->is_dead();
+      const Deadline until = is_doubtful ? deadline.limited(awake[i]->patience_ns()) : deadline;
+      const Status status = try_once(*awake[i], until, awake.size() - i, attempt);
       ++tried;
-      if (status.ok() || !is_unreachable(status.code())) awake[i]->record_reply();
+      if (is_reply(status.code())) awake[i]->record_reply();
       if (status.code() == Code::kWrongShard) (void)read_shard_map(*awake[i], deadline);
       if (status.ok() || is_final(status.code())) return status;
       if (is_unreachable(status.code())) {

@@ -99,6 +99,11 @@ Status Connection::break_by_close() {
   return break_with(Code::kUnavailable, "the server closed the connection");
 }
 
+void Connection::abandon(bool is_late) {
+  is_broken_ = true;
+  if (is_late) timed_out_after_ns_ = std::max<uint64_t>(base::monotonic_ns() - used_since_ns_, 1);
+}
+
 Status Connection::break_by_timeout(const Deadline& deadline) {
   timed_out_after_ns_ = std::max<uint64_t>(base::monotonic_ns() - used_since_ns_, 1);
   return break_with(Code::kDeadlineExceeded,

@@ -99,6 +99,9 @@ class Connection {
   // Mark the connection as broken by an error that answers no request, such as that of a server
   // which is about to close it. Return kUnavailable with the text of the error.
   base::Status break_by_error(const base::Status& error);
+  // Give up the replies that are still due, because another server has answered. The connection is
+  // broken afterwards. `is_late`: this counts as a timeout of the server.
+  void abandon(bool is_late);
   // Return the entry by which poll() waits for this connection among others. Do not wait if
   // has_read_ahead().
   pollfd poll_entry();

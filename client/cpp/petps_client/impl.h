@@ -19,6 +19,7 @@
 #include "petps_client/choice.h"
 #include "petps_client/client.h"
 #include "petps_client/dedup.h"
+#include "petps_client/hedge.h"
 #include "petps_client/host.h"
 #include "petps_client/hot_keys.h"
 #include "petps_client/pull.h"
@@ -70,6 +71,8 @@ struct PushWork {
   bool deletes = false;
   uint32_t dim = 0;     // of floats
   uint64_t number = 0;  // of the call (see PushNumbers)
+  // The order of the call among those of the client that sent it to a router; null: number.
+  const wire::PushOrder* order = nullptr;
   // Set when the keys go to several groups: every group must have this dtype, dim and instance.
   std::optional<Table> encoded_as = {};
   PushOptions options = {};
@@ -88,6 +91,10 @@ struct Client::Impl {
   std::atomic<uint64_t> pulls{0};  // these three: PullCounts
   std::atomic<uint64_t> partial_pulls{0};
   std::atomic<uint64_t> unavailable_keys{0};
+  std::atomic<uint64_t> hedges{0};  // requests to a second server, and pulls' parts they answered
+  std::atomic<uint64_t> hedges_won{0};
+  Latencies latencies;
+  HedgeBudget hedge_budget;
   pid_t process = 0;  // that created this client
 
   std::shared_mutex statistics_mutex;
@@ -96,6 +103,7 @@ struct Client::Impl {
 
   std::mutex background_mutex;
   std::condition_variable background_wakes;
+  bool puts_off_dead = false;  // whether the last probes left out dead servers; of that thread
   bool stopping = false;
   bool has_wanted_probes = false;  // see want_probe
   std::thread background;
@@ -148,13 +156,17 @@ struct Client::Impl {
   // replicas, with backoff, until the deadline, until a newer map is found, or until `is_outdated`
   // returns true. Other errors are final once every replica that is not in backoff gave one.
   // `call` names the call in errors. With short patience ask no dead replica, and give up once all
-  // of them are dead.
+  // of them are dead. `earlier`: an error of the call before, which explains more than a passed
+  // deadline.
   base::Status try_servers(std::string_view call, const Routing& by, const RemoteServers& replicas,
                            const Deadline& deadline, const Attempt& attempt,
                            const std::function<bool()>& is_outdated = nullptr,
-                           Patience patience = Patience::kUntilDeadline);
+                           Patience patience = Patience::kUntilDeadline,
+                           const base::Status& earlier = {});
   base::Status try_any(std::string_view call, const Deadline& deadline, const Attempt& attempt);
   size_t next_rotation() { return rotation.fetch_add(1, std::memory_order_relaxed); }
+  // Return a number that differs from call to call; its low bits are not evenly distributed.
+  uint64_t next_random() { return (next_rotation() + 1) * 0x9E3779B97F4A7C15u; }
   // Return the replicas that are not in backoff, beginning with number `first`: the good ones, then
   // those in doubt, then the dead ones, which the background thread contacts. All groups of a call
   // have one `first`: with one each, two groups of two replicas would always start with the same
@@ -173,19 +185,16 @@ struct Client::Impl {
 
   // Choose the instance that is requested by name from all servers (choice.h). It is empty with a
   // single server, whose own current instance counts, and while no server is known.
-  // With short patience no server is waited for longer than it allows.
   // Errors: kStale when all live servers have only older rows than the client has returned, and
   // no other server comes back by the deadline.
-  base::Status choose_instance(const Routing& by, const Deadline& deadline, Choice& choice,
-                               Patience patience = Patience::kUntilDeadline);
+  base::Status choose_instance(const Routing& by, const Deadline& deadline, Choice& choice);
   Choice choose_now(const Routing& by) const;
   void record_answer(const Routing& by, const std::string& instance);
   // Read the catalogue of one server, and record whether it replied or failed.
   static base::Status read_catalogue_of(RemoteServer& server, const Deadline& deadline);
-  // Read the catalogues of servers that have none yet; skip servers in backoff. With short patience
-  // also skip dead ones.
-  static void read_missing_catalogues(const Routing& by, const Deadline& deadline,
-                                      Patience patience);
+  // Read the catalogues of servers that have none yet. Skip dead ones and those in backoff, and
+  // wait for none longer than BackoffOptions::patience_ns.
+  static void read_missing_catalogues(const Routing& by, const Deadline& deadline);
   // Read the catalogues of all servers that are not in backoff. A silent server leaves time for
   // the others and for `spare` further shares.
   static void read_catalogues(const Routing& by, const Deadline& deadline, size_t spare);
@@ -204,14 +213,18 @@ struct Client::Impl {
   static base::Status refuse_replicas(const Routing& by, const Deadline& until,
                                       const PushWork& work);
   base::Status push_to_owner(RemoteServer& owner, const Deadline& deadline, const PushWork& work,
-                             PushReport& report, size_t& acknowledged);
+                             PushReport& report, size_t& acknowledged, base::Status& full);
   base::Status encode_push(const Routing& by, const Deadline& deadline, PushWork& work,
                            std::vector<std::byte>& encoded);
   base::Status push_by(const Routing& by, const Deadline& deadline, const PushWork& work,
-                       PushReport& report, std::vector<uint32_t>& left);
+                       PushReport& report, std::vector<uint32_t>& left, base::Status& full);
 
   base::Status send_hot_sets();
-  base::Status send_hot_set(RemoteServer& server, const std::string& table,
+  // Send the hot keys of a table to the servers that own them. `instance` is empty for the current
+  // one.
+  base::Status send_hot_keys(std::string_view table, std::string_view instance,
+                             std::span<const uint64_t> keys);
+  base::Status send_hot_set(RemoteServer& server, std::string_view table, std::string_view instance,
                             std::span<const uint64_t> keys);
   void run_background();
 };
@@ -224,6 +237,9 @@ base::Result<const CatalogueTable*> find_table(RemoteServer& server, Connection&
                                                std::string_view instance = {});
 
 bool is_unreachable(base::Code code);
+// Return whether the server surely has replied with this code. kResourceExhausted may mean that
+// all its connections were in use.
+bool is_reply(base::Code code);
 // Return whether a retry on another replica cannot help: it would give the same error, or the
 // client must read the map first.
 bool is_final(base::Code code);

@@ -33,6 +33,7 @@ PullExchange::PullExchange(Connection& connection, const PullLimits& limits,
       parts_(parts),
       instance_(instance),
       version_(version),
+      body_bytes_max_(limits.wire.body_bytes),
       window_(std::clamp<size_t>(limits.requests_in_flight, 1, limits.wire.in_flight)) {
   plan(limits);
 }
@@ -85,6 +86,10 @@ void PullExchange::encode(const Request& request, uint64_t id) {
   pull.wait_ms = &request == &requests_.front() ? version_.wait_ms : 0;
   pull.instance = instance_;
   pull.sections = sections_;
+  const size_t body_bytes =
+      wire::pull_request_bytes(request.pieces, request.keys) - wire::kHeaderBytes;
+  // A request that just fits goes without the context.
+  if (body_bytes + sizeof(trace_) <= body_bytes_max_) pull.trace = trace_;
   const Piece& first = pieces_[request.first_piece];
   pull.keys = request.pieces == 1 ? parts_[first.part].keys.subspan(first.first, first.keys)
                                   : std::span<const uint64_t>(keys_);

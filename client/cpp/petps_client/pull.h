@@ -60,6 +60,8 @@ class PullExchange {
  public:
   PullExchange(Connection& connection, const PullLimits& limits, std::span<PullPart> parts,
                uint32_t instance, PullVersion version);
+  // Let every request carry this context. Call it before begin(), only if the server records spans.
+  void carry(const wire::TraceContext& trace) { trace_ = trace; }
   // Send the first requests.
   base::Status begin();
   // Receive one reply and send further requests. After an error the exchange cannot go on.
@@ -104,6 +106,8 @@ class PullExchange {
   const std::span<PullPart> parts_;
   const uint32_t instance_;
   const PullVersion version_;
+  const size_t body_bytes_max_;
+  wire::TraceContext trace_;  // not sampled: none
   size_t window_;
   std::vector<Piece> pieces_;
   std::vector<Request> requests_;

@@ -1,4 +1,4 @@
-// One call of Client::pull_many: the keys are split over the groups of servers that own them.
+// One call of Client::pull_many: the keys are split over the servers that own them.
 #pragma once
 
 #include <memory>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "petps_client/impl.h"
+#include "petps_client/spread.h"
 
 namespace petps::client {
 
@@ -18,6 +19,8 @@ class PullCall {
            const Deadline& deadline);
   ~PullCall();
   base::Status run(const Routing& by, PullReport& report);
+  // Close the parts that have no answer: the call has ended.
+  static void trace_failure(PullTrace& trace, const base::Status& status);
 
  private:
   // One table of a call, and the positions of its distinct keys.
@@ -35,30 +38,35 @@ class PullCall {
     std::vector<uint8_t> own_unavailable;
 
     void dedup(Dedup option, DedupEstimate& estimate);
-    // Give the keys at these positions of `keys` (null: all of them) the default row, and mark
-    // them as unavailable.
-    void leave_out(const std::vector<uint32_t>* positions);
+    // Give the keys of these groups the default row, and mark them as unavailable. group_of: the
+    // group of each key; empty: all keys are left out.
+    void leave_out(std::span<const uint32_t> group_of, const std::vector<bool>& is_left_out);
     uint64_t finish(uint64_t found_count);
     uint64_t count_unavailable() const;
   };
 
-  // The part of a call for one group of servers, and its result.
+  // Keys of a call that one server answers, and its answer.
   struct Share {
-    size_t group = 0;
-    std::vector<Slice> slices;  // by table of the call; empty: all keys, in order
-    bool is_done = false;
-    bool is_left_out = false;  // its keys are unavailable
-    base::Status failure;      // the last one
+    uint32_t server = 0;           // its number in the routing
+    std::vector<uint32_t> groups;  // whose keys these are
+    std::vector<Slice> slices;     // by table of the call; empty: all keys of the call, in order
+    uint64_t keys = 0;
     uint64_t applied_version = 0;
     std::vector<uint64_t> found_counts;  // by table of the call
     std::string instance;
   };
 
-  // One share in flight at one server.
+  // One share in flight at its server. A hedge asks another server for keys of the original, which
+  // has sent no byte of a reply yet. Only one of the two writes to the caller's arrays at a time:
+  // the hedges end before the original begins to read a reply, and the original ends, without
+  // having read anything, when all its hedges are answered.
   struct Flight {
-    Flight(Share& its_share, RemoteServer& its_server, Lease lease, const Deadline& deadline)
-        : share(its_share), server(its_server), leased(std::move(lease)), until(deadline) {}
-    Share& share;
+    Flight(Share its_share, RemoteServer& its_server, Lease lease, const Deadline& deadline)
+        : share(std::move(its_share)),
+          server(its_server),
+          leased(std::move(lease)),
+          until(deadline) {}
+    Share share;
     RemoteServer& server;
     Lease leased;
     Deadline until;
@@ -66,43 +74,125 @@ class PullCall {
     std::vector<PullPart> parts;
     std::unique_ptr<PullExchange> exchange;
     bool is_ready = false;  // bytes can be read, or the exchange is done
+    bool has_reply = false;
+    bool is_over = false;
+    bool is_answered = false;    // a hedge that waits for the other hedges of its original
+    uint64_t begun_ns = 0;       // when the first request was sent
+    uint64_t hedge_at_ns = 0;    // 0: never
+    bool is_very_late = false;   // no hedge was possible when it was late, or it has failed
+    Flight* original = nullptr;  // of a hedge
+    uint32_t hedges_left = 0;    // of an original: hedges that are not answered
+  };
+  using Flights = std::vector<std::unique_ptr<Flight>>;
+
+  // The groups of the call's keys, and what became of them.
+  struct Groups {
+    std::vector<uint32_t> waiting;               // without an answer
+    std::vector<uint32_t> left_out;              // their keys are unavailable
+    size_t count = 0;                            // of groups that have keys
+    std::vector<uint32_t> keys;                  // the number of keys, by group
+    std::vector<std::vector<uint32_t>> of_keys;  // by table, by key; empty: there is one group
+    std::vector<Share> answers;
+    // By server: the last error, and whether it answered with one, so that another owner is better.
+    std::vector<base::Status> failures;
+    std::vector<bool> has_refused;
+    // By server, for owners of waiting groups: as they were at the beginning of this round.
+    std::vector<RemoteServer::Condition> conditions;
+    std::vector<bool> is_able;  // to serve the instance of the call, as far as the client knows
+  };
+
+  // Requests to several servers at the same time.
+  struct Round {
+    Flights flights;
+    base::Status refusal;  // that fails the call
+    RemoteServer* wrong_shard = nullptr;
+    bool has_asked = false;
   };
 
   base::Status run_once(const Routing& by, PullReport& report);
+  void report_to(const Routing& by, PullReport& report);
   base::Status plan(const Routing& by);
   base::Status find_catalogue(const Routing& by, CataloguePointer& catalogue, bool& was_known);
   bool is_outdated(const Routing& by) const;
+  // Return whether the server of this catalogue can serve the instance of the call.
+  bool can_serve(const Catalogue& catalogue) const;
   base::Status check_instance(Flight& flight) const;
   static bool is_switched(const Routing& by,
                           const std::vector<std::shared_ptr<const Catalogue>>& before);
-  std::vector<Share> split_by_group(const Routing& by) const;
+  uint32_t keys_per_request(const Share& share) const;
   uint32_t wait_ms(const Flight& flight, bool may_wait) const;
   base::Status start(Flight& flight, bool may_wait);
-  // Record the result of a completed flight in its share.
-  static void finish(const Flight& flight);
-  base::Status pull_group(const Routing& by, Share& share);
-  base::Status pull_from(Share& share, RemoteServer& server, const Deadline& until, bool may_wait);
-  base::Status pull_all_groups(const Routing& by, std::vector<Share>& shares);
+  // Record the answer of a completed flight.
+  void finish(Flight& flight);
+  bool have_all_refused(const Routing& by, uint32_t group) const;
+  // Pull the keys of a group that is left, and those of others from the same servers, from one
+  // server after another.
+  base::Status pull_group(const Routing& by, uint32_t group);
+  bool wait_for_backoff(const RemoteServers& replicas) const;
+  base::Status pull_from(const Routing& by, RemoteServer& server, const Deadline& until,
+                         bool may_wait);
 
-  // For calls that may leave out keys (client_partial.cc).
+  base::Status exchange(Flight& flight, bool may_wait);
+
+  // client_pull_shares.cc: which server answers which keys.
+  void find_groups(const Routing& by);
+  void look_at_servers(const Routing& by);
+  // Return the servers as candidates. hedged: the server that does not answer; null: for the
+  // requests of a round.
+  std::vector<Candidate> candidates(const Routing& by, int round, const Share* hedged) const;
+  // Return the shares by which these servers answer these groups.
+  std::vector<Share> make_shares(const Routing& by, std::span<const uint32_t> groups,
+                                 std::span<const uint32_t> servers) const;
+  std::vector<Share> shares_of_round(const Routing& by, int round);
+  Share rest_for(const Routing& by, const RemoteServer& server) const;
+  static bool has_only_owner(const Routing& by, const Share& share);
+  void commit(Share share);
+
+  // client_pull_groups.cc: requests to several servers at the same time.
+  base::Status pull_at_once(const Routing& by, int number, bool& has_asked);
+  void ask(const Routing& by, Share share, Round& round);
+  void record_error(const Routing& by, const Share& share, const base::Status& status,
+                    Round& round);
+  void read_replies(const Routing& by, Round& round);
+  void read_reply(const Routing& by, Flight& flight, Round& round);
+  void record_latency(Flight& flight);
+  static void wait_for_any(const Flights& flights);
+  // client_hedge.cc
+  uint64_t hedge_at_ns(const Routing& by, const Flight& flight) const;
+  void hedge(const Routing& by, Flight& original, Round& round);
+  Flights hedges_of(const Routing& by, const Share& share, const Deadline& until,
+                    bool is_very_late);
+  static void hedge_later(Flight& original, Round& round);
+  static void drop_hedges(const Flight& original, Round& round);
+  void take_hedge(Flight& hedge, Round& round);
+
+  // For calls that may leave out keys (client_pull_partial.cc).
   Patience patience() const { return may_leave_out_ ? Patience::kShort : Patience::kUntilDeadline; }
   Deadline limit(const Deadline& deadline, const RemoteServer& server) const;
-  bool leave_out_if_dead(const Routing& by, Share& share);
-  void leave_out(Share& share, base::Status failure);
-  base::Status pull_or_leave_out(const Routing& by, std::vector<Share>& shares);
-  base::Status check_any_answers(const Routing& by, const std::vector<Share>& shares) const;
+  bool are_owners_dead(const Routing& by, uint32_t group) const;
+  void leave_out_dead(const Routing& by);
+  void leave_out(const Routing& by, std::span<const uint32_t> groups);
+  void give_up(const Routing& by, uint32_t group, const base::Status& status);
+  base::Status failure_of(const Routing& by, uint32_t group) const;
+  base::Status check_any_answers(const Routing& by) const;
 
-  static void wait_for_any(std::span<const std::unique_ptr<Flight>> flights);
+  // For traced calls only: client_trace.cc. A part is what the call asked of one server.
+  void trace_servers(const Routing& by);
+  void trace_attempt(const Share& share, const RemoteServer& server);
+  void trace_request(Flight& flight);
+  void trace_end(const Share& share, base::Code code);
 
   Client::Impl& client_;
   const std::span<const TablePull> pulls_;
   const PullOptions& options_;
   const Deadline deadline_;
   const uint64_t wait_until_ns_;
-  const bool may_leave_out_;    // keys that no server answers for
-  Choice choice_;               // instance empty: each server's own current instance
-  CataloguePointer catalogue_;  // of the tables of plans_
-  std::vector<Plan> plans_;     // by table of the call
+  const bool may_leave_out_;      // keys that no server answers for
+  Choice choice_;                 // instance empty: each server's own current instance
+  CataloguePointer catalogue_;    // of the tables of plans_
+  size_t first_traced_part_ = 0;  // of the current routing
+  std::vector<Plan> plans_;       // by table of the call
+  Groups groups_;
 };
 
 }  // namespace petps::client

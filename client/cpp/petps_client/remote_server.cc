@@ -19,6 +19,12 @@ constexpr size_t kMaxPools = 64;
 // Servers close connections that are idle for tens of seconds. A write avoids connections that
 // come anywhere near that.
 constexpr uint64_t kIdleForWriteNs = 1'000'000'000;
+// Latencies of requests with other numbers of keys are scaled to this number, and each request
+// costs as much as this many keys besides.
+constexpr uint64_t kLatencyKeys = 256;
+// A latency without newer ones loses half its weight in this time (2^27 ns, 134 ms), so that calls
+// try a server again that was slow.
+constexpr uint32_t kLatencyHalfLifeBits = 27;
 
 Status check_limits(const wire::Limits& limits, Connection& connection) {
   const bool is_usable = limits.body_bytes > 0 && limits.keys_per_pull > 0 &&
@@ -92,7 +98,8 @@ Status RemoteServer::no_connection_error(const Deadline& deadline, uint64_t sinc
                                               " ms: raise Options.connections or the deadline");
 }
 
-Result<Lease> RemoteServer::lease(const Deadline& deadline, Use use, Patience patience) {
+Result<Lease> RemoteServer::lease(const Deadline& deadline, Use use, Patience patience,
+                                  bool opens_in_short) {
   const bool is_short = patience == Patience::kShort;
   const uint64_t since_ns = base::monotonic_ns();
   std::unique_lock lock(mutex_);
@@ -116,7 +123,7 @@ Result<Lease> RemoteServer::lease(const Deadline& deadline, Use use, Patience pa
   }
   lock.unlock();
   const uint64_t began_at = base::monotonic_ns();
-  auto opened = open(is_short ? deadline.limited(patience_ns()) : deadline);
+  auto opened = open(is_short || opens_in_short ? deadline.limited(patience_ns()) : deadline);
   lock.lock();
   if (!opened.ok()) {
     --leased_;
@@ -131,7 +138,41 @@ Result<Lease> RemoteServer::lease(const Deadline& deadline, Use use, Patience pa
   return Lease(this, std::move(opened).value());
 }
 
+std::optional<Lease> RemoteServer::lease_idle() {
+  const std::lock_guard lock(mutex_);
+  if (idle_.empty() || leased_ >= options_.connections) return std::nullopt;
+  std::unique_ptr<Connection> connection = std::move(idle_.back());
+  idle_.pop_back();
+  if (!connection->has_read_catalogue || !connection->is_reusable()) return std::nullopt;
+  ++leased_;
+  connection->begin_use(true);
+  return Lease(this, std::move(connection));
+}
+
+RemoteServer::Condition RemoteServer::condition(uint64_t now_ns) const {
+  const std::lock_guard lock(mutex_);
+  Condition condition;
+  condition.is_awake = backoff_until_ns_ <= now_ns;
+  condition.is_in_doubt = is_in_doubt_locked(now_ns);
+  condition.is_dead = is_dead_locked();
+  condition.needs_probe = condition.is_dead ? condition.is_awake : has_lost_all_locked();
+  condition.in_flight = leased_;
+  const uint64_t age_ns = now_ns - std::min(now_ns, latency_at_ns_);
+  condition.latency_ns = latency_ns_ >> std::min<uint64_t>(age_ns >> kLatencyHalfLifeBits, 63);
+  return condition;
+}
+
+void RemoteServer::record_latency(uint64_t keys, uint64_t latency_ns) {
+  const uint64_t scaled = latency_ns * (2 * kLatencyKeys) / (keys + kLatencyKeys);
+  const std::lock_guard lock(mutex_);
+  const uint64_t now = base::monotonic_ns();
+  const bool is_old = now - latency_at_ns_ >= uint64_t{1} << kLatencyHalfLifeBits;
+  latency_ns_ = is_old || latency_ns_ == 0 ? scaled : latency_ns_ - latency_ns_ / 8 + scaled / 8;
+  latency_at_ns_ = now;
+}
+
 void RemoteServer::take_back(std::unique_ptr<Connection> connection) {
+  std::vector<std::unique_ptr<Connection>> unused;  // closed after the lock is released
   const std::lock_guard lock(mutex_);
   --leased_;
   if (connection->timed_out_after_ns() != 0)
@@ -143,6 +184,11 @@ void RemoteServer::take_back(std::unique_ptr<Connection> connection) {
   if (!connection->is_broken()) {
     connection->end_use();
     idle_.push_back(std::move(connection));
+  }
+  const uint64_t idle_limit_ns = uint64_t{options_.idle_ms} * 1'000'000;
+  while (idle_limit_ns != 0 && !idle_.empty() && idle_.front()->idle_ns() > idle_limit_ns) {
+    unused.push_back(std::move(idle_.front()));  // the last one is leased first
+    idle_.erase(idle_.begin());
   }
   returned_.notify_one();
 }
@@ -284,7 +330,7 @@ uint64_t RemoteServer::backoff_until_ns() const {
 
 bool RemoteServer::is_in_doubt() const {
   const std::lock_guard lock(mutex_);
-  return doubt_until_ns_ != 0 && doubt_until_ns_ > base::monotonic_ns();
+  return doubt_until_ns_ != 0 && is_in_doubt_locked(base::monotonic_ns());
 }
 
 uint64_t RemoteServer::failures() const {

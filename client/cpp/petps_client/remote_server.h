@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -84,10 +85,12 @@ class RemoteServer {
   // connections that were idle for longer than kIdleForWriteNs.
   // `patience`: kShort for a call that may leave out the keys of this server. It waits for the
   // server no longer than BackoffOptions::patience_ns, and not at all once the server is dead.
+  // `opens_in_short`: open a connection within that time, or give up.
   // Errors: kUnavailable, kDeadlineExceeded, kResourceExhausted (all in use until the deadline),
   // kUnimplemented.
   base::Result<Lease> lease(const Deadline& deadline, Use use = Use::kRead,
-                            Patience patience = Patience::kUntilDeadline);
+                            Patience patience = Patience::kUntilDeadline,
+                            bool opens_in_short = false);
   // Return the last catalogue of the pool behind the connection. Read it now if this connection has
   // not read one yet, because the address may lead to another server, or to a restored pool.
   base::Result<std::shared_ptr<const Catalogue>> catalogue(Connection& connection,
@@ -109,10 +112,25 @@ class RemoteServer {
   void record_failure();
   // Record a reply, which ends backoff and doubt.
   void record_reply();
+  // Return an idle connection that needs no exchange before a pull; none: open none, do not wait.
+  std::optional<Lease> lease_idle();
+  // What a call considers when it chooses among servers.
+  struct Condition {
+    bool is_awake = false;  // not in backoff
+    bool is_in_doubt = false;
+    bool is_dead = false;
+    bool needs_probe = false;  // unless a call asks it now
+    uint32_t in_flight = 0;
+    uint64_t latency_ns = 0;  // as Candidate::latency_ns
+  };
+  Condition condition(uint64_t now_ns) const;
+  // Record how long the first reply to a pull of `keys` keys took.
+  void record_latency(uint64_t keys, uint64_t latency_ns);
   // Return the end of the backoff, by base::monotonic_ns; 0: none.
   uint64_t backoff_until_ns() const;
-  // Return whether a caller recently gave up after less than BackoffOptions::silence_ns. Calls try
-  // other servers first, but none fails because of this.
+  // Return whether a caller recently gave up after less than BackoffOptions::silence_ns, or did so
+  // since the last reply and no connection is left: a call would wait for a greeting that may
+  // never come. Calls try other servers first, but none fails because of this.
   bool is_in_doubt() const;
   // Return how often the server failed or timed out since this object was made.
   uint64_t failures() const;
@@ -147,6 +165,10 @@ class RemoteServer {
   void take_back(std::unique_ptr<Connection> connection);
   void record_timeout_locked(uint64_t waited_ns);
   void record_failure_locked();
+  bool is_in_doubt_locked(uint64_t now_ns) const {
+    return doubt_until_ns_ > now_ns || has_lost_all_locked();
+  }
+  bool has_lost_all_locked() const { return doubt_until_ns_ != 0 && idle_.empty(); }
   bool is_dead_locked() const {
     return is_silent_ || failures_ >= backoff_options_.failures_until_gone;
   }
@@ -185,6 +207,8 @@ class RemoteServer {
   uint64_t all_failures_ = 0;  // with the timeouts that put it in doubt only
   bool is_silent_ = false;     // a failure since the last reply was a silence
   uint64_t last_reply_ns_ = 0;
+  uint64_t latency_ns_ = 0;  // of recent replies, as if all had kLatencyKeys keys
+  uint64_t latency_at_ns_ = 0;
   uint64_t idle_losses_ = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "petps_client/routing.h"
 
-#include <algorithm>
+#include <map>
+#include <utility>
 
 namespace petps::client {
 
@@ -8,60 +9,60 @@ using base::Code;
 using base::Result;
 using base::Status;
 
+uint32_t Routing::add_server(std::shared_ptr<RemoteServer> server, bool is_in_zone) {
+  all.push_back(std::move(server));
+  is_near.push_back(is_in_zone);
+  return static_cast<uint32_t>(all.size() - 1);
+}
+
+uint32_t Routing::add_group(std::vector<uint32_t> servers) {
+  groups.emplace_back();
+  for (const uint32_t server : servers) groups.back().push_back(all[server]);
+  owners.push_back(std::move(servers));
+  return static_cast<uint32_t>(groups.size() - 1);
+}
+
 std::shared_ptr<Routing> route_to_all(const RemoteServers& servers) {
   auto routing = std::make_shared<Routing>();
-  routing->groups = {servers};
-  routing->group_of = {0};
-  routing->all = servers;
+  std::vector<uint32_t> owners;
+  for (const auto& server : servers) owners.push_back(routing->add_server(server));
+  routing->group_of = {routing->add_group(std::move(owners))};
   return routing;
 }
 
 Result<std::shared_ptr<Routing>> route_by_map(
-    const wire::ShardMap& map, const std::string& peer,
+    const wire::ShardMap& map, std::string_view zone, const std::string& peer,
     const std::function<RemoteServers(const Address&)>& servers_at) {
   auto routing = std::make_shared<Routing>();
   routing->version = map.version;
   routing->partitions = map.partitions;
-  routing->group_of.resize(map.partitions);
-  std::vector<wire::PartitionSet> sets;  // by group
+  std::vector<std::vector<uint32_t>> owners(map.partitions);
   for (const wire::ShardServer& entry : map.servers) {
     auto address = parse_address(entry.address, entry.address);
     if (!address.ok()) {
       return Status(Code::kUnavailable, peer + ": its shard map has a wrong server address: " +
                                             std::string(address.status().message()));
     }
-    const RemoteServers servers = servers_at(address.value());
-    routing->all.insert(routing->all.end(), servers.begin(), servers.end());
-    // The decoder has checked the map: servers that share one partition share all of them.
-    const auto at = std::find(sets.begin(), sets.end(), entry.partitions);
-    const auto group = static_cast<size_t>(at - sets.begin());
-    if (at == sets.end()) {
-      sets.push_back(entry.partitions);
-      routing->groups.emplace_back();
+    const bool is_in_zone = zone.empty() || entry.zone == zone;
+    for (const auto& server : servers_at(address.value())) {
+      const uint32_t number = routing->add_server(server, is_in_zone);
       for (uint32_t p = 0; p < map.partitions; ++p) {
-        if (wire::has_partition(entry.partitions, p))
-          routing->group_of[p] = static_cast<uint32_t>(group);
+        if (wire::has_partition(entry.partitions, p)) owners[p].push_back(number);
       }
     }
-    RemoteServers& replicas = routing->groups[group];
-    replicas.insert(replicas.end(), servers.begin(), servers.end());
+  }
+  std::map<std::vector<uint32_t>, uint32_t> group_of;
+  for (std::vector<uint32_t>& of_partition : owners) {
+    const auto known = group_of.find(of_partition);
+    if (known != group_of.end()) {
+      routing->group_of.push_back(known->second);
+      continue;
+    }
+    const uint32_t group = routing->add_group(of_partition);
+    group_of.emplace(std::move(of_partition), group);
+    routing->group_of.push_back(group);
   }
   return routing;
-}
-
-std::vector<Slice> split(const Routing& routing, std::span<const uint64_t> keys) {
-  std::vector<Slice> slices(routing.groups.size());
-  for (Slice& slice : slices) {
-    const size_t likely_size = keys.size() / slices.size() + keys.size() / 8 + 1;
-    slice.keys.reserve(likely_size);
-    slice.positions.reserve(likely_size);
-  }
-  for (size_t i = 0; i < keys.size(); ++i) {
-    Slice& slice = slices[routing.group(keys[i])];
-    slice.keys.push_back(keys[i]);
-    slice.positions.push_back(static_cast<uint32_t>(i));
-  }
-  return slices;
 }
 
 }  // namespace petps::client

@@ -6,6 +6,10 @@ __version__: str
 
 def distinct(keys: Any) -> tuple[Any, Any]: ...
 
+class PullTrace:
+    def __init__(self, trace_id: bytes, span_id: bytes, part_ids: list[bytes]) -> None: ...
+    def parts(self) -> list[tuple[str, int, int, int, int, str]]: ...
+
 class Client:
     def __init__(
         self,
@@ -27,6 +31,8 @@ class Client:
         tls_key: str,
         tls_server_name: str,
         on_unavailable: str | None,
+        zone: str,
+        hedge: bool,
     ) -> None: ...
     def pull(
         self,
@@ -37,7 +43,9 @@ class Client:
         wait_ms: int,
         dedup: bool | None,
         on_unavailable: str | None,
+        trace: PullTrace | None = None,
     ) -> tuple[int, int, str]: ...
+    def shards(self) -> int: ...
     def pull_counts(self) -> dict[str, int]: ...
     def server_counts(self) -> list[tuple[str, int, bool]]: ...
     def push(

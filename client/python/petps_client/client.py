@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 import os
 import threading
@@ -29,6 +30,7 @@ from petps_client.records import (
     Table,
 )
 from petps_client.tls import Tls, tls_options
+from petps_client.tracing import is_sampled, traced_pull
 
 if TYPE_CHECKING:
     from typing import Self, Unpack  # Python 3.11
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Client", "ManyAnswer", "PullOptions", "PushReport", "Table", "connect"]
 
 TOKEN_FILE_VARIABLE: Final = "PETPS_TOKEN_FILE"
+ZONE_VARIABLE: Final = "PETPS_ZONE"
 T = TypeVar("T")
 _PullRequest = tuple[str, npt.NDArray[np.uint64], Any, Mask | None, Mask | None]
 """(table, keys, rows, mask, unavailable) of a pull; rows are None if the caller passed none."""
@@ -60,6 +63,8 @@ def connect(
     tls: Tls | None = None,
     signed_keys: bool = False,
     on_unavailable: OnUnavailable | None = None,
+    zone: str | None = None,
+    hedge: bool = True,
     metrics: CollectorRegistry | None = None,
 ) -> Client:
     """Connect to the servers of ``petps://h1:7070,h2:7070/model``.
@@ -75,7 +80,8 @@ def connect(
         url: Addresses and model, as above.
         name: Shown in the servers' reports.
         deadline_ms: Deadline of calls that set none.
-        keys_per_request: A longer pull is split.
+        keys_per_request: A longer pull is split. The part for one of several servers may have a
+            quarter more.
         requests_in_flight: Limit per connection.
         connections: Limit per server, and so of the calls that run at the same time.
         hot_sample_every: One pull in this number is sampled for the hot sets; 0: none are sent.
@@ -95,6 +101,10 @@ def connect(
         on_unavailable: What pulls do with the keys of a shard that no server answers for, see
             :class:`PullOptions`. None: what the URL says (``?on_unavailable=default`` at its end),
             or "error".
+        zone: Pulls prefer servers of this zone of the shard map while they are well. None: the zone
+            that the environment variable PETPS_ZONE gives; "": no preference.
+        hedge: Ask a second server if the first one is slower than 95 % of recent requests: for at
+            most 5 % of the requests, and never for pushes.
         metrics: A registry of prometheus_client, which shows requests, errors and latency of this
             client, with ``name`` as label. It needs prometheus_client, which petps-client does not
             install.
@@ -128,6 +138,8 @@ def connect(
         "token": token or "",
         "token_file": os.fspath(token_file or ""),
         "on_unavailable": on_unavailable,
+        "zone": os.environ.get(ZONE_VARIABLE, "") if zone is None else zone,
+        "hedge": hedge,
     }
     native: Any = _native.Client(url, name=name, **arguments)
     if metrics is not None:
@@ -239,7 +251,7 @@ class Client:
         if out is None:
             (out,), *_ = self._pull(requests, dtype, options)
         else:  # fast path: no array is created
-            self._native.pull(requests, dtype, *_check_options(**options))
+            self._call(requests, dtype, *_check_options(**options))
         return (out, mask) if return_mask and mask is not None else out
 
     def pull_answer(
@@ -349,7 +361,7 @@ class Client:
         pulls = self._with_rows(requests, dtype, remaining_ms)
         while True:
             try:
-                found_count, version, instance = self._native.pull(
+                found_count, version, instance = self._call(
                     pulls, dtype, remaining_ms, min_version, wait_ms, dedup, on_unavailable
                 )
             except InvalidArgument:
@@ -364,6 +376,13 @@ class Client:
                     raise
             else:
                 return [pull[2] for pull in pulls], found_count, version, instance
+
+    def _call(self, pulls: list[_PullRequest], dtype: Form, *options: Any) -> tuple[int, int, str]:
+        """Return (found, applied version, instance) of a pull. Make a span if it is sampled."""
+        if is_sampled():
+            traced: tuple[int, int, str] = traced_pull(self._native, pulls, dtype, *options)
+            return traced
+        return self._native.pull(pulls, dtype, *options)
 
     def _with_rows(
         self, requests: Sequence[_PullRequest], dtype: Form, deadline_ms: int
@@ -458,7 +477,9 @@ class Client:
 
         Returns:
             {"pulls": pulls that succeeded, "partial_pulls": those of them with unavailable keys,
-            "unavailable_keys": the keys that no server answered for}.
+            "unavailable_keys": the keys that no server answered for, "hedges": requests to a second
+            server because the first one was slow, "hedges_won": requests whose keys these answered
+            first}.
         """
         return self._native.pull_counts()
 
@@ -506,7 +527,9 @@ class Client:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(self._threads, "petps-client")
             executor = self._executor
-        return await asyncio.get_running_loop().run_in_executor(executor, call)
+        # The call's active span is that of the caller.
+        run = contextvars.copy_context().run
+        return await asyncio.get_running_loop().run_in_executor(executor, run, call)
 
 
 def _check_u32(name: str, value: int) -> None:

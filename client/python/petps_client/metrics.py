@@ -57,6 +57,7 @@ class _Servers(Collector):
         self._lock = threading.Lock()  # over all that follows
         self._clients: weakref.WeakSet[MeasuredClient] = weakref.WeakSet()
         self._failures: Sums[tuple[str, str]] = Sums()  # by client and server; they never fall
+        self._hedges: Sums[str] = Sums()  # by client
 
     def add(self, client: MeasuredClient) -> None:
         """Count the failures of this client too."""
@@ -78,6 +79,9 @@ class _Servers(Collector):
             # Fewer than before: the client has found the server again, at another address.
             self._failures[client.name, server] += failures - (before if failures >= before else 0)
             client.failures_taken[server] = failures
+        hedges = client.pull_counts()["hedges"]
+        self._hedges[client.name] += hedges - client.hedges_taken
+        client.hedges_taken = hedges
         return [(server, is_live) for server, _, is_live in counts]
 
     def describe(self) -> list[Metric]:
@@ -93,11 +97,17 @@ class _Servers(Collector):
                 "1, or 0 after several failures or a long silence, until the next reply.",
                 labels=("client", "server"),
             ),
+            CounterMetricFamily(
+                "petps_client_hedges",
+                "Requests to a second server, because the first one was slow.",
+                labels=("client",),
+            ),
         ]
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
-        failures, live = self.describe()
+        failures, live, hedges = self.describe()
+        assert isinstance(hedges, CounterMetricFamily)
         assert isinstance(failures, CounterMetricFamily)
         assert isinstance(live, GaugeMetricFamily)
         is_live: dict[tuple[str, str], bool] = {}
@@ -108,9 +118,11 @@ class _Servers(Collector):
                     is_live[labels] = is_live.get(labels, True) and state
             for labels, count in self._failures.items():
                 failures.add_metric(labels, count)
+            for name, count in self._hedges.items():
+                hedges.add_metric((name,), count)
         for labels, state in is_live.items():
             live.add_metric(labels, float(state))
-        yield from (failures, live)
+        yield from (failures, live, hedges)
 
 
 _of_registry: weakref.WeakKeyDictionary[CollectorRegistry, _Metrics] = weakref.WeakKeyDictionary()
@@ -135,6 +147,7 @@ class MeasuredClient:
         self._native = native
         self.name = name
         self.failures_taken: dict[str, int] = {}  # by server; of _Servers
+        self.hedges_taken = 0
         self._metrics = _metrics_of(registry)
         self._metrics.servers.add(self)
 
@@ -146,6 +159,10 @@ class MeasuredClient:
     def server_counts(self) -> list[tuple[str, int, bool]]:
         """Return the address, the failures and the state of each server that is asked now."""
         return self._native.server_counts()
+
+    def pull_counts(self) -> dict[str, int]:
+        """Return the counts of pulls and hedges."""
+        return self._native.pull_counts()
 
     def pull(self, *arguments: Any) -> Any:
         """Pull, and count it."""

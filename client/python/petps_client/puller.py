@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -156,7 +157,9 @@ class Puller:
             self._thread = ThreadPoolExecutor(1, "petps-prefetch")
         if len(self._prefetches) == PREFETCHES_MAX:
             self._prefetches.popleft().pulled.cancel()
-        self._prefetches.append(_Prefetch(key_arrays, self._thread.submit(self._pull, key_arrays)))
+        run = copy_context().run  # the active span of the pull is that of this call
+        pulled = self._thread.submit(run, self._pull, key_arrays)
+        self._prefetches.append(_Prefetch(key_arrays, pulled))
 
     def _check_keys(self, keys: Mapping[str, npt.ArrayLike]) -> dict[str, Keys]:
         unknown = set(keys) - set(self.dims)

@@ -43,7 +43,14 @@ from examples.demo.training.snapshots import (
     remove_snapshots,
 )
 from examples.demo.training.task import DIM, SOURCES, WORLD, Settings, Task
-from examples.demo.training.upkeep import History, TendingProcess, check_kept
+from examples.demo.training.upkeep import (
+    MERGE,
+    PURGE,
+    History,
+    TendingProcess,
+    check_kept,
+    read_tended,
+)
 from petps.checkpoint import Store
 from petps.errors import InternalError, InvalidArgument, Unavailable
 from petps.pool import Pool
@@ -125,11 +132,12 @@ class Course:
         with ExitStack() as stack:
             self._prepare(stack)
             # Kill the trainer after a version of the log for which the store has none. So the
-            # server has rows that the new run does not have.
+            # server has rows that the new run does not have; and the store has one before.
             self._follow(
                 lambda event: (
                     self._is_version_after(event, TRAINER_KILLED_AT)
                     and event.fields["step"] % self._task.store_every != 0
+                    and bool(self._reports.stored)
                 )
             )
             self._kill_trainer()
@@ -295,9 +303,9 @@ class Course:
     def _kill_trainer(self) -> None:
         """Kill and restart the trainer. _measure_new_run() finds when its rows were served."""
         reports = self._reports
-        self._messages = self._ingest()["freshness"]
         with self._screen.show_spinner("kill -9 of the trainer's processes, and their restart"):
             self._trainer_killed_at = self._ranks.kill()
+            self._messages = self._ingest()["freshness"]  # not before: training would go on
             self._ranks.start()
             ready = self._wait_for(lambda event: event.kind == "ready" and event.life > 0)
             first = self._wait_for(lambda event: event.kind == "step")
@@ -379,11 +387,15 @@ class Course:
     def _stop_tending(self) -> None:
         """Wait until the store has been merged and purged, and stop the process that does it."""
         history, deadline = self._history, time.monotonic() + TENDED_SECONDS
+        folder = self._settings.path(".")
         with self._screen.show_spinner("waiting until the store is merged and purged"):
             while True:
                 self._tending.check_running()
                 history.observe(at_once=True)
-                if (history.merges and history.purged) or time.monotonic() > deadline:
+                # It reports what it has done a moment after the store shows it.
+                reported = {span.stage for span in read_tended(folder)}
+                is_done = history.merges and history.purged and reported >= {MERGE, PURGE}
+                if is_done or time.monotonic() > deadline:
                     break
                 time.sleep(TENDED_POLL_SECONDS)
         self._tending.stop()

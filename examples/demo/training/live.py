@@ -1,16 +1,18 @@
 """Scoring of held-out samples by served rows during training, on a thread of its own.
 
 The server continues to apply deltas during a pull. The pulled rows are of exactly one version if,
-after the pull, the log ends with that version's commit and the server has applied all of it. Then
-the trainer's own rows of that version must give the same scores. They come from a snapshot, because
-the store rounds rows. Otherwise the rows are of that version or newer, and only their loss is
-reported.
+after the pull, the log ends with that version's commit and the server has applied all of it. The
+log itself is asked for its end: the server asks once a second, and may have applied newer rows
+since. Then the trainer's own rows of that version must give the same scores. They come from a
+snapshot, because the store rounds rows. Otherwise the rows are of that version or newer, and only
+their loss is reported.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -24,9 +26,10 @@ from examples.demo.training.snapshots import Trained
 from examples.demo.training.task import Task
 from petps.checkpoint import Store
 from petps.checkpoint.published import Published
+from petps.delta import DeltaLog
 from petps.errors import DataLoss, DeadlineExceeded, NotFound
 
-__all__ = ["Live", "same"]
+__all__ = ["Live", "is_exactly", "same"]
 
 CHECK_SECONDS: Final = 0.02
 
@@ -97,9 +100,10 @@ class Live:
 
     def _main(self) -> None:
         try:
-            while (version := self._next()) is not None:
-                if self._wait_until_served(version):
-                    self._score(version)
+            with closing(self._task.log()) as log:
+                while (version := self._next()) is not None:
+                    if self._wait_until_served(version):
+                        self._score(version, log)
         except BaseException as error:
             self.error = error
 
@@ -120,16 +124,17 @@ class Live:
                 self._wake.wait(CHECK_SECONDS)
         return True
 
-    def _score(self, version: Version) -> None:
+    def _score(self, version: Version, log: DeltaLog) -> None:
         """Score the version, unless the server is gone or already has a newer one."""
         try:
-            ingest = self._ingest()
+            ingest = self._ingest_of(version)
             if ingest is None or ingest["version"] != version.version:
                 return
             store = Store.open(self._store)
             weights = scoring.served_weights(ingest["dense"], store, version.step)
             bags = scoring.served_bags(self._client, self._task, version.version)
             logits = self._scorer.score(weights, bags)
+            ends = log.end_offsets(range(log.partitions))
             after = self._ingest()
             published = Published.of(store, version.step)
             exact_weights = scoring.weights_of_version(store, version.step)
@@ -141,7 +146,7 @@ class Live:
             return
         rows = self._read_snapshot(version)
         equal: bool | None = None
-        if rows is not None and published is not None and _is_exactly(after, published):
+        if rows is not None and published is not None and is_exactly(after, published, ends):
             bags = scoring.trained_bags(scoring.rows_of_snapshot(rows))
             equal = same(logits, self._scorer.score(exact_weights, bags))
         labels = self._scorer.labels
@@ -157,18 +162,32 @@ class Live:
             )
         )
 
+    def _ingest_of(self, version: Version) -> dict[str, Any] | None:
+        """Return the status once it has a version that a pull has seen, a moment after the pull."""
+        while True:
+            ingest = self._ingest()  # not under the lock, which request() takes
+            if ingest is None or ingest["version"] >= version.version or self._stop:
+                return ingest
+            with self._wake:
+                self._wake.wait(CHECK_SECONDS)
+
     def _is_purged(self, step: int) -> bool:
         versions = Store.open(self._store).state.versions()
         return all(entry.version != step for entry in versions)
 
 
-def _is_exactly(ingest: dict[str, Any] | None, published: Published) -> bool:
-    """Return whether the log ends with the version, and the server has applied all of it."""
+def is_exactly(
+    ingest: dict[str, Any] | None, published: Published, ends: Mapping[int, int]
+) -> bool:
+    """Return whether the log, with these end offsets, ended with a version that ingest had applied.
+
+    ``ingest`` is the server's status that was read after ``ends``.
+    """
     if ingest is None:
         return False
     position = published.position
     return all(
-        progress["lag_records"] == 0
+        progress["offset"] == ends[progress["partition"]]
         and (progress["run"], progress["seq"])
         == (position.run, position.seqs[progress["partition"]])
         for progress in ingest["partitions"]

@@ -209,7 +209,8 @@ def draw_versions(path: Path, history: History, outages: Sequence[Outage]) -> No
 def draw_timeline(folder: Path, ranks: Sequence[Timeline], tended: Sequence[Span]) -> None:
     """Draw an SVG of rank 0 and of the process that tends; write a trace of all processes.
 
-    Both show the shortest time that has a whole version of the store, a merge and a purge.
+    Both show the shortest time that has a whole version of the store, a merge, a purge, and a batch
+    that is arranged: batches are prepared ahead, so a short time may have none.
     """
     begin, end = _choose_window(ranks[0].spans(), tended)
     timelines = [rank.between(begin, end) for rank in ranks]
@@ -231,9 +232,9 @@ def _choose_window(spans: Sequence[Span], tended: Sequence[Span]) -> tuple[float
     windows = []
     for stored in (span for span in spans if span.stage == "store"):
         begin, end = stored.begin, stored.end
-        for stage in (MERGE, PURGE):
+        for stage, part in ((MERGE, tended), (PURGE, tended), ("arrange", spans)):
             others = [(min(begin, span.begin), max(end, span.end))
-                      for span in tended if span.stage == stage]  # fmt: skip
+                      for span in part if span.stage == stage]  # fmt: skip
             begin, end = min(others, key=_length, default=(begin, end))
         windows.append((begin, end))
     return min(windows, key=_length, default=(-math.inf, math.inf))

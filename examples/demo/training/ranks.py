@@ -18,7 +18,8 @@ from petps.errors import DeadlineExceeded
 
 __all__ = ["RankReport", "Ranks"]
 
-GRACE_SECONDS: Final = 1.0
+GRACE_SECONDS: Final = 10.0  # for a failed process to end, on a busy machine
+POLL_SECONDS: Final = 0.05
 PEER_GONE: Final = "a peer is gone"  # in an error of petps.train.link
 SILENCE_SECONDS: Final = 180.0  # enough for PyTorch's import on a busy machine, and for any step
 
@@ -129,9 +130,13 @@ class Ranks:
 
     def _raise_first_cause(self) -> None:
         """Raise Unavailable with the output of a rank that did not fail because a peer failed."""
-        time.sleep(GRACE_SECONDS)  # a peer may notice the failure before the failed process exits
-        failed = [process for process in self._processes if process.has_failed()]
-        min(failed, key=lambda process: PEER_GONE in process.last_output()).check_running()
+        deadline = time.monotonic() + GRACE_SECONDS
+        while True:  # a peer may notice the failure before the failed process exits
+            failed = [process for process in self._processes if process.has_failed()]
+            first = min(failed, key=lambda process: PEER_GONE in process.last_output())
+            if PEER_GONE not in first.last_output() or time.monotonic() > deadline:
+                first.check_running()
+            time.sleep(POLL_SECONDS)
 
     def has_reports(self) -> bool:
         """Return whether next() would return at once."""

@@ -74,9 +74,9 @@ def read_tended(folder: Path) -> list[Span]:
     """Return the spans of what the process did, on the clock of time.monotonic()."""
     offset = time.time() - time.monotonic()
     spans = []
-    for line in (folder / OUTPUT).read_text().splitlines():
-        if not line.startswith("{"):
-            continue  # a note, for example that it tries again
+    for line in (folder / OUTPUT).read_text().splitlines(keepends=True):
+        if not line.startswith("{") or not line.endswith("\n"):
+            continue  # a note, for example that it tries again, or half of a line
         for work, span in json.loads(line)["spans"].items():
             begin = span["begin"] - offset
             stage = WORK[work]

@@ -1,6 +1,8 @@
 // How a socket is closed: what a peer sends while its connection lingers, and the wait until
 // nothing reads the rows of zero-copy sends.
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -19,6 +21,7 @@ void TcpEndpoint::sweep_sockets(uint64_t now) {
   for (const auto& slot : slots_) {
     Connection& c = tcp(*slot);
     if (!c.flights.empty()) check_flights(c, now);
+    if (c.kernel_encrypts() && c.state == State::kLingering && !c.has_output()) end_lingering(c);
   }
   sweep(now);
   uint64_t idle_since = ~uint64_t{0};
@@ -48,6 +51,21 @@ bool TcpEndpoint::make_room() {
   return true;
 }
 
+// All output of a lingering connection is in the kernel. Return whether the connection is gone.
+bool TcpEndpoint::end_lingering(Connection& c) {
+  if (c.kernel_encrypts()) {
+    // Records that wait for room in the socket would be lost, if it were shut down or closed. The
+    // peer knows the end by close_notify.
+    int unsent = 0;
+    if (!c.ended || ::ioctl(c.fd, SIOCOUTQ, &unsent) != 0 || unsent > 0) return false;
+  } else {
+    ::shutdown(c.fd, SHUT_WR);
+  }
+  if (!c.ended || !c.flights.empty()) return false;
+  destroy(c);
+  return true;
+}
+
 // The input of a lingering connection. Closing a socket with unread input resets it, and the peer
 // would lose the error frame. So discard what arrives until the peer has closed, or for kLingerMs.
 void TcpEndpoint::discard(Connection& c) {
@@ -55,8 +73,10 @@ void TcpEndpoint::discard(Connection& c) {
   const ssize_t n = ::recv(c.fd, waste.data(), waste.size(), 0);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
   if (n > 0) c.linger_bytes += static_cast<size_t>(n);
-  if (n == 0 && (c.out.bytes() > 0 || !c.flights.empty())) {  // the peer may still read
+  // The peer may still read.
+  if (n == 0 && (c.has_output() || !c.flights.empty() || c.kernel_encrypts())) {
     c.ended = true;
+    if (!c.has_output() && end_lingering(c)) return;
     set_interest(c);
     return;
   }
@@ -140,6 +160,7 @@ void TcpEndpoint::destroy(StreamConnection& connection) {
   }
   c.place.reset();
   c.tls.reset();
+  c.notices.clear();
   c.undecrypted = {};
   ::close(c.fd);  // also removes it from the epoll set
   c.fd = -1;

@@ -43,7 +43,8 @@ Status TcpEndpoint::open() {
 void TcpEndpoint::set_interest(Connection& c) {
   uint32_t wanted = 0;
   if (!c.ended && (c.state == State::kLingering || may_read(c))) wanted |= EPOLLIN;
-  if (c.out.bytes() > 0) wanted |= EPOLLOUT;
+  if (c.has_output()) wanted |= EPOLLOUT;
+  if (c.state == State::kOpen && c.paused && !c.left) wanted |= EPOLLRDHUP;
   if (wanted == c.interest || c.fd < 0) return;
   epoll_event event{};
   event.events = wanted;
@@ -94,6 +95,7 @@ void TcpEndpoint::adopt_peer(NewPeer& peer) {
     connection->undecrypted = std::move(peer.arrived);
     connection->identity = {true, connection->tls->peer_names()};
     connection->fixed_bytes = tls::Stream::kBytes + connection->undecrypted.capacity();
+    leave_to_kernel(*connection);
   } else {
     const int on = 1;
     connection->zerocopy = setsockopt(peer.fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof(on)) == 0;
@@ -123,6 +125,7 @@ bool TcpEndpoint::review_candidates() {
     Connection& c = tcp(*slots_[slot]);
     c.candidate = false;
     if (c.state != State::kOpen) continue;
+    if (has_worn_key(c) && end_worn(c)) continue;
     set_interest(c);
     // A client with several requests in flight has sent the next one while the last was answered.
     if ((tries > 0 || c.has_buffered()) && !has_frame(c)) {
@@ -194,10 +197,11 @@ std::span<const Event> TcpEndpoint::poll(int timeout_ms) {
 
 void TcpEndpoint::handle(Connection& c, uint32_t events) {
   if (c.state == State::kSettling) return;
+  if ((events & EPOLLRDHUP) != 0) c.left = true;
   // Completions appear as an error. A real error appears again when no completions are left.
   const bool has_completions = (events & EPOLLERR) != 0 && !c.flights.empty();
   if (has_completions) collect_completions(c);
-  if ((events & EPOLLOUT) != 0 && c.out.bytes() > 0) send_output(c);
+  if ((events & EPOLLOUT) != 0 && c.has_output()) send_output(c);
   const bool hung_up = (events & EPOLLHUP) != 0 || ((events & EPOLLERR) != 0 && !has_completions);
   if (c.state == State::kFree || c.state == State::kSettling) return;
   if (c.state == State::kLingering) {
@@ -245,10 +249,11 @@ void TcpEndpoint::note_input(size_t bytes) {
 }
 
 void TcpEndpoint::note_end(Connection& c, ssize_t n) {
+  const int error = errno;
   if (n == 0) {
     c.ended = true;
-  } else if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
-    break_connection(c, base::errno_status(Code::kUnavailable, "recv", errno));
+  } else if (error != EAGAIN && error != EWOULDBLOCK && error != EINTR) {
+    break_connection(c, base::errno_status(Code::kUnavailable, "recv from " + c.address, error));
   }
 }
 

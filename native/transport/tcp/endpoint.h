@@ -61,7 +61,13 @@ struct TcpConnection final : StreamConnection {
   std::unique_ptr<Places::Place> place;  // until the socket is closed; null: refused
   std::unique_ptr<tls::Stream> tls;      // null: plain text
   std::vector<std::byte> undecrypted;    // ciphertext for which there was no room in `in`
-  bool has_announced_end = false;        // close_notify is in `out` or was sent
+  bool has_announced_end = false;        // close_notify is in `out` or `notices`, or was sent
+  std::vector<tls::Notice> notices;      // kernel TLS: to send when `out` is empty
+  uint64_t records = 0;                  // kernel TLS: that the kernel has encrypted, or more
+  // Return whether the cipher is in this process, and not in the kernel.
+  bool encrypts() const { return tls != nullptr && !tls->writes_by_kernel(); }
+  bool kernel_encrypts() const { return tls != nullptr && tls->writes_by_kernel(); }
+  bool has_output() const { return out.bytes() > 0 || !notices.empty(); }
   PeerIdentity identity;
   // Return whether input waits that no socket event announces.
   bool has_buffered() const {
@@ -133,6 +139,12 @@ class TcpEndpoint final : public StreamEndpoint {
   void append_output(StreamConnection& c, std::span<const std::byte> bytes) override;
 
   // TLS: encrypted.cc.
+  void leave_to_kernel(Connection& c);
+  void note_sent(Connection& c, size_t bytes);
+  bool has_worn_key(const Connection& c) const;
+  bool end_worn(Connection& c);
+  void keep_notices(Connection& c);
+  void send_notices(Connection& c);
   bool decrypt(Connection& c, std::span<std::byte> space);
   void keep_undecrypted(Connection& c, std::span<const std::byte> rest);
   void send_encrypted(Connection& c, std::span<const std::byte> plain);
@@ -141,6 +153,7 @@ class TcpEndpoint final : public StreamEndpoint {
   // Closing: close.cc.
   void sweep_sockets(uint64_t now);
   bool make_room();
+  bool end_lingering(Connection& c);
   void discard(Connection& c);
   void destroy(StreamConnection& c) override;
   void settle(Connection& c);
@@ -154,6 +167,7 @@ class TcpEndpoint final : public StreamEndpoint {
   size_t staged_ = 0;
   std::vector<std::byte> ciphertext_;  // of the last recv from a TLS peer
   std::vector<std::byte> encrypted_;   // records on their way to a socket
+  bool kernel_lacks_tls_ = false;
   Connection* staged_for_ = nullptr;
   uint64_t busy_until_ns_ = 0;              // see TcpOptions::busy_poll_us
   uint64_t looked_ns_ = 0;                  // when epoll was last polled

@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <sys/eventfd.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/peer.h"
+#include "base/time_slice.h"
 
 namespace petps::transport {
 
@@ -178,8 +178,7 @@ void Handshaker::adopt(int fd, std::string address) {
 // ---- The thread
 
 void Handshaker::run() {
-  // Of this thread only. A failure leaves it with the priority of the others.
-  (void)setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kHandshakeNiceness);
+  base::lower_priority();
   std::array<epoll_event, kEpollEvents> ready{};
   while (!stopping_.load(std::memory_order_acquire)) {
     const int n = epoll_wait(epoll_, ready.data(), kEpollEvents, wait_ms());

@@ -19,8 +19,6 @@ namespace petps::transport {
 
 // Memory of a handshake, as measured: the stream with its certificates and record buffers.
 inline constexpr size_t kHandshakeBytes = size_t{64} << 10;
-// The thread's niceness: requests go first.
-inline constexpr int kHandshakeNiceness = 10;
 
 class Handshaker {
  public:

@@ -26,7 +26,7 @@ void TcpEndpoint::post(ConnectionId connection, gather::GatherList&& list, epoch
   auto* c = static_cast<Connection*>(begin_post(connection, list));
   if (c == nullptr) return;
   if (staged_for_ != nullptr && staged_for_ != c) send_staged();
-  if (c->tls != nullptr) {
+  if (c->encrypts()) {
     Counters::add(counters_.lists_copied, 1);
     stage_list(*c, list);
     list.clear();
@@ -66,7 +66,7 @@ void TcpEndpoint::stage_list(Connection& c, const gather::GatherList& list) {
   size_t left = list.bytes();
   while (left > 0) {
     // The socket is full: queue the rest behind what it did not take.
-    if (c.out.bytes() > 0 && c.tls == nullptr) {
+    if (c.out.bytes() > 0 && !c.encrypts()) {
       list.copy_from(at, grow_output(c, left));
       return;
     }
@@ -89,7 +89,7 @@ void TcpEndpoint::send_staged() {
   Connection& c = *staged_for_;
   staged_for_ = nullptr;
   const size_t n = std::exchange(staged_, 0);
-  if (c.tls != nullptr) {
+  if (c.encrypts()) {
     send_encrypted(c, {stage_.data(), n});
   } else {
     send_or_keep(c, {stage_.data(), n});
@@ -107,12 +107,14 @@ bool TcpEndpoint::send_some(Connection& c, const std::byte* bytes, size_t n, siz
   while (sent < n) {
     const ssize_t taken = ::send(c.fd, bytes + sent, n - sent, MSG_NOSIGNAL);
     if (taken >= 0) {
+      note_sent(c, static_cast<size_t>(taken));
       sent += static_cast<size_t>(taken);
       continue;
     }
-    if (errno == EINTR) continue;
-    if (errno == EAGAIN || errno == EWOULDBLOCK) break;
-    break_connection(c, base::errno_status(Code::kUnavailable, "send", errno));
+    const int error = errno;
+    if (error == EINTR) continue;
+    if (error == EAGAIN || error == EWOULDBLOCK) break;
+    break_connection(c, base::errno_status(Code::kUnavailable, "send to " + c.address, error));
     return false;
   }
   Counters::add(counters_.bytes_sent, sent);
@@ -134,9 +136,10 @@ void TcpEndpoint::send_list(Connection& c, gather::GatherList& list, epoch::Pin&
     const ssize_t taken =
         ::sendmsg(c.fd, &message, zerocopy ? MSG_NOSIGNAL | MSG_ZEROCOPY : MSG_NOSIGNAL);
     if (taken < 0) {
-      if (errno == EINTR) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK) break;
-      if (errno == ENOBUFS && zerocopy) {  // optmem_max or locked memory used up: let it copy
+      const int error = errno;
+      if (error == EINTR) continue;
+      if (error == EAGAIN || error == EWOULDBLOCK) break;
+      if (error == ENOBUFS && zerocopy) {  // optmem_max or locked memory used up: let it copy
         Counters::add(counters_.zerocopy_refused, 1);
         zerocopy = false;
         continue;
@@ -144,10 +147,11 @@ void TcpEndpoint::send_list(Connection& c, gather::GatherList& list, epoch::Pin&
       // The page of a row cannot be read, or the network card cannot read it. The copy below
       // reads it as any pull does. If the medium is gone, that terminates the process with
       // media's message, and no client asks for such a row again and again.
-      if (errno == EFAULT) break;
-      break_connection(c, base::errno_status(Code::kUnavailable, "sendmsg", errno));
+      if (error == EFAULT) break;
+      break_connection(c, base::errno_status(Code::kUnavailable, "sendmsg to " + c.address, error));
       break;
     }
+    note_sent(c, static_cast<size_t>(taken));
     if (zerocopy) ++c.next_send;  // the kernel numbers only the calls that took something
     sent += static_cast<size_t>(taken);
     at = list.advance(at, static_cast<size_t>(taken));
@@ -215,13 +219,8 @@ void TcpEndpoint::send_output(StreamConnection& connection) {
     return;
   }
   consume_output(c, sent);
-  if (c.out.bytes() == 0 && c.state == State::kLingering) {
-    ::shutdown(c.fd, SHUT_WR);
-    if (c.ended && c.flights.empty()) {
-      destroy(c);
-      return;
-    }
-  }
+  send_notices(c);
+  if (!c.has_output() && c.state == State::kLingering && end_lingering(c)) return;
   set_interest(c);
   if (c.state == State::kOpen && c.has_buffered() && may_read(c)) add_candidate(c);
 }

@@ -39,7 +39,8 @@ struct TcpOptions {
   // After a request an endpoint polls for this time without sleeping; at most kBusyPollMaxUs.
   uint32_t busy_poll_us = 0;
   int socket_buffer_bytes = 0;  // SO_SNDBUF and SO_RCVBUF; 0: the kernel tunes them
-  // Null: plain text. With TLS, rows are always copied.
+  // Null: plain text. With TLS, rows are gathered where the kernel encrypts (GATHER.md), and copied
+  // elsewhere.
   std::shared_ptr<const tls::ServerContext> tls;
   HandshakeLimits handshakes;
   Limits limits;

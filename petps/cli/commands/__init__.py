@@ -31,7 +31,19 @@ _HEADINGS: Final = {
     ),
     "Versions": ("instances", "alias", "drop", "checkpoint"),
     "Rows": ("load", "pull", "push", "export", "publish"),
-    "Running": ("serve", "ingest", "token", "log-level", "doctor", "report", "import-hps", "demo"),
+    "Running": (
+        "serve",
+        "ingest",
+        "cluster",
+        "controller",
+        "router",
+        "token",
+        "log-level",
+        "doctor",
+        "report",
+        "import-hps",
+        "demo",
+    ),
 }
 # The modules of commands that do not have a module of their own name.
 _MODULES: Final = {"instances": "versions", "alias": "versions", "drop": "versions"}

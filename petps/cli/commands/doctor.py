@@ -10,6 +10,7 @@ import typer
 from petps.cli.app import FAULTS_FOUND
 from petps.cli.options import JsonReport
 from petps.cli.output import json_out, note, waiting
+from petps.log import printable
 
 if TYPE_CHECKING:
     from petps.doctor import Finding
@@ -97,8 +98,8 @@ def _show(finding: Finding) -> None:
 
     colours = {Level.FAULT: "red", Level.WARNING: "yellow", Level.NOTE: "cyan", Level.OK: "green"}
     level = typer.style(f"{finding.level.value}:", fg=colours[finding.level], bold=True)
-    typer.echo(f"{level} {finding.name}: {finding.seen}")
+    typer.echo(f"{level} {finding.name}: {printable(finding.seen)}")
     if finding.level in (Level.FAULT, Level.WARNING):
-        typer.echo(f"    why: {finding.why}")
+        typer.echo(f"    why: {printable(finding.why)}")
     if finding.remedy:
-        typer.echo(f"    do:  {finding.remedy}")
+        typer.echo(f"    do:  {printable(finding.remedy)}")

@@ -22,6 +22,7 @@ from petps.cli.options import (
     parse_key,
 )
 from petps.cli.output import json_out, note, progress
+from petps.cli.traced import traced
 from petps.errors import InvalidArgument
 
 DEFAULT_PARTITIONS: Final = 8  # as `petps create` gives a model
@@ -51,8 +52,12 @@ def publish(
     ] = None,
     delete: Annotated[list[str] | None, typer.Option(help="A key to delete. Repeatable.")] = None,
     base: Annotated[
-        Path | None,
-        typer.Option(help="Begin with this base (`petps export`) instead of continuing the log."),
+        str | None,
+        typer.Option(
+            metavar="FOLDER|URL",
+            help="Begin with this base (`petps export`, `petps load --on ray`) instead of "
+            "continuing the log. Servers read a URL only if it is their [ingest] store.",
+        ),
     ] = None,
     instance: Annotated[
         str | None,
@@ -92,6 +97,7 @@ def publish(
         petps publish kafka://127.0.0.1:9092/deltas items changed.npz --partitions 8
     """
     from petps.cli.sources import Columns, open_sources
+    from petps.cli.sources.schema import schema_of
     from petps.delta import open_log
 
     if not source and not delete and base is None:
@@ -102,7 +108,7 @@ def publish(
         )
     deleted_keys = [parse_key(text, signed=signed_keys) for text in delete or []]
     sources = open_sources(source or [], Columns(key_column, row_column, signed_keys), table)
-    schema = _schema(table, dtype, dim, sources)
+    schema = schema_of(table, dtype, dim, sources)
     options = kafka_options(kafka_option)
     start = time.perf_counter()
     new_log = DEFAULT_PARTITIONS if partitions is None else partitions
@@ -112,17 +118,18 @@ def publish(
                 f"{delta_log.name} has {delta_log.partitions} partitions, not {partitions}; omit "
                 "--partitions for a log that exists"
             )
-        report = _publish(
-            delta_log,
-            model,
-            schema,
-            sources,
-            deleted_keys,
-            base,
-            instance,
-            allow_not_finite,
-            json_,
-        )
+        with traced("petps publish"):
+            report = _publish(
+                delta_log,
+                model,
+                schema,
+                sources,
+                deleted_keys,
+                base,
+                instance,
+                allow_not_finite,
+                json_,
+            )
     report["log"] = log
     report["seconds"] = round(time.perf_counter() - start, 3)
     if json_:
@@ -134,31 +141,13 @@ def publish(
     )
 
 
-def _schema(table: str, dtype: str, dim: int | None, sources: list[Source]) -> TableSchema:
-    from petps.delta import TableSchema
-
-    if dim is None:
-        dims = {source.dim for source in sources if source.dim is not None}
-        if not dims:
-            raise InvalidArgument("the files do not state the table's dim; name it with --dim")
-        if len(dims) > 1:
-            raise InvalidArgument(
-                f"the files have rows of dim {', '.join(map(str, sorted(dims)))}; all must be equal"
-            )
-        dim = dims.pop()
-    for source in sources:
-        if source.dim not in (None, dim):
-            raise InvalidArgument(f"{source.name} has rows of dim {source.dim}, expected {dim}")
-    return TableSchema(table, dtype, dim)
-
-
 def _publish(
     log: DeltaLog,
     model: str,
     schema: TableSchema,
     sources: list[Source],
     deleted_keys: list[int],
-    base: Path | None,
+    base: str | None,
     instance: str | None,
     allow_not_finite: bool,
     quiet: bool,
@@ -195,11 +184,14 @@ def _publish(
     }
 
 
-def _begin_base(publisher: Publisher, folder: Path, model: str, instance: str | None) -> None:
-    from petps.checkpoint import BaseFolder
+def _begin_base(publisher: Publisher, place: str, model: str, instance: str | None) -> None:
+    from petps.checkpoint import Base, BaseFolder
+    from petps.checkpoint.base import is_url
 
-    base = BaseFolder(".").open(str(folder))
+    is_remote = is_url(place)
+    base = Base.open(place) if is_remote else BaseFolder(".").open(place)
     if base.model != model:
-        raise InvalidArgument(f"{folder} is a base of model '{base.model}', not '{model}'")
+        raise InvalidArgument(f"{place} is a base of model '{base.model}', not '{model}'")
     version = base.version if base.version > publisher.version else publisher.version + 1
-    publisher.begin_base(str(folder.resolve()), version=version, instance=instance)
+    location = place if is_remote else str(Path(place.removeprefix("file://")).resolve())
+    publisher.begin_base(location, version=version, instance=instance)

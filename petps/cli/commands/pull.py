@@ -19,6 +19,7 @@ from petps.cli.options import (
 )
 from petps.cli.output import json_out, note, table
 from petps.cli.target import open_target
+from petps.cli.traced import traced
 from petps.errors import InvalidArgument, NotFound
 
 if TYPE_CHECKING:
@@ -69,7 +70,10 @@ def pull(
     if out is not None and out.suffix not in (".npy", ".npz"):
         raise InvalidArgument(f"--out {out}: write .npy (rows alone) or .npz (keys, rows, found)")
     key_array = _keys(keys or [], keys_file, signed_keys)
-    with closing(open_target(target, model=model, read_only=True)) as handle:
+    with (
+        closing(open_target(target, model=model, read_only=True)) as handle,
+        traced("petps pull"),
+    ):
         rows, mask, unavailable = handle.pull(table_, key_array)
     if signed_keys:
         key_array = key_array.view(np.int64)

@@ -13,12 +13,14 @@ import typer
 
 from petps.cli.options import JsonReport, TargetName
 from petps.cli.output import bytes_text, facts, json_out, table
-from petps.cli.target import open_target
+from petps.cli.target import open_target, reading_answer
 from petps.config.duration import NEVER, duration_text
 from petps.errors import DeadlineExceeded, InUse, Unavailable
 from petps.log import printable
 
 POLL_SECONDS: Final = 0.05  # between two looks at a server that is not ready
+# A server answers on its native port a moment before it knows whether it is ready.
+NOT_SAID_YET: Final = "starting: it has not said yet whether it is ready"
 
 
 def status(
@@ -45,6 +47,14 @@ def status(
     if json_:
         json_out(report)
         return
+    with reading_answer(target):
+        _show(report)
+
+
+def _show(report: dict[str, Any]) -> None:
+    if report.get("kind") == "router":
+        _show_router(report)
+        return
     _show_problems(report)
     _show_pool(report)
     _show_tables(report)
@@ -53,12 +63,33 @@ def status(
     if report.get("backup"):
         _show_backup(report["backup"])
     if report.get("shard_map_error"):
-        typer.echo(f"shard map not used: {report['shard_map_error']}")
+        typer.echo(printable(f"shard map not used: {report['shard_map_error']}"))
+    if (report.get("cluster") or {}).get("error"):
+        typer.echo(printable(f"etcd: {report['cluster']['error']}"))
     for fault in report.get("expiry_faults", {}).values():
-        typer.echo(f"not expiring: {fault}")
+        typer.echo(printable(f"not expiring: {fault}"))
     _show_scrub(report)
     for incident in report.get("incidents", []):
         typer.echo(f"incident: {printable(incident)}")
+
+
+def _show_router(report: dict[str, Any]) -> None:
+    stats = report["stats"]
+    silent = [server["address"] for server in report["servers"] if not server["is_live"]]
+    pairs: list[tuple[str, object]] = [
+        ("router", f"{report['host']}:{report['port']}, {report['workers']} workers"),
+        ("software", report["software"]),
+        ("up", f"{report['uptime_s']:,.0f} s"),
+        ("callers", f"{report['callers']:,} tokens, {stats['connections']:,} connections"),
+        ("at the servers", f"{report['calls_in_flight']} of {report['calls']} requests"),
+        ("servers", ", ".join(server["address"] for server in report["servers"])),
+        ("pulls", f"{stats['pulls']:,} ({stats['keys']:,} keys, {stats['misses']:,} missing)"),
+        ("pushes", f"{stats['pushes']:,} ({stats['rows_pushed']:,} rows)"),
+        ("errors", f"{stats['errors']:,}"),
+    ]
+    if silent:
+        pairs.append(("not answering", ", ".join(silent)))
+    facts(pairs)
 
 
 def _read(target: str) -> dict[str, Any]:
@@ -73,7 +104,7 @@ def _wait_until_ready(target: str, seconds: float) -> dict[str, Any]:
         try:
             report = _read(target)
             # Without a server, the target is a closed pool.
-            reason = report.get("unready") if "uptime_s" in report else "no server has it open"
+            reason = _unready(report) if "uptime_s" in report else "no server has it open"
         except (InUse, Unavailable) as error:  # InUse: it has no socket yet
             reason = str(error)
         if not reason:
@@ -83,18 +114,25 @@ def _wait_until_ready(target: str, seconds: float) -> dict[str, Any]:
         time.sleep(POLL_SECONDS)
 
 
+def _unready(report: dict[str, Any]) -> str | None:
+    """Return why the server of ``report`` is not ready, or None."""
+    reason: str | None = report.get("unready", NOT_SAID_YET)
+    return reason
+
+
 def _show_problems(report: dict[str, Any]) -> None:
     """Show what is wrong, in the sentence of the status page, and the remedies."""
     from petps.server.problems import find_problems, headline
 
     problems = find_problems(report)
-    typer.echo(headline(problems, report.get("well_since")))
+    typer.echo(printable(headline(problems, report.get("well_since"))))
     since = {problem["key"]: problem["since"] for problem in report.get("problems", [])}
     for problem in problems:
         text = f"{problem.text} " if len(problems) > 1 else ""
         at = since.get(problem.key)
         age = "" if at is None else f" for {_about(max(0.0, time.time() - at))}"
-        typer.echo(f"  {problem.severity}{age}: {text}{problem.remedy} See docs/{problem.page}")
+        line = f"  {problem.severity}{age}: {text}{problem.remedy} See docs/{problem.page}"
+        typer.echo(printable(line))
 
 
 def _show_pool(report: dict[str, Any]) -> None:
@@ -119,7 +157,7 @@ def _show_pool(report: dict[str, Any]) -> None:
             ("server", f"{report['host']}:{report['port']}, {report['workers']} workers"),
             ("software", report["software"]),
             ("up", f"{report['uptime_s']:,.0f} s"),
-            ("ready", report.get("unready") or "yes"),
+            ("ready", _unready(report) or "yes"),
             ("pulls", f"{stats['pulls']:,} ({stats['keys']:,} keys, {stats['misses']:,} missing)"),
             ("pushes", f"{stats['pushes']:,} ({stats['rows_pushed']:,} rows)"),
             ("error replies", stats["errors"]),
@@ -269,12 +307,13 @@ def _show_scrub(report: dict[str, Any]) -> None:
         facts(pairs)
     for record, state in states:
         if state["missing"]:
-            typer.echo(
+            line = (
                 f"missing: {state['missing']:,} rows of table '{record['name']}' of "
                 f"{record['instance']} were damaged and removed (POOL.damage lists them)"
             )
+            typer.echo(printable(line))
     for fault in scrub["faults"].values():
-        typer.echo(f"scrub: {fault}")
+        typer.echo(printable(f"scrub: {fault}"))
 
 
 def _expiry_text(record: dict[str, Any]) -> str:
@@ -333,6 +372,21 @@ def _lag_text(lag_seconds: float | None) -> str:
     return "unknown" if lag_seconds is None else f"{lag_seconds:.1f} s"
 
 
+def _reasons(partitions: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return what is wrong with which partitions: a broker that is away is one fact, not 64."""
+    from petps.server.shard_map import ranges
+
+    numbers: dict[str, list[int]] = {}
+    for partition in partitions:
+        if partition["reason"]:
+            text = f"{partition['state']}: {partition['reason']}"
+            numbers.setdefault(text, []).append(partition["partition"])
+    return [
+        (f"partition {', '.join(map(str, ranges(of_reason)))}", text)
+        for text, of_reason in numbers.items()
+    ]
+
+
 def _show_ingest(ingest: dict[str, Any]) -> None:
     percentiles = ingest["freshness"]
     freshness = (
@@ -348,15 +402,14 @@ def _show_ingest(ingest: dict[str, Any]) -> None:
             ("dense weights", ingest["dense"] or "none named by this version"),
             ("rows", ingest["rows"]),
             ("freshness", freshness),
+            *_reasons(ingest["partitions"]),
         ]
     )
     lines = [
         (
             str(partition["partition"]),
             partition["instance"],
-            f"{partition['state']}: {partition['reason']}"
-            if partition["reason"]
-            else partition["state"],
+            partition["state"],
             str(partition["run"]),
             partition["seq"],
             partition["version"],

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from petps.checkpoint.policy import Policy
     from petps.checkpoint.tend import Round
 
-__all__ = ["HERE", "RAY", "executor_of", "tend"]
+__all__ = ["HERE", "RAY", "executor_of", "ray_address", "tend"]
 
 # Values of --on: the place where deltas are merged.
 HERE = "here"
@@ -169,9 +169,18 @@ def executor_of(on: str) -> Iterator[Executor]:
     if on == HERE:
         yield InPlace()
         return
-    if on != RAY and not on.startswith(f"{RAY}://"):
-        raise InvalidArgument(f"--on must be {HERE}, {RAY} or {RAY}://HOST:PORT, got {on}")
+    address = ray_address(on)
     from petps.checkpoint.on_ray import OnRay
 
-    with OnRay(None if on == RAY else on) as executor:
+    with OnRay(address) as executor:
         yield executor
+
+
+def ray_address(on: str) -> str | None:
+    """Return the address of the cluster that --on names; None: of this machine, or the present one.
+
+    Raise InvalidArgument.
+    """
+    if on != RAY and not on.startswith(f"{RAY}://"):
+        raise InvalidArgument(f"--on must be {HERE}, {RAY} or {RAY}://HOST:PORT, got {on}")
+    return None if on == RAY else on

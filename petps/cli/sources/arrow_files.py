@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
 from petps.cli.sources.base import (
     KEY_NAMES,
@@ -22,11 +24,24 @@ from petps.cli.sources.base import (
     pick,
 )
 from petps.cli.sources.place import Place
-from petps.errors import DataLoss, InvalidArgument, PetpsError
+from petps.errors import DataLoss, FailedPrecondition, InvalidArgument, IoError, PetpsError
 
 __all__ = ["ArrowFile", "ParquetFile"]
 
+BUFFER_BYTES = 4 << 20  # of a column that is read
 FIRST_CHUNK_ROWS = 1024  # rows of a chunk while the dim of a variable-size list is unknown
+
+
+def _fault(damage: str, name: str, error: Exception) -> PetpsError:
+    """Return IoError if the system could not read the file, else DataLoss."""
+    if isinstance(error, FileNotFoundError):
+        return IoError(
+            f"{name} is gone, or this machine does not see it: give every machine of a load the "
+            "same folders, or name an object store"
+        )
+    if isinstance(error, OSError) and error.errno:
+        return IoError(f"{name} cannot be read: {error}")
+    return DataLoss(f"{damage}: {error}")
 
 
 class _ArrowSource:
@@ -64,7 +79,7 @@ class _ArrowSource:
         except PetpsError:  # of which IoError is an OSError too
             raise
         except (pa.ArrowException, OSError) as error:
-            raise DataLoss(f"{self.name} is damaged: {error}") from None
+            raise _fault(f"{self.name} is damaged", self.name, error) from None
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         raise NotImplementedError
@@ -107,7 +122,7 @@ class _ArrowSource:
 
 
 class ParquetFile(_ArrowSource):
-    """A Parquet file. Each read decodes only a part of a row group.
+    """A Parquet file, or some of its row groups. Each read decodes only a part of a row group.
 
     pyarrow.dataset would decode a whole row group at a time, whatever its size.
     """
@@ -115,27 +130,55 @@ class ParquetFile(_ArrowSource):
     def __init__(self, place: Place, columns: Columns) -> None:
         try:
             with _open_parquet(place) as file:
-                schema, rows = file.schema_arrow, file.metadata.num_rows
+                schema, metadata = file.schema_arrow, file.metadata
+                groups = range(metadata.num_row_groups)
+                self.group_rows = [metadata.row_group(number).num_rows for number in groups]
+                self._footer = _checksum(metadata)
         except PetpsError:
             raise
         except (pa.ArrowException, OSError) as error:
-            raise DataLoss(f"{place} is no whole Parquet file: {error}") from None
+            raise _fault(f"{place} is no whole Parquet file", str(place), error) from None
         super().__init__(place, schema, columns)
-        self.rows = rows
+        self.rows = sum(self.group_rows)
+        self._groups: range = groups
+
+    def part(self, groups: range) -> ParquetFile:
+        """Return these row groups as a source, which can be pickled and read from any folder."""
+        part = copy.copy(self)
+        part._place = self._place.absolute()
+        part._groups = groups
+        part.group_rows = [self.group_rows[number] for number in groups]
+        part.rows = sum(part.group_rows)
+        return part
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         step = chunk_rows(self.dim) if self.dim else FIRST_CHUNK_ROWS
+        columns = [self._key, self._row]
         with _open_parquet(self._place) as file:
-            yield from file.iter_batches(step, columns=[self._key, self._row], use_threads=False)
+            if _checksum(file.metadata) != self._footer:
+                raise FailedPrecondition(
+                    f"{self.name} has changed since the load began: load again, from files that "
+                    "nobody writes"
+                )
+            yield from file.iter_batches(step, list(self._groups), columns, use_threads=False)
+
+
+def _checksum(metadata: pq.FileMetaData) -> str:
+    """Return a checksum of a footer, which has the rows, bounds and sizes of all row groups."""
+    sink = pa.BufferOutputStream()
+    metadata.write_metadata_file(sink)
+    return xxhash.xxh3_64_hexdigest(sink.getvalue())
 
 
 @contextlib.contextmanager
 def _open_parquet(place: Place) -> Iterator[Any]:
+    # Without a buffer pyarrow reads the whole column of a row group at once.
+    options = {"pre_buffer": False, "buffer_size": BUFFER_BYTES}
     if place.path is not None:  # pyarrow reads it without the GIL
-        with pq.ParquetFile(place.path, pre_buffer=False) as file:
+        with pq.ParquetFile(place.path, **options) as file:
             yield file
     else:
-        with place.open() as content, pq.ParquetFile(content, pre_buffer=False) as file:
+        with place.open() as content, pq.ParquetFile(content, **options) as file:
             yield file
 
 
@@ -150,7 +193,7 @@ class ArrowFile(_ArrowSource):
         except PetpsError:
             raise
         except (pa.ArrowException, OSError) as error:
-            raise DataLoss(f"{place} is no whole Arrow file or stream: {error}") from None
+            raise _fault(f"{place} is no whole Arrow file or stream", str(place), error) from None
         super().__init__(place, schema, columns)
         self.rows = rows
 

@@ -18,6 +18,7 @@ __all__ = [
     "Chunk",
     "Columns",
     "Source",
+    "check_dim",
     "chunk_rows",
     "convert_keys",
     "convert_rows",
@@ -79,6 +80,14 @@ class Source(Protocol):
 def chunk_rows(dim: int) -> int:
     """Return the number of rows of one chunk."""
     return max(1, min(CHUNK_ROWS_MAX, CHUNK_BYTES // (4 * dim)))
+
+
+def check_dim(source: Source, source_dim: int | None, table: str, dim: int) -> None:
+    """Raise InvalidArgument if the rows of a source have another dim than the table."""
+    if source_dim not in (None, dim):
+        raise InvalidArgument(
+            f"table '{table}' has dim {dim}, but {source.name} has rows of dim {source_dim}"
+        )
 
 
 def total_rows(sources: Sequence[Source]) -> int | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from petps.cli.sources.base import Columns, Source
-from petps.cli.sources.place import Place
+from petps.cli.sources.place import Place, expand
 from petps.errors import InvalidArgument, NotFound
 
 __all__ = ["Columns", "open_sources"]
@@ -25,10 +25,11 @@ def open_sources(
 ) -> list[Source]:
     """Open and check the sources: paths, and URLs of files and of checkpoint stores.
 
+    A name may have wildcards (``*``, ``[...]``), which mean the files in the order of their names.
     ``table`` selects the table of a base or checkpoint store, and ``version`` the version of a
     checkpoint store; None selects the newest.
     """
-    places = [Place(name) for name in names]
+    places = [Place(file) for name in names for file in expand(name)]
     arrays = [place for place in places if place.suffix == NPY]
     if len(arrays) not in (0, 2):
         raise InvalidArgument(

@@ -181,6 +181,11 @@ class KafkaAdmin:
                 self._last_error.raise_denied(self._name)
                 if error.args[0].code() in MOVING:
                     raise _Moving(error.args[0].str()) from None
+                if error.args[0].code() == KafkaError._NOENT:  # "No leaders found"
+                    # Once a client knows a partition without a leader, it may never ask again:
+                    # also not when the brokers are back. The next request uses a new client.
+                    self._client = self._connect()
+                    raise self._unreachable(error.args[0].str()) from None
                 raise self._translate(error.args[0]) from None
         self._last_error.last = None
         return answer

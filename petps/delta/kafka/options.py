@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from petps.errors import InvalidArgument, NotFound
+from petps.regular_file import read_regular_file
 
 __all__ = ["SCHEME", "KafkaAddress", "KafkaOptions", "parse_address"]
 
@@ -47,6 +47,7 @@ CONSUMER: Final = (
 )  # fmt: skip
 TOPIC: Final = "topic."
 PASSWORD_FILE: Final = "sasl.password.file"
+PASSWORD_BYTES_MAX: Final = 1 << 16
 GROUP: Final = "group.id"
 
 # librdkafka refuses larger messages itself. Brokers accept messages of this size by default.
@@ -198,6 +199,6 @@ def _number(name: str, value: str) -> int:
 
 def _read_password(path: str) -> str:
     try:
-        return Path(path).read_text().rstrip("\n")
+        return read_regular_file(path, PASSWORD_BYTES_MAX).decode().rstrip("\n")
     except OSError as error:
         raise NotFound(f"Kafka option {PASSWORD_FILE}: {path}: {error.strerror}") from None

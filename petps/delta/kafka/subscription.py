@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -21,6 +22,10 @@ __all__ = ["KafkaSubscription", "message_of"]
 BUFFER_BYTES_MIN: Final = 4 << 20
 FIRST_SIZE_GUESS: Final = 1 << 20
 COMMIT_SECONDS: Final = 1.0  # between two commits for observers
+# Between two looks at librdkafka's queue. It is never asked to wait itself: it does so by the
+# system's clock, and if that is set back, it waits for as long as the clock goes back.
+LOOK_SECONDS: Final = 0.005
+CLOCK_JUMP_SECONDS: Final = 1.0  # of the system's clock, between two looks
 STALL_SECONDS: float = 30.0  # without a message, although the log has more: log a warning
 _BEYOND: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 _LOST: Final = _BEYOND | {KafkaError._LOG_TRUNCATION}
@@ -56,6 +61,7 @@ class KafkaSubscription:
         self._commits = commits
         self._commit_at = 0.0
         self._last_error = LastError()
+        self._settings = settings
         self._consumer: Consumer = make_client(Consumer, settings, self._last_error)
         self._next = dict(positions)  # offset of the next event to return
         self._tail = dict(positions)  # offset of the next event to take from librdkafka
@@ -73,6 +79,8 @@ class KafkaSubscription:
         # librdkafka's queue was empty at each poll.
         self._stalled_tails: dict[int, tuple[int, float]] = {}
         self._last_poll = time.monotonic()
+        self._pause = threading.Event()  # never set
+        self._clock = time.time() - time.monotonic()
         self._consumer.assign([self._place(p, offset) for p, offset in positions.items()])
 
     def _place(self, partition: int, offset: int) -> TopicPartition:
@@ -82,6 +90,7 @@ class KafkaSubscription:
         """See Subscription. Raises errors that a retry does not fix: no rights, no topic."""
         deadline = time.monotonic() + timeout
         while True:
+            self._check_clock()
             is_empty = self._take_over(max_bytes)
             events = self._deal(max_bytes)
             remaining = deadline - time.monotonic()
@@ -89,10 +98,29 @@ class KafkaSubscription:
                 self._warn_of_stalls(is_empty)
                 self._last_error.raise_denied(self._name)
                 return events
-            message = self._consumer.poll(remaining)
+            self._pause.wait(min(remaining, LOOK_SECONDS))
+            message = self._consumer.poll(0)
             if message is not None:
                 self._add(message)
             self._last_error.raise_denied(self._name)
+
+    def _check_clock(self) -> None:
+        """Begin again with a new client if the system's clock has jumped.
+
+        The threads of the old one may wait for as long as it jumped.
+        """
+        before, self._clock = self._clock, time.time() - time.monotonic()
+        jump = self._clock - before
+        if abs(jump) < CLOCK_JUMP_SECONDS:
+            return
+        kafka_logger.warning(
+            "[kafka] the system's clock jumped by %+.1f s, so the reader of %s begins again with a "
+            "new client: check the time service",
+            jump, self._name,
+        )  # fmt: skip
+        threading.Thread(target=self._consumer.close, name="petps-kafka-close", daemon=True).start()
+        self._consumer = make_client(Consumer, self._settings, self._last_error)
+        self._consumer.assign([self._place(p, self._tail[p]) for p in sorted(self._assigned)])
 
     def _take_over(self, max_bytes: int) -> bool:
         """Take messages from librdkafka up to a limit. Return whether it has no more."""

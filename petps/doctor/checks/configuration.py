@@ -15,6 +15,7 @@ from petps.doctor.subject import Subject
 from petps.errors import PetpsError
 
 TOPIC: Final = "The configuration"
+ETCD_MEMBERS: Final = 3  # the fewest of which one may die
 LISTEN: Final = "0A"  # state of a socket in /proc/net/tcp
 OTHERS_READ: Final = 0o044
 
@@ -119,6 +120,44 @@ def shard_map(subject: Subject) -> Iterator[Finding]:
     else:
         owned = len(found.owned_by(address))
         yield ok(f"{path} gives {address} {owned} of {found.owners.partitions} partitions")
+
+
+@check(
+    "etcd",
+    TOPIC,
+    looks_at="the endpoints of [cluster]: how many there are, and whether they are encrypted",
+    why="While etcd is away nothing that is served changes, but no partition moves and no lost "
+    "server is replaced. Who can write in etcd decides which server answers for which key.",
+)
+def etcd(subject: Subject) -> Iterator[Finding]:
+    """Look at the endpoints, and ask none of them."""
+    config = subject.config
+    if config is None or not config.cluster.endpoints:
+        return
+    cluster = config.cluster
+    findings = []
+    if len(cluster.endpoints) < ETCD_MEMBERS:
+        findings.append(
+            note(
+                f"cluster.endpoints names {len(cluster.endpoints)} of etcd's members: while these "
+                "are down, no partition moves",
+                "run three members on machines of their own, and name all of them",
+            )
+        )
+    plain = [
+        url
+        for url in cluster.endpoints
+        if url.startswith("http://") and not url.startswith(("http://127.", "http://[::1]"))
+    ]
+    if plain:
+        findings.append(
+            warning(
+                f"{', '.join(dict.fromkeys(plain))} is not encrypted"
+                + (f", and the password of '{cluster.user}' crosses it" if cluster.user else ""),
+                "give etcd a certificate, and write https:// in cluster.endpoints",
+            )
+        )
+    yield from findings or [ok(f"[cluster] names {len(cluster.endpoints)} members of etcd")]
 
 
 @check(

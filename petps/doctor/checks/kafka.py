@@ -36,7 +36,8 @@ def kafka_topic(subject: Subject) -> Iterator[Finding]:
         )
     elif isinstance(topic, PetpsError):
         yield fault(
-            str(topic), f"docs/how-to/kafka.md; the reference of errors explains [{topic.code}]"
+            str(topic),
+            f"docs/runbook/broker-unreachable.md; the reference of errors explains [{topic.code}]",
         )
     elif topic.partitions != config.model.partitions:
         yield fault(

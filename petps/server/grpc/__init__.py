@@ -2,7 +2,7 @@
 
 Owns:        the event loop; the calls in flight; the mapping of names to ids; the conversion of
              rows to the requested form; the mapping of errors (codes.py); the watchers of versions
-             (watch.py).
+             (watch.py); the shard map as a message (shards.py).
 Never does:  look up rows, or check keys and limits. Each call becomes a request to the native
              server's workers (``_native.Calls``), like a request from the native port.
 Called by:   lifecycle.

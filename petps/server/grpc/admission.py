@@ -9,27 +9,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import time
+import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from inspect import isasyncgenfunction
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from petps.errors import DeadlineExceeded, InvalidArgument, PetpsError, ResourceExhausted
+from petps.log import log_event
 from petps.server.access import host_of, peer_of
 from petps.server.grpc.codes import refuse
 from petps.server.grpc.limits import (
     MAX_CALLS,
-    MAX_OPEN_CALLS,
+    MAX_HEALTH_CALLS,
+    MAX_REFLECTION_CALLS,
     MAX_WATCHERS,
+    OPEN_REQUEST_BYTES,
+    OPEN_REQUESTS_RECEIVED,
+    REFLECTION_SECONDS,
     REQUEST_SECONDS,
-    REQUESTS_RECEIVED_PER_PEER,
+    REQUESTS_RECEIVED,
 )
 
 __all__ = ["Admission"]
+
+_log = logging.getLogger("petps.server.grpc")
 
 Context: TypeAlias = "grpc.aio.ServicerContext"
 
@@ -41,21 +51,26 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self,
         service: str,
         *,
-        admit: Callable[[Context], None],
+        admit: Callable[[Context], Awaitable[str]],
+        charge: Callable[[int], None],
         hold: Callable[[int], None],
         release: Callable[[int], None],
     ) -> None:
         """Take the functions that decide. Calls of other services than ``service`` need no caller.
 
-        ``admit`` finds the caller, or raises a PetpsError. ``hold`` counts bytes of a request or a
-        reply until ``release``; it raises ResourceExhausted if there is no memory.
+        ``admit`` finds the caller and returns its name, or raises a PetpsError. ``charge`` takes
+        the bytes of the request, once it is here, and looks at the caller again. ``hold`` counts
+        bytes of a request or a reply until ``release``; it raises ResourceExhausted if there is no
+        memory.
         """
         self._prefix = f"/{service}/"
-        self._admit, self._hold, self._release = admit, hold, release
-        self._calls, self._watches, self._open = map(
-            _Places, (MAX_CALLS, MAX_WATCHERS, MAX_OPEN_CALLS)
+        self._admit, self._charge, self._hold, self._release = admit, charge, hold, release
+        self._calls, self._watches, self._health, self._reflections = map(
+            _Places, (MAX_CALLS, MAX_WATCHERS, MAX_HEALTH_CALLS, MAX_REFLECTION_CALLS)
         )
-        self._receiving: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._receiving: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = (
+            WeakValueDictionary()
+        )
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
@@ -68,29 +83,15 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         async def answer(requests: Any, context: Context) -> Any:
             try:
-                request = await self._admitted(handler, needs_caller, context)
-                reply = await handler.unary_unary(request, context)
-                self._hold_until_end(reply.ByteSize())  # its peer may never read it
-                return reply
-            except PetpsError as error:
-                await refuse(context, error)
+                return await self._answer(handler, needs_caller, context)
+            except BaseException as error:
+                await _end(context, error)
 
         async def stream(requests: Any, context: Context) -> None:
             try:
-                if handler.request_streaming:  # reflection
-                    self._take_place(needs_caller, True, context)
-                    replies = handler.stream_stream(self._requests(handler, context), context)
-                else:
-                    request = await self._admitted(handler, needs_caller, context)
-                    if not isasyncgenfunction(handler.unary_stream):  # it writes itself
-                        await handler.unary_stream(request, context)
-                        return
-                    replies = handler.unary_stream(request, context)
-                async with contextlib.aclosing(replies):
-                    async for reply in replies:
-                        await context.write(reply)
-            except PetpsError as error:
-                await refuse(context, error)
+                await self._stream(handler, needs_caller, context)
+            except BaseException as error:
+                await _end(context, error)
 
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
@@ -98,42 +99,83 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     # ---- steps
 
-    def _take_place(self, needs_caller: bool, is_stream: bool, context: Context) -> str:
+    async def _answer(self, handler: Any, needs_caller: bool, context: Context) -> Any:
+        places = self._calls if needs_caller else self._health
+        request = await self._admitted(handler, needs_caller, places, context)
+        reply = await handler.unary_unary(request, context)
+        self._hold_until_end(reply.ByteSize())  # its peer may never read it
+        return reply
+
+    async def _stream(self, handler: Any, needs_caller: bool, context: Context) -> None:
+        if handler.request_streaming:
+            host = self._take_place(self._reflections, context)
+            replies = handler.stream_stream(self._requests(handler, host, context), context)
+        else:
+            places = self._watches if needs_caller else self._health
+            request = await self._admitted(handler, needs_caller, places, context)
+            if not isasyncgenfunction(handler.unary_stream):  # it writes itself
+                await handler.unary_stream(request, context)
+                return
+            replies = handler.unary_stream(request, context)
+        async with contextlib.aclosing(replies):
+            async for reply in replies:
+                await context.write(reply)
+
+    def _take_place(self, places: _Places, context: Context) -> str:
         """Give the call a place until it has ended. Return the peer's address."""
-        places = (self._watches if is_stream else self._calls) if needs_caller else self._open
         host = host_of(peer_of(context))
         places.take(host)
         _task().add_done_callback(lambda _: places.give_back(host))
         return host
 
-    async def _admitted(self, handler: Any, needs_caller: bool, context: Context) -> Any:
+    async def _admitted(
+        self, handler: Any, needs_caller: bool, places: _Places, context: Context
+    ) -> Any:
         """Return the request of a call that is admitted. Raises PetpsError."""
-        host = self._take_place(needs_caller, handler.response_streaming, context)
+        host = self._take_place(places, context)
+        name = await self._admit(context) if needs_caller else ""
+        content = await self._received(host, name, REQUEST_SECONDS, context)
+        if content is grpc.aio.EOF:
+            raise InvalidArgument("the call has no request")
         if needs_caller:
-            self._admit(context)
-        receiving = self._receiving.get(host)
-        if receiving is None:
-            receiving = asyncio.Semaphore(REQUESTS_RECEIVED_PER_PEER)
-            self._receiving[host] = receiving
-        async with receiving:
-            try:
-                async with asyncio.timeout(REQUEST_SECONDS):
-                    content = await context.read()
-            except TimeoutError:
-                raise DeadlineExceeded(
-                    f"the request was not complete after {REQUEST_SECONDS:g} s"
-                ) from None
-            if content is grpc.aio.EOF:
-                raise InvalidArgument("the call has no request")
-            self._hold_until_end(len(content))
+            self._charge(len(content))
+        self._hold_until_end(len(content))
         return _decode(handler, content)
 
-    async def _requests(self, handler: Any, context: Context) -> AsyncIterator[Any]:
-        while (content := await context.read()) is not grpc.aio.EOF:
-            try:
+    async def _received(self, host: str, name: str, seconds: float, context: Context) -> Any:
+        """Return the next request of a caller, whose ``name`` is empty if it needs none.
+
+        Raises DeadlineExceeded, InvalidArgument. Who needs no credential never keeps others from
+        being received, and has its own place only as long as its request takes.
+        """
+        key = (host, name)
+        receiving = self._receiving.get(key)
+        if receiving is None:
+            receiving = asyncio.Semaphore(REQUESTS_RECEIVED if name else OPEN_REQUESTS_RECEIVED)
+            self._receiving[key] = receiving
+        try:
+            async with asyncio.timeout(seconds), receiving:
+                content = await context.read()
+        except TimeoutError:
+            raise DeadlineExceeded(f"the request was not complete after {seconds:g} s") from None
+        if not name and content is not grpc.aio.EOF and len(content) > OPEN_REQUEST_BYTES:
+            raise InvalidArgument(
+                f"the request has {len(content)} bytes; without a credential, it has at most "
+                f"{OPEN_REQUEST_BYTES}"
+            )
+        return content
+
+    async def _requests(self, handler: Any, host: str, context: Context) -> AsyncIterator[Any]:
+        """Yield the requests of a stream that needs no credential."""
+        end = time.monotonic() + REFLECTION_SECONDS
+        try:
+            while (seconds := end - time.monotonic()) > 0:
+                content = await self._received(host, "", seconds, context)
+                if content is grpc.aio.EOF:
+                    return
                 yield _decode(handler, content)
-            except InvalidArgument as error:
-                await refuse(context, error)
+        except PetpsError as error:
+            await refuse(context, error)
 
     def _hold_until_end(self, count: int) -> None:
         """Count bytes of a request or a reply until the call has ended."""
@@ -168,6 +210,23 @@ class _Places:
         self._of_peer[host] -= 1
         if self._of_peer[host] == 0:
             del self._of_peer[host]
+
+
+async def _end(context: Context, error: BaseException) -> NoReturn:
+    """End the call with its error.
+
+    The frames that the error has passed hold the request, in a cycle with the error, until the
+    collector comes: clear them.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__context__
+    if isinstance(error, PetpsError):
+        await refuse(context, error)
+    if not isinstance(error, grpc.aio.AbortError | asyncio.CancelledError):
+        _log.error("[grpc] a call failed", exc_info=error, extra=log_event("grpc_failed"))
+    raise error
 
 
 def _task() -> asyncio.Task[Any]:

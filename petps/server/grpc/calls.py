@@ -24,6 +24,9 @@ class AwaitableCalls:
         self._futures[ticket] = future
         try:
             return await future
+        except asyncio.CancelledError:
+            self.native.drop(ticket)
+            raise
         finally:
             del self._futures[ticket]
 

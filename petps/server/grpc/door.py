@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,19 +18,26 @@ import petps.v1.petps_pb2 as messages
 import petps.v1.petps_pb2_grpc as stubs
 from petps import _native
 from petps.errors import Unavailable
+from petps.log import log_event
 from petps.server.grpc.admission import Admission
 from petps.server.grpc.calls import AwaitableCalls
 from petps.server.grpc.limits import CONNECTION_LIMITS, MAX_CALLS
 from petps.server.grpc.service import Service
+from petps.server.grpc.shards import Shards
 
 if TYPE_CHECKING:
+    from petps.server.shard_map import ShardMap
     from petps.server.tls import TlsFiles
 
 __all__ = ["GrpcServer"]
 
+_log = logging.getLogger("petps.server.grpc")
+
 # Bytes of a message for names, lengths and versions, in addition to keys and rows.
 MESSAGE_MARGIN_BYTES: Final = 64 << 10
 HEALTH_SECONDS: Final = 0.2  # between two health checks
+STOP_SECONDS: Final = 2.0
+LOG_SECONDS: Final = 60.0  # between two equal lines about a server that has ended
 SERVICE: Final[str] = messages.DESCRIPTOR.services_by_name["Petps"].full_name
 
 
@@ -45,22 +54,33 @@ class GrpcServer:
         body_bytes: int,
         in_flight: int,
         status: Callable[[], dict[str, Any]],
-        map_version: Callable[[], int],
+        shard_map: Callable[[], ShardMap | None],
+        address: str,
         is_ready: Callable[[], bool],
         tls: TlsFiles | None,
         gate: _native.Gate,
+        has_traces: bool = False,
     ) -> None:
         """``body_bytes`` and ``in_flight`` are the limits of the native port.
 
-        ``is_ready`` returns whether health reports SERVING.
+        ``shard_map`` returns the map in use, in which the server has this ``address``; without a
+        map, None. ``is_ready`` returns whether health reports SERVING. ``has_traces``: whether the
+        native server records spans.
         """
         self.port = 0
+        self.restarts = 0  # how often grpcio's server had ended and was started again
+        self._restarted_at: float | None = None
+        self._error = ""  # why the port is closed now
+        self._logged: tuple[str, float] = ("", 0.0)  # of _note_end(): text and time
+        self._ended: asyncio.Future[Any]
         self._host, self._requested_port = host, port
         self._tables, self._calls = tables, calls
         self._body_bytes, self._in_flight = body_bytes, in_flight
-        self._status, self._map_version, self._is_ready = status, map_version, is_ready
+        self._status, self._is_ready = status, is_ready
+        self._shards = Shards(shard_map, address)
         self._tls = tls
         self._gate = gate
+        self._has_traces = has_traces
         self._loop: asyncio.AbstractEventLoop
         self._service: Service
         self._health: health.aio.HealthServicer
@@ -73,6 +93,16 @@ class GrpcServer:
         )
         self._thread.start()
         started.result()
+
+    def status(self) -> dict[str, Any]:
+        """Return the member ``grpc`` of the status."""
+        is_over = not self._thread.is_alive() and not self._draining
+        return {
+            "port": self.port,
+            "error": "its thread has ended; restart the server" if is_over else self._error,
+            "restarts": self.restarts,
+            "last_restart_at": self._restarted_at,
+        }
 
     def drain(self) -> None:
         """Report NOT_SERVING, refuse new calls, and end watchers. Calls in flight continue."""
@@ -103,27 +133,15 @@ class GrpcServer:
     async def _serve(self, started: concurrent.futures.Future[None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._closing = asyncio.Event()
-        calls = AwaitableCalls(self._calls)
-        self._service = Service(
-            self._tables,
-            calls,
-            body_bytes=self._body_bytes,
-            status=self._status,
-            map_version=self._map_version,
-            gate=self._gate,
-        )
-        server = self._make_server()
+        self._service, close_service = self._make_service()
+        self._health = health.aio.HealthServicer()
+        server: grpc.aio.Server | None = None
         try:
-            self._health = health.aio.HealthServicer()
-            stubs.add_PetpsServicer_to_server(self._service, server)
-            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-            names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, server)
-            self.port = self._listen(server)
-            await self._update_health()
-            await server.start()
+            server = await self._start_server()
             started.set_result(None)
             while not self._closing.is_set():
+                if self._ended.done():
+                    server = await self._start_again(server)
                 await self._update_health()
                 self._service.end_revoked()
                 try:
@@ -133,14 +151,70 @@ class GrpcServer:
             await self._begin_drain()
             await self._service.wait_for_calls(self._drain_seconds)
         finally:
-            await server.stop(None)
-            calls.close()
+            if server is not None:
+                # A connection that reads nothing would hold it up.
+                await asyncio.wait({asyncio.ensure_future(server.stop(None))}, timeout=STOP_SECONDS)
+            close_service()
+
+    def _make_service(self) -> tuple[Service, Callable[[], None]]:
+        """Return the service, and the function that closes it."""
+        calls = AwaitableCalls(self._calls)
+        service = Service(
+            self._tables,
+            calls,
+            body_bytes=self._body_bytes,
+            status=self._status,
+            shards=self._shards,
+            gate=self._gate,
+            has_traces=self._has_traces,
+        )
+        return service, calls.close
+
+    async def _start_server(self) -> grpc.aio.Server:
+        server = self._make_server()
+        stubs.add_PetpsServicer_to_server(self._service, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        self.port = self._requested_port = self._listen(server)
+        await self._update_health()
+        await server.start()
+        self._ended = asyncio.ensure_future(server.wait_for_termination())
+        return server
+
+    async def _start_again(self, server: grpc.aio.Server) -> grpc.aio.Server:
+        """Return another server for the port of one that has ended although nobody stopped it.
+
+        grpcio ends its server if it cannot read the path of a request, which anybody may send. If
+        the port cannot be opened, return ``server``, so that the next round tries again.
+        """
+        try:
+            again = await self._start_server()
+        except Unavailable as error:
+            self._error = str(error)
+            self._note_end(f"grpcio's server has ended, and cannot be started again: {error}")
+            return server
+        self.restarts += 1
+        self._restarted_at, self._error = time.time(), ""
+        self._note_end("grpcio's server had ended, and is started again")
+        return again
+
+    def _note_end(self, text: str) -> None:
+        """Log it, but the same at most once a minute: a stranger may cause it without an end."""
+        now = time.monotonic()
+        before, at = self._logged
+        if text == before and now - at < LOG_SECONDS:
+            return
+        self._logged = (text, now)
+        line = f"[grpc] {text} (restarts: {self.restarts})"
+        _log.warning("%s", line, extra=log_event("grpc_restarted", restarts=self.restarts))
 
     def _make_server(self) -> grpc.aio.Server:
         message_bytes = self._body_bytes + MESSAGE_MARGIN_BYTES
         admission = Admission(
             SERVICE,
             admit=self._service.admit,
+            charge=self._service.charge,
             hold=self._calls.hold,
             release=self._calls.release,
         )

@@ -7,9 +7,13 @@ from typing import Final
 __all__ = [
     "CONNECTION_LIMITS",
     "MAX_CALLS",
-    "MAX_OPEN_CALLS",
+    "MAX_HEALTH_CALLS",
+    "MAX_REFLECTION_CALLS",
     "MAX_WATCHERS",
-    "REQUESTS_RECEIVED_PER_PEER",
+    "OPEN_REQUESTS_RECEIVED",
+    "OPEN_REQUEST_BYTES",
+    "REFLECTION_SECONDS",
+    "REQUESTS_RECEIVED",
     "REQUEST_SECONDS",
 ]
 
@@ -28,10 +32,17 @@ CONNECTION_LIMITS: Final = (
 # Calls in flight over all connections, watchers included. gRPC refuses more (RESOURCE_EXHAUSTED).
 MAX_CALLS: Final = 512
 MAX_WATCHERS: Final = 256
-# Of these, health and reflection, which need no credential.
-MAX_OPEN_CALLS: Final = 128
+# Of these, health, which needs no credential.
+MAX_HEALTH_CALLS: Final = 128
+# Of these, streams of reflection, which need none either, and how long each of them may last.
+MAX_REFLECTION_CALLS: Final = 16
+REFLECTION_SECONDS: Final = 60.0
+# A request that needs no credential: the name of a service or of a symbol.
+OPEN_REQUEST_BYTES: Final = 4096
 # A request must be complete this long after its call began.
 REQUEST_SECONDS: Final = 10.0
-# Requests of one peer that are received at the same time, because gRPC's memory for them is counted
-# only when they are complete. Further ones wait.
-REQUESTS_RECEIVED_PER_PEER: Final = 16
+# Requests of one grant that are received at the same time, because gRPC's memory for them counts
+# only when they are complete. Further ones wait, as part of that time.
+REQUESTS_RECEIVED: Final = 16
+# The same for all requests of one peer that need no credential.
+OPEN_REQUESTS_RECEIVED: Final = 4

@@ -31,21 +31,34 @@ from petps.pool.arrays import check_finite, check_refused
 from petps.server.access import peer_of, token_of
 from petps.server.grpc.calls import AwaitableCalls
 from petps.server.grpc.codes import refuse
+from petps.server.grpc.shards import OlderMap, Shards
 from petps.server.grpc.watch import InstanceState, Versions, instances_of
 from petps.server.tls import peer_names
+from petps.traceparent import HEADER, parse_traceparent
 from petps.v1.service import REQUEST_ID_KEY
 
-__all__ = ["Service"]
+__all__ = ["Service", "caller_of_task", "set_caller"]
 
 _log = logging.getLogger("petps.server.grpc")
 
 MAX_CACHED_TABLES: Final = 4096  # a fuller cache of tables by name is cleared
+MAX_SECTIONS: Final = 4096  # native/wire/wire.h kMaxSectionsPerPull
 # Of the call that the task answers.
 _CALLER: Final[ContextVar[_native.Caller]] = ContextVar("caller")
 
 Context: TypeAlias = "grpc.aio.ServicerContext"
 Metadata = tuple[tuple[str, str | bytes], ...]
 Answer = TypeVar("Answer")
+
+
+def set_caller(caller: _native.Caller) -> None:
+    """Set whose rights the call of this task has."""
+    _CALLER.set(caller)
+
+
+def caller_of_task() -> _native.Caller:
+    """Return whose rights the call of this task has."""
+    return _CALLER.get()
 
 
 class Service(stubs.PetpsServicer):
@@ -58,16 +71,21 @@ class Service(stubs.PetpsServicer):
         *,
         body_bytes: int,
         status: Callable[[], dict[str, Any]],
-        map_version: Callable[[], int],
+        shards: Shards,
         gate: _native.Gate,
+        has_traces: bool,
     ) -> None:
-        """``body_bytes`` limits the bytes of a reply's rows. ``gate`` says who may do what."""
+        """``body_bytes`` limits the bytes of a reply's rows. ``gate`` says who may do what.
+
+        ``has_traces``: whether the native server records the spans of sampled pulls.
+        """
         self._tables = tables
         self._calls = calls
         self._body_bytes = body_bytes
         self._status = status
-        self._map_version = map_version
+        self._shards = shards
         self._gate = gate
+        self._has_traces = has_traces
         self._anyone = gate.authenticate("", [], "") if gate.mode == "open" else None
         self._versions = Versions(tables)
         self._tables_by_name: dict[tuple[int, str], _native.Table] = {}
@@ -86,18 +104,43 @@ class Service(stubs.PetpsServicer):
 
     def end_revoked(self) -> None:
         """End the calls that watch or wait, if their grant is revoked or has expired."""
-        for task, caller in [*self._watching.items(), *self._waiting.items()]:
-            if self._gate.renew(caller) is None:
-                task.cancel()
+        for calls in (self._watching, self._waiting):
+            for task, caller in [*calls.items()]:
+                now = self._gate.renew(caller)
+                if now is None:
+                    task.cancel()
+                else:
+                    calls[task] = now
 
-    def admit(self, context: Context) -> None:
-        """Find whose rights the call has. Its request has not been read yet.
+    async def admit(self, context: Context) -> str:
+        """Find whose rights the call has, and return its name. Its request is not read yet.
 
         Raises Unauthenticated, InvalidArgument, ResourceExhausted, Unavailable.
         """
+        self.check_open()
+        caller = self._caller(context)
+        set_caller(caller)
+        return caller.name
+
+    def check_open(self) -> None:
+        """Raise Unavailable if no new calls are taken."""
         if self._draining:
             raise _stopping_error()
-        _CALLER.set(self._caller(context))
+
+    def charge(self, size: int) -> None:
+        """Count the request of the call, which has arrived: its grant may have changed since.
+
+        Raises Unauthenticated, ResourceExhausted.
+        """
+        _CALLER.set(caller := self._renewed(_CALLER.get()))
+        self._gate.charge(caller, size)
+
+    def _renewed(self, caller: _native.Caller) -> _native.Caller:
+        """Return the caller with the rights that it has now. Raises Unauthenticated."""
+        now = self._gate.renew(caller)
+        if now is None:
+            raise _revoked_error(caller)
+        return now
 
     async def wait_for_calls(self, seconds: float) -> None:
         """Wait until no call is in flight, at most ``seconds``."""
@@ -124,7 +167,6 @@ class Service(stubs.PetpsServicer):
             if self._draining:
                 raise _stopping_error()
             caller = _CALLER.get()
-            self._gate.charge(caller, request.ByteSize())
             answer = await work(request, context, caller)
             if caller is not self._anyone:
                 caller.spend_bytes(answer.ByteSize())  # type: ignore[attr-defined]
@@ -153,13 +195,19 @@ class Service(stubs.PetpsServicer):
     def _details(self, error: PetpsError, request: Any) -> Metadata:
         if isinstance(error, Stale):
             return (("petps-applied-version", str(error.applied_version)),)
-        if isinstance(error, WrongShard):
-            return (("petps-map-version", str(self._map_version())),)
+        if isinstance(error, WrongShard | OlderMap):
+            return (("petps-map-version", str(self._shards.version)),)
         if isinstance(error, ResourceExhausted) and isinstance(error.report, messages.PushReply):
             return (("petps-push-reply-bin", error.report.SerializeToString()),)
         return ()
 
     # ---- callers and names
+
+    @staticmethod
+    def _trace(context: Context) -> bytes:
+        """Return the ids of the caller's span, if it is sampled."""
+        caller = parse_traceparent(dict(context.invocation_metadata() or ()).get(HEADER))
+        return b"" if caller is None else caller.trace_id + caller.span_id
 
     def _caller(self, context: Context) -> _native.Caller:
         """Return whose rights the call has. Raises Unauthenticated, InvalidArgument."""
@@ -227,6 +275,10 @@ class Service(stubs.PetpsServicer):
         """Set the hot set of a table."""
         return await self._answer(context, request, self._set_hot_keys)
 
+    async def ReadShardMap(self, request: Any, context: Context) -> Any:  # noqa: N802
+        """Return which servers own which partitions."""
+        return await self._answer(context, request, self._read_shard_map)
+
     async def WatchVersions(  # noqa: N802
         self, request: Any, context: Context
     ) -> AsyncIterator[Any]:
@@ -238,11 +290,10 @@ class Service(stubs.PetpsServicer):
         try:
             if self._draining:
                 raise _stopping_error()
-            self._gate.charge(caller, request.ByteSize())
             if request.model:
                 self._instance(caller, request.model, "read")
             async for state, dropped in self._versions.watch(request.model):
-                if not caller.may("read", state.model):
+                if not self._watching[task].may("read", state.model):  # it may have changed
                     continue
                 yield messages.VersionChange(instance=_message_of(state), dropped=dropped)
         except PetpsError as error:
@@ -265,6 +316,10 @@ class Service(stubs.PetpsServicer):
 
     async def _pull_many(self, request: Any, context: Context, caller: _native.Caller) -> Any:
         instance = self._instance(caller, request.model, "read")
+        if len(request.sections) > MAX_SECTIONS:
+            raise InvalidArgument(
+                f"the request has {len(request.sections):,} sections; at most {MAX_SECTIONS:,}"
+            )
         sections = [(section.table, section.keys) for section in request.sections]
         version, rows = await self._rows(instance, sections, request, context)
         return messages.PullManyReply(
@@ -290,6 +345,7 @@ class Service(stubs.PetpsServicer):
             [(table.id, keys) for table, (_, keys) in zip(tables, sections, strict=True)],
             min_version=request.min_version,
             wait_ms=wait_ms,
+            trace=self._trace(context) if self._has_traces else b"",
         )
         task, caller = asyncio.current_task(), _CALLER.get()
         assert task is not None
@@ -302,8 +358,8 @@ class Service(stubs.PetpsServicer):
             raise
         finally:
             self._waiting.pop(task, None)
-        if wait_ms > 0 and self._gate.renew(caller) is None:
-            raise _revoked_error(caller)
+        if wait_ms > 0 and not self._renewed(caller).may("read", instance.model):
+            self._gate.refuse(caller, "read", f"model '{instance.model}'")
         rows = []
         total = 0
         for table, (code, row_bytes, rows_found, present, stored) in zip(
@@ -379,6 +435,11 @@ class Service(stubs.PetpsServicer):
                 default_row=table.default_row().tobytes(),
             )
         return reply
+
+    async def _read_shard_map(self, request: Any, context: Context, caller: _native.Caller) -> Any:
+        # As for the list of tables, any role: who pushes must split keys too.
+        instance = self._instance(caller, request.model, "read", "write", "admin")
+        return self._shards.reply(instance, request.known_version)
 
     async def _set_hot_keys(self, request: Any, context: Context, caller: _native.Caller) -> Any:
         table = self._table(self._instance(caller, request.model, "read"), request.table)

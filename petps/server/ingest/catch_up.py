@@ -15,6 +15,7 @@ from petps.server.ingest.full import full_reason
 from petps.server.ingest.partition import BaseMarker, PartitionState, Refusal
 from petps.server.ingest.protocols import (
     BaseReader,
+    Commit,
     InstanceTable,
     InstanceTables,
     Keys,
@@ -98,7 +99,9 @@ def catch_up(
 
     The catch-up first records its partitions as catching up, so that after a restart the catch-up
     begins again, and the old stream does not continue. It then applies the rows of the base, and
-    then deletes the partitions' keys that the base lacks. Meanwhile pulls see old or new rows.
+    then deletes the partitions' keys that the base lacks. Meanwhile pulls see old or new rows. With
+    the progress at the end, it counts the commits that the base lists: so event time is what it
+    would be if the partition had read them from the log.
 
     Args:
         instance: The instance to change.
@@ -127,6 +130,7 @@ def catch_up(
             )
     tables = dict(instance.tables())
     check_base(instance, base, tables)
+    commits = base.commits()
     instance.record_progress(
         [
             replace(
@@ -157,7 +161,13 @@ def catch_up(
         for after in complete:
             if after.partition in clocks:
                 table.adopt_clock(after.partition, clocks[after.partition])
-    instance.record_progress(complete)
+    if not commits:
+        instance.record_progress(complete)
+    for after in complete if commits else ():  # a partition at a time, because they may be many
+        partition = after.partition
+        instance.record_progress(
+            [after], [Commit(partition, version, time_ns) for version, time_ns in commits]
+        )
     return refused
 
 

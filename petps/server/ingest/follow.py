@@ -40,6 +40,7 @@ from petps.server.ingest.protocols import (
     Standing,
 )
 from petps.server.ingest.status import Mode
+from petps.server.ingest.trace import TraceSink, VersionTrace, publisher_of
 from petps.server.ingest.window import Merger, Window
 
 __all__ = ["Follower"]
@@ -70,13 +71,16 @@ class Follower:
         retry_until_done: Callable[[Callable[[], None]], None],
         applier: Applier,
         hand_over: Callable[[PartitionState, BaseMarker, int], bool] = lambda *_: False,
+        trace: TraceSink | None = None,
     ) -> None:
         """``hand_over`` gives a partition to the follower of the instance that the marker names.
 
         The run that begins at the given offset feeds that instance. If ``hand_over`` returns False,
-        the run feeds no instance here, and the follower skips it.
+        the run feeds no instance here, and the follower skips it. ``trace`` takes the span of each
+        version whose publisher sampled it.
         """
         self._hand_over = hand_over
+        self._trace = trace
         self._applier = applier
         self._retry_until_done = retry_until_done
         self._instance = instance
@@ -238,6 +242,7 @@ class Follower:
             self._window.add(state, header, body)
             state.count_rows(header.table, len(body.keys))
         elif isinstance(body, CommitBody):
+            self._trace_version(state, event, header)
             state.complete_version(header.version)
             self._window.commit(state, header)
             self._note_dense(header.version, body.dense)
@@ -246,6 +251,17 @@ class Follower:
         # first record that has no room, and completes every version before it.
         if self._window.rows >= self._rows_max or state.full is not None:
             self.flush()
+
+    def _trace_version(self, state: PartitionState, event: Delivery, header: RecordHeader) -> None:
+        parent = None if self._trace is None else publisher_of(event.message)
+        if parent is None:
+            return
+        rows = None if state.counts is None else sum(state.counts.values())
+        begun_ns = state.begun_ns or time.monotonic_ns()  # a version without rows here
+        self._window.trace(
+            state,
+            VersionTrace(parent, state.partition, header.version, rows, header.time_ns, begun_ns),
+        )
 
     def _decline(self, state: PartitionState, event: Delivery, decision: Decision) -> None:
         if decision.outcome is Outcome.DUPLICATE:
@@ -442,6 +458,9 @@ class Follower:
         """Apply and record a window. A retry is safe, because applying is idempotent."""
         window.apply(self._tables, self._merger, self._instance.partitions)
         window.record(self._instance)
+        if self._trace is not None:
+            for trace in window.traces():
+                self._trace(trace.end(self._instance.name))
 
 
 def _log_partition(state: PartitionState, name: str, what: str, reason: str) -> None:

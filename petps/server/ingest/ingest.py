@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Final
 
+from petps import _native
 from petps.delta import DeltaLog, Subscription
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError, Unavailable
 from petps.log import code_of, log_event
@@ -21,7 +22,6 @@ from petps.server.ingest.hold import Hold
 from petps.server.ingest.instances import SingleInstance
 from petps.server.ingest.lag import Lag
 from petps.server.ingest.partition import BaseMarker, PartitionState
-from petps.server.ingest.priority import lower_priority
 from petps.server.ingest.protocols import BaseSource, DeadLetters, Instances, InstanceTables
 from petps.server.ingest.status import (
     Freshness,
@@ -31,6 +31,7 @@ from petps.server.ingest.status import (
     freshness_of,
     histogram_of,
 )
+from petps.server.ingest.trace import TraceSink
 
 __all__ = ["Ingest"]
 
@@ -44,10 +45,8 @@ ROWS_MAX: Final = 16384
 RETRY_FIRST_SECONDS: Final = 0.1
 RETRY_LAST_SECONDS: Final = 5.0
 REPEAT_SECONDS: Final = 60.0  # between two log lines of the same error
-NICENESS: Final = 10  # of 19
 SEARCH_SECONDS: Final = 1.0  # between two searches for bases
-# Between two requests for the log's end, which is also the precision of a lag.
-END_SECONDS: Final = 1.0
+END_SECONDS: Final = 1.0  # between two requests for the log's end; the precision of a lag
 
 
 class _Stopped(Exception):
@@ -75,6 +74,7 @@ class Ingest:
         rows_per_second: Limit of the rows applied, to protect the latency of pulls; None: no limit.
         rows_max, poll_bytes: Rows of one apply, and bytes read by one poll.
         search_seconds: Seconds between two searches for bases.
+        trace: Takes the span of each version that the publisher sampled; None: nothing is traced.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class Ingest:
         rows_max: int = ROWS_MAX,
         poll_bytes: int = POLL_BYTES,
         search_seconds: float = SEARCH_SECONDS,
+        trace: TraceSink | None = None,
     ) -> None:
         if log.partitions != instance.partitions:
             raise InvalidArgument(
@@ -112,13 +113,13 @@ class Ingest:
         self._rows_max = rows_max
         self._poll_bytes = poll_bytes
         self._search_seconds = search_seconds
+        self._trace = trace
         self._states: dict[int, PartitionState] = {}
         self._followers: dict[str, Follower] = {}  # by instance
         self._owners: dict[int, Follower] = {}  # by partition
-        # Whether all partitions feed one instance that was reported as complete.
-        self._is_complete = False
+        self._is_complete = False  # whether all partitions feed one instance, reported complete
         self._lag = Lag()
-        self._has_reached_end = False  # once True, at niceness 10: see _yield_to_pulls()
+        self._has_reached_end = False  # once True, at low priority: see _yield_to_pulls()
         self._has_polled = False  # whether the log has answered since the last error
         self._end_reached = threading.Event()  # see wait_for_end()
         self._is_reading = False  # the last poll had events, and the end was not reached yet
@@ -359,11 +360,9 @@ class Ingest:
                     _log.error(
                         "[ingest] %s; continuing from the recorded progress in %.1f s (the same "
                         "error is logged once a minute)",
-                        error,
-                        wait,
-                        exc_info=not isinstance(error, PetpsError),
+                        error, wait, exc_info=not isinstance(error, PetpsError),
                         extra=log_event("ingest_failed", retry_seconds=wait, code=code_of(error)),
-                    )
+                    )  # fmt: skip
                 self._report("follow", report)
                 self._rounds += 1
                 self._stop.wait(wait)
@@ -458,6 +457,7 @@ class Ingest:
             retry_until_done=self._retry_until_done,
             applier=self._applier,
             hand_over=self._hand_over,
+            trace=self._trace,
         )
         follower.dense = self._dense.of(instance.name)
         return follower
@@ -525,14 +525,13 @@ class Ingest:
     def _yield_to_pulls(self) -> None:
         """Lower the priority of this thread and of the applying thread, in favour of pulls.
 
-        Call this only once the log's end is reached: after a restart, the newest version has
-        priority.
+        Call it once the log's end is reached: after a restart, the newest version comes first.
         """
         if not self._has_reached_end:
             self._has_reached_end = True
             self._end_reached.set()
-            lower_priority(NICENESS)
-            self._applier.submit(lambda: lower_priority(NICENESS))
+            _native.lower_priority()
+            self._applier.submit(_native.lower_priority)
 
     def _catch_up(self, subscription: Subscription) -> None:
         """Run one catch-up step of each follower, between two polls."""

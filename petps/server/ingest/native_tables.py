@@ -174,6 +174,8 @@ class NativeInstances:
         self._threads = threads
         self._model: str = tables.resolve(model).model
         self._switch = switch
+        # Reading a removed partition again replaces the record of the run that it had applied.
+        self._begun_at = self._newest_run()
 
     def owner(self, partition: int) -> NativeInstanceTables:
         """See Instances."""
@@ -227,12 +229,20 @@ class NativeInstances:
 
         Otherwise a partition that reads the log from its start would create the instance again.
         """
-        ids = {record.id for record in self._tables.instances() if record.model == self._model}
-        return any(
-            progress.run > run or (progress.state == "passing" and progress.target >= run)
-            for progress in self._tables.all_progress()
-            if progress.instance in ids
+        return max(self._begun_at, self._newest_run()) > run or any(
+            progress.state == "passing" and progress.target >= run for progress in self._progress()
         )
+
+    def _newest_run(self) -> int:
+        """Return the newest run that a partition has applied, also one that was removed since."""
+        return max(
+            (max(p.run, p.target if p.state == "following" else 0) for p in self._progress()),
+            default=0,
+        )
+
+    def _progress(self) -> list[_native.Progress]:
+        ids = {record.id for record in self._tables.instances() if record.model == self._model}
+        return [progress for progress in self._tables.all_progress() if progress.instance in ids]
 
     def complete(self, instance: InstanceTables) -> None:
         """See Instances."""

@@ -106,6 +106,7 @@ class PartitionState:
     retry_wait: float = 0.0
     # Rows by table since the last commit; None if some of them may not have been counted.
     counts: dict[str, int] | None = None
+    begun_ns: int = 0  # when the first rows since then were read, by time.monotonic_ns(); 0: none
     records: int = 0
     rows: int = 0
     duplicates: int = 0
@@ -121,6 +122,8 @@ class PartitionState:
     @staticmethod
     def of(partition: int, recorded: Progress | None, start: int) -> PartitionState:
         """Return a state that continues from ``recorded``; if None, from offset ``start``."""
+        if recorded is not None and recorded.is_blank:  # the partition was removed from this pool
+            recorded = None
         progress = recorded or Progress(partition, offset=start)
         state = PartitionState(partition, progress)
         state.go_back()
@@ -186,9 +189,12 @@ class PartitionState:
     def begin_version(self) -> None:
         """Begin to count the rows of a version."""
         self.counts = {}
+        self.begun_ns = 0
 
     def count_rows(self, table: str, rows: int) -> None:
         """Count rows of the current version, if its beginning is known."""
+        if self.begun_ns == 0:
+            self.begun_ns = time.monotonic_ns()
         if self.counts is not None:
             self.counts[table] = self.counts.get(table, 0) + rows
 
@@ -233,6 +239,7 @@ class PartitionState:
         self.offset = offset
         self.resume_offset = resume_offset
         self.counts = None
+        self.begun_ns = 0
 
     def stop_at_gap(self, reason: str, *, offset: int, resume_offset: int) -> None:
         """Stop because a message is missing in the log."""
@@ -327,6 +334,7 @@ class PartitionState:
         self.standing, self.target = recorded.standing, recorded.target
         self.offset = self.resume_offset = recorded.offset
         self.counts = None
+        self.begun_ns = 0
 
     def take_counters(self, earlier: PartitionState) -> None:
         """Copy the counters of ``earlier``, the state of this partition before an error."""

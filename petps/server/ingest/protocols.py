@@ -66,6 +66,15 @@ class Progress:
     target: int = 0
     publisher: int = 0
 
+    @property
+    def is_blank(self) -> bool:
+        """Return whether it claims nothing, as that of a partition that was removed.
+
+        Its ``target`` is then the newest run that it had applied, so that ingest, when it reads the
+        log from its start, passes the runs of instances that were dropped since.
+        """
+        return self == Progress(self.partition, target=self.target)
+
 
 @dataclass(frozen=True, slots=True)
 class Commit:
@@ -203,6 +212,12 @@ class BaseReader(Protocol):
 
     def clocks(self, table: str) -> Mapping[int, Clock]:
         """Return the event times of a table whose rows expire, by partition."""
+
+    def commits(self) -> Sequence[tuple[int, int]]:
+        """Return (version, time in ns) of commits, oldest first, if the base has no event times.
+
+        They hold for every partition. Raises PetpsError if they cannot be read.
+        """
 
 
 class Instances(Protocol):

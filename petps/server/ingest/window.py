@@ -25,6 +25,7 @@ from petps.server.ingest.protocols import (
     Rows,
     Stamps,
 )
+from petps.server.ingest.trace import VersionTrace
 
 __all__ = ["Merger", "VersionedBody", "Window"]
 
@@ -53,6 +54,7 @@ class Window:
         self._touched: dict[int, PartitionState] = {}
         self._progress: dict[int, Progress] = {}
         self._times: list[tuple[PartitionState, int, int]] = []
+        self._traces: list[tuple[PartitionState, VersionTrace]] = []
         self.rows = 0
 
     def add(self, state: PartitionState, header: RecordHeader, body: RowsBody) -> None:
@@ -66,6 +68,14 @@ class Window:
         """Add the commit of a version, whose rows were added before."""
         self._commits.append((state, Commit(state.partition, header.version, header.time_ns)))
 
+    def trace(self, state: PartitionState, trace: VersionTrace) -> None:
+        """Add the trace of a version whose commit was added."""
+        self._traces.append((state, trace))
+
+    def traces(self) -> list[VersionTrace]:
+        """Return the traces of the versions that record() has recorded."""
+        return [trace for state, trace in self._traces if state.refused is None]
+
     def touch(self, state: PartitionState) -> None:
         """Mark the partition: record() records its progress when the window is sealed."""
         self._touched[state.partition] = state
@@ -75,6 +85,7 @@ class Window:
         self._touched.pop(state.partition, None)
         self._times = [entry for entry in self._times if entry[0] is not state]
         self._commits = [entry for entry in self._commits if entry[0] is not state]
+        self._traces = [entry for entry in self._traces if entry[0] is not state]
         for name, parts in self._bodies.items():
             self._bodies[name] = [part for part in parts if part[0] is not state]
 

@@ -23,5 +23,15 @@ TEST(Printable, ReplacesControlCharactersAndBytesThatAreNoUtf8) {
   EXPECT_EQ(printable("\xe2\x82 \xe2\x82\xac"), "?? \xe2\x82\xac");
 }
 
+TEST(Printable, ReplacesCharactersThatNoEyeSees) {
+  EXPECT_EQ(printable("a\xe2\x80\xae"
+                      "b"),
+            "a?b");                                        // U+202E: right to left from here
+  EXPECT_EQ(printable("\xe2\x80\xa8\xe2\x80\xa9"), "??");  // U+2028, U+2029: they end a line
+  EXPECT_EQ(printable("\xc2\xad\xef\xbb\xbf"), "??");      // U+00AD, U+FEFF
+  EXPECT_EQ(printable("\xf3\xa0\x81\xbf"), "?");           // U+E007F, the last
+  EXPECT_EQ(printable("\xe2\x80\xa7\xe2\x80\xaf"), "\xe2\x80\xa7\xe2\x80\xaf");  // beside them
+}
+
 }  // namespace
 }  // namespace petps::base

@@ -21,9 +21,13 @@ CataloguePointer pool_with(uint8_t uuid, uint32_t id, const std::string& instanc
 
 Choice choose_among(const std::vector<CataloguePointer>& servers,
                     const NewestAnswer& newest_answer) {
-  std::vector<GroupView> groups(1);
-  for (const CataloguePointer& server : servers) groups[0].push_back({server, true});
-  return choose(groups, newest_answer);
+  std::vector<ServerView> views;
+  std::vector<std::vector<uint32_t>> groups(1);
+  for (const CataloguePointer& server : servers) {
+    groups[0].push_back(static_cast<uint32_t>(views.size()));
+    views.push_back({server, true});
+  }
+  return choose(views, groups, newest_answer);
 }
 
 // The only server with the last answer's instance is gone: its address leads to another pool now.
@@ -49,6 +53,18 @@ TEST(Choice, TakesAnInstanceWithoutVersionWhenNoServerHasTheLastAnswersInstance)
   const auto other = pool_with(2, 1, "m@8", 0);
   EXPECT_EQ(choose_among({other}, newest_answer).instance, "m@8");
   EXPECT_EQ(choose_among({other, before[0]}, newest_answer).instance, "m@17");
+}
+
+// Each group has a server with the newer instance, though not all its servers have it.
+TEST(Choice, TakesTheNewestInstanceThatEveryGroupHasAServerFor) {
+  const std::vector<ServerView> servers = {{pool_with(1, 1, "m@2", 2), true},
+                                           {pool_with(2, 1, "m@2", 2), true},
+                                           {pool_with(3, 1, "m@1", 1), true}};
+  const std::vector<std::vector<uint32_t>> covered = {{0, 1}, {1, 2}, {0, 2}};
+  EXPECT_EQ(choose(servers, covered, {}).instance, "m@2");
+  // The third server alone owns a group. No instance has a server everywhere: take the newest.
+  const std::vector<std::vector<uint32_t>> alone = {{0, 1}, {2}};
+  EXPECT_EQ(choose(servers, alone, {}).instance, "m@2");
 }
 
 }  // namespace

@@ -186,6 +186,7 @@ void FakeServer::answer_pull(const wire::FrameHeader& header, std::span<const st
                              wire::Frame& reply) {
   wire::PullRequest pull;
   ASSERT_TRUE(wire::decode_pull(header, body, {}, pull).ok());
+  traces_.emplace_back(pull.trace, body.size());
   for (const wire::PullSection& section : pull.sections) {
     if (section.table == tables_.tables[0].id) continue;
     const base::Status unknown(base::Code::kNotFound, "no table " + std::to_string(section.table));

@@ -97,6 +97,12 @@ class FakeServer {
   void set_shard_map(const wire::ShardMap& map);
   // Act like a restart on another pool, in which the table has another id.
   void move_to_pool(uint8_t uuid, uint32_t table);
+  // Return the trace contexts of all pulls, those of untraced ones too, and the bytes of their
+  // bodies.
+  std::vector<std::pair<wire::TraceContext, size_t>> traces() {
+    const std::lock_guard lock(mutex_);
+    return traces_;
+  }
 
  private:
   void accept_all();
@@ -115,6 +121,7 @@ class FakeServer {
   std::thread accepting_;
   std::mutex mutex_;
   std::vector<int> sockets_;
+  std::vector<std::pair<wire::TraceContext, size_t>> traces_;
   std::vector<std::thread> serving_;
 };
 

@@ -290,13 +290,13 @@ class World {
     size_t server = 0;
     for (size_t group = 0; group < groups_.size(); ++group) {
       routing->group_of.push_back(static_cast<uint32_t>(group));
-      routing->groups.emplace_back();
+      std::vector<uint32_t> owners;
       for (size_t i = 0; i < groups_[group]; ++i, ++server) {
         const std::string address = fleet_.address(server);
-        routing->all.push_back(std::make_shared<RemoteServer>(
-            parse_address(address, address).value(), "m", impl.options, backoff_options));
-        routing->groups.back().push_back(routing->all.back());
+        owners.push_back(routing->add_server(std::make_shared<RemoteServer>(
+            parse_address(address, address).value(), "m", impl.options, backoff_options)));
       }
+      routing->add_group(std::move(owners));
     }
     impl.routing = routing;
     subject.by = routing;

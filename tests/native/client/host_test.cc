@@ -156,12 +156,12 @@ class NamedServers : public ::testing::Test {
   std::map<int, std::unique_ptr<RealServer>> servers_;
 };
 
-TEST_F(NamedServers, PullsRotateOverAllAddresses) {
+TEST_F(NamedServers, PullsAreDividedOverAllAddresses) {
   for (int number : {2, 3, 4}) add_server(number);
   Names names({"127.0.0.2", "127.0.0.3", "127.0.0.4"});
   const auto client = connect(names);
-  for (int i = 0; i < 30; ++i) ASSERT_TRUE(pull(*client).ok());
-  for (int number : {2, 3, 4}) EXPECT_EQ(pulls(number), 10u) << number;
+  const auto have_pulls = [&] { return pulls(2) >= 5 && pulls(3) >= 5 && pulls(4) >= 5; };
+  while (!have_pulls()) ASSERT_TRUE(pull(*client).ok());
   EXPECT_EQ(client->servers(), 1u) << "the URL has one name";
   EXPECT_TRUE(client->status(0).ok());
 }

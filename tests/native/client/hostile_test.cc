@@ -201,7 +201,16 @@ TEST(Hostile, ACallToASilentServerFailsAtTheDeadline) {
 }
 
 // The client retries until the deadline, which may cut the last attempt on a busy machine.
-void expect_closed(const Status& status) {
+// Expect a call that fails because the server closes. On a busy machine the first deadline may pass
+// before it does.
+void expect_closed(const FakeServer::Tamper& tamper) {
+  Options options = quick();
+  Status status = run(tamper, options);
+  while (is_only_late(status) && status.message().find("clos") == std::string::npos &&
+         options.deadline_ms < 20'000) {
+    options.deadline_ms *= 4;
+    status = run(tamper, options);
+  }
   EXPECT_TRUE(status.code() == Code::kUnavailable || status.code() == Code::kDeadlineExceeded)
       << status.to_string();
   EXPECT_NE(std::string_view::npos, status.message().find("clos")) << status.to_string();
@@ -209,13 +218,13 @@ void expect_closed(const Status& status) {
 
 TEST(Hostile, ACallFailsWhenTheServerClosesAtAnyPoint) {
   for (const Opcode opcode : {Opcode::kHello, Opcode::kTables, Opcode::kPull}) {
-    expect_closed(run(tamper_reply(opcode, [](wire::Frame&) { return Answer::kClose; })));
+    expect_closed(tamper_reply(opcode, [](wire::Frame&) { return Answer::kClose; }));
     for (const size_t kept : {1u, 31u, 32u, 40u, 56u, 100u, 137u, 1000u}) {
-      expect_closed(run(tamper_reply(opcode, [kept](wire::Frame& reply) {
+      expect_closed(tamper_reply(opcode, [kept](wire::Frame& reply) {
         reply.erase(reply.begin() + static_cast<ptrdiff_t>(std::min(kept, reply.size() - 1)),
                     reply.end());
         return Answer::kSendAndClose;
-      })));
+      }));
     }
   }
 }
@@ -252,8 +261,8 @@ TEST(Hostile, ContradictionsInTheShardMapBreakTheProtocol) {
     return connect_until_reply(server);
   };
   expect_distrust(connect_with({"ranking", 1, 2, {{"h1:1", {0b01}}}}), "owned by no server");
-  expect_distrust(connect_with({"ranking", 1, 2, {{"h1:1", {0b11}}, {"h2:1", {0b01}}}}),
-                  "two servers must own the same partitions, or none in common");
+  expect_distrust(connect_with({"ranking", 1, 2, {{"h1:1", {0b11}}, {"h1:1", {0b01}}}}),
+                  "h1:1 appears twice");
   expect_error(connect_with({"ranking", 1, 1, {{"h1:zero", {1}}}}), Code::kUnavailable,
                {"'h1:zero': the port must be a number"});
 }

@@ -22,7 +22,26 @@ using testing::RealServer;
 using testing::row_of;
 using testing::rows_of;
 
-class ShardsPushTest : public testing::Fleet {};
+class ShardsPushTest : public testing::Fleet {
+ protected:
+  // The table "tight" has few rows at the first of two servers.
+  void start_with_a_small_one() {
+    add_server(0b00001111).add_table("tight", Dtype::kF32, kDim, 32, 0);
+    add_server(0b11110000).add_table("tight", Dtype::kF32, kDim, 4 * kKeys, 0);
+    publish();
+  }
+  // Push keys of which some do not fit: each is inserted or refused.
+  static PushReport push_too_much(Client& client, const std::vector<uint64_t>& keys) {
+    const std::vector<float> rows(keys.size() * kDim, 1.0f);
+    PushReport report;
+    PushOptions options;
+    options.report = &report;
+    expect_error(client.push("tight", keys, rows, kDim, options).status(), Code::kResourceExhausted,
+                 {"rows were refused"});
+    EXPECT_EQ(report.inserted + report.refused, keys.size());
+    return report;
+  }
+};
 
 TEST_F(ShardsPushTest, APushGoesToTheServersThatOwnItsKeys) {
   add_server(0b00001111);
@@ -108,23 +127,32 @@ TEST_F(ShardsPushTest, AWrongPushIsRefusedBeforeAnythingIsSent) {
 }
 
 TEST_F(ShardsPushTest, IfAShardIsFullTheOthersStoreTheirRows) {
-  RealServer& small = add_server(0b00001111);
-  add_server(0b11110000);
-  small.add_table("tight", Dtype::kF32, kDim, 32, 0);
-  servers_[1]->add_table("tight", Dtype::kF32, kDim, 4 * kKeys, 0);
-  publish();
+  start_with_a_small_one();
   const auto client = connect();
   const std::vector<uint64_t> keys = keys_of(0xFF);
-  const std::vector<float> rows(keys.size() * kDim, 1.0f);
-  PushReport report;
-  PushOptions options;
-  options.report = &report;
-  expect_error(client->push("tight", keys, rows, kDim, options).status(), Code::kResourceExhausted,
-               {"rows were refused"});
-  EXPECT_EQ(report.inserted + report.refused, keys.size());
+  const PushReport report = push_too_much(*client, keys);
   std::vector<float> out(keys.size() * kDim);
   EXPECT_EQ(client->pull("tight", keys, out).value().found, report.inserted);
   EXPECT_GE(report.inserted, keys_of(0b11110000).size());
+}
+
+// One server's table is full, and the other one refuses the push by a newer map, which the first
+// one gets later. The rows of the second one are sent again.
+TEST_F(ShardsPushTest, AFullShardLosesNoRowsOfOneThatHasANewerMap) {
+  start_with_a_small_one();
+  const auto client = connect();
+  std::vector<float> out(kKeys * kDim);
+  ASSERT_TRUE(client->pull("tight", testing::first_keys(kKeys), out).ok());
+  split_between_two(0b00011111);
+  servers_[1]->set_shard_map(map());
+  std::thread later([&] {
+    while (wrong_shards() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    servers_[0]->set_shard_map(map());
+  });
+  const std::vector<uint64_t> keys = keys_of(0xFF);
+  const PushReport report = push_too_much(*client, keys);
+  later.join();
+  EXPECT_GE(report.inserted, keys_of(0b11100000).size());
 }
 
 TEST_F(ShardsPushTest, PushesContinueWhileTheMapChanges) {

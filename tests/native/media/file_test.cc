@@ -69,6 +69,15 @@ TEST_F(FileMedium, CreateRefusesAnExistingPath) {
   EXPECT_TRUE(exists());
 }
 
+TEST_F(FileMedium, OnlyItsUserAndGroupMayOpenANewPool) {
+  const mode_t before = umask(0);
+  const auto media = make();
+  umask(before);
+  struct stat facts {};
+  ASSERT_EQ(stat(path_.c_str(), &facts), 0);
+  EXPECT_EQ(facts.st_mode & 07777, 0640u);
+}
+
 TEST_F(FileMedium, CreateNamesAMissingFolder) {
   path_ = folder_.path("nowhere") + "/pool";
   const auto media = Media::create(options(), kBytes);

@@ -9,9 +9,11 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "base/crc32c.h"
@@ -245,6 +247,32 @@ TEST_P(PersistentMedia, AReopenedMediumHoldsWhatWasDrained) {
   reopened.value()->expect_scan(bytes, 1);
   ASSERT_TRUE(reopened.value()->grow(2 << 20).ok()) << "an opened medium grows as well";
   EXPECT_TRUE(is_zero(*reopened.value(), bytes, 2 << 20));
+}
+
+TEST_P(PersistentMedia, ASyncOfALongRangeLosesNoStoreBesideIt) {
+  constexpr uint64_t kLong = 4 << 20;
+  constexpr uint64_t kRounds = 20;
+  auto media = make();
+  ASSERT_TRUE(media->grow(kLong).ok());
+  std::byte* const base = media->base();
+  const auto word = [base](uint64_t at) {
+    return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(base + at));
+  };
+  std::atomic<bool> is_over{false};
+  uint64_t written = 0;
+  std::thread writing([&] {
+    while (!is_over.load() || written < kRounds) {
+      ++written;
+      for (uint64_t at = 0; at < kLong; at += 4096) word(at).store(written);
+    }
+  });
+  for (uint64_t i = 0; i < kRounds; ++i)
+    EXPECT_TRUE(media->sync_range(base, kLong, Site::kGrownSync).ok());
+  is_over = true;
+  writing.join();
+  for (uint64_t at = 0; at < kLong; at += 4096) ASSERT_EQ(word(at).load(), written) << at;
+  media->expect_sync(base, kLong);
+  for (uint64_t at = 0; at < kLong; at += 4096) ASSERT_EQ(word(at).load(), written) << at;
 }
 
 TEST_P(PersistentMedia, AnotherWriterIsRefused) {

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "server_fixture.h"
 
 namespace petps::server {
@@ -104,6 +106,85 @@ TEST_F(AccessTest, AConnectionWithoutACredentialGetsOneErrorAndIsClosed) {
     expect_error(client->call(frame).error(), Code::kUnauthenticated, "needs a token");
     EXPECT_TRUE(client->receive().closed);
   }
+}
+
+TEST_F(AccessTest, NobodySendsALongFrameBeforeTheHello) {
+  start();
+  std::vector<uint64_t> keys(200);
+  std::iota(keys.begin(), keys.end(), 0);
+  const wire::Frame pull = pull_frame(7, {{users_.id(), keys}});
+  ASSERT_GT(pull.size(), wire::kFirstFrameBytes);
+  const auto stranger = connect();
+  stranger->send(
+      std::span(pull).first(wire::kHeaderBytes));  // its bytes would be kept till the end
+  expect_error(stranger->last_error(), Code::kResourceExhausted, "begin with a hello");
+  const auto longest = connect();  // of hellos
+  wire::Frame hello;
+  const std::string name(wire::kMaxNameBytes, 'x');
+  wire::encode_hello(1, {1, 1, name, name}, hello);
+  EXPECT_LE(hello.size(), wire::kFirstFrameBytes);
+  EXPECT_EQ(longest->call(hello).error().code(), Code::kUnauthenticated);
+  EXPECT_TRUE(decode_pulled(connect_as("r")->call(pull)).status.ok());
+}
+
+TEST_F(AccessTest, AnOpenServerTakesALongFirstFrame) {
+  options_.gate = nullptr;
+  start();
+  std::vector<uint64_t> keys(200);
+  std::iota(keys.begin(), keys.end(), 0);
+  EXPECT_TRUE(decode_pulled(connect()->call(pull_frame(7, {{users_.id(), keys}}))).status.ok());
+}
+
+TEST_F(AccessTest, AMapIsShownOnlyToGrantsOfItsModel) {
+  options_.address = "127.0.0.1:7070";
+  start();
+  wire::ShardMap map;
+  map.model = model();
+  map.version = 3;
+  map.partitions = 2;
+  map.servers = {{.address = options_.address, .partitions = {0b01}},
+                 {.address = "127.0.0.1:7171", .partitions = {0b10}}};
+  const Status status = server_->set_shard_map(map);
+  ASSERT_TRUE(status.ok()) << status.to_string();
+  const auto version_for = [&](const std::string& token) {
+    wire::Frame frame;
+    wire::encode_shard_map(5, frame);
+    const Reply reply = connect_as(token)->call(frame);
+    wire::ShardMap answer;
+    EXPECT_TRUE(wire::decode_shard_map_reply(reply.header, reply.body, answer).ok());
+    return answer.version;
+  };
+  EXPECT_EQ(version_for("h"), 3u);
+  EXPECT_EQ(version_for("w"), 3u);
+  EXPECT_EQ(version_for("e"), 0u);
+  // A pull of a table that it may not read says nothing of the map either.
+  for (uint64_t key = 0; key < 8; ++key) {
+    const wire::Frame pull = pull_frame(7, {{users_.id(), {key}}});
+    EXPECT_EQ(connect_as("e")->call(pull).error().code(), Code::kPermissionDenied);
+    const wire::Frame push = push_frame(8, users_, {key}, 1);
+    EXPECT_EQ(connect_as("e")->call(push).error().code(), Code::kPermissionDenied);
+  }
+}
+
+TEST_F(AccessTest, AFloodAboutPeersHasFewLines) {
+  start();
+  uint64_t number = 0;
+  size_t lines = 0;
+  const auto read = [&] {
+    for (const Incident& incident : server_->incidents_after(number)) {
+      number = incident.number;
+      if (!incident.host.empty()) ++lines;
+    }
+  };
+  for (int host = 1; host <= 12; ++host) {
+    for (uint32_t i = 0; i < access::kFailuresMax; ++i) {
+      RawClient client(server_->port(), "127.0.0.1", "127.0.1." + std::to_string(host));
+      EXPECT_EQ(client.call(hello_frame("wrong")).error().code(), Code::kUnauthenticated);
+      read();
+    }
+  }
+  ASSERT_GT(12 * access::kFailuresMax, 60u);
+  EXPECT_EQ(lines, 60u);
 }
 
 TEST_F(AccessTest, AWrongTokenGetsOneErrorAndIsClosed) {

@@ -79,6 +79,15 @@ TEST_F(BadFrames, ATruncatedFrameIsRefused) {
   expect_error(client->last_error(), Code::kInvalidArgument, "truncated frame");
 }
 
+TEST_F(BadFrames, TheIncidentOfAResetConnectionNamesThePeer) {
+  start();
+  auto client = connect();
+  expect_serves(*client);
+  client->reset();
+  auto other = connect();
+  while (!status_contains("recv from 127.0.0.1:")) expect_serves(*other);
+}
+
 TEST_F(BadFrames, AConnectionThatSendsAFrameTooSlowlyIsClosed) {
   options_.transport.frame_ms = 80;
   start();

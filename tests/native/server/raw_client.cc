@@ -23,8 +23,12 @@ Status Reply::error() const {
   return header.code == 0 ? Status() : wire::decode_error(header, body);
 }
 
-RawClient::RawClient(uint16_t port, const std::string& host)
+RawClient::RawClient(uint16_t port, const std::string& host, const std::string& source)
     : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  sockaddr_in own{};
+  own.sin_family = AF_INET;
+  EXPECT_EQ(::inet_pton(AF_INET, source.c_str(), &own.sin_addr), 1) << source;
+  EXPECT_EQ(::bind(fd_, reinterpret_cast<sockaddr*>(&own), sizeof(own)), 0) << strerror(errno);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(port);

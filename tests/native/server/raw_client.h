@@ -23,7 +23,9 @@ struct Reply {
 
 class RawClient {
  public:
-  explicit RawClient(uint16_t port, const std::string& host = "127.0.0.1");
+  // source: the client's own address.
+  explicit RawClient(uint16_t port, const std::string& host = "127.0.0.1",
+                     const std::string& source = "127.0.0.1");
   explicit RawClient(std::unique_ptr<transport::LoopbackClient> loopback);
   ~RawClient();
   RawClient(RawClient&&) = delete;

@@ -1,6 +1,8 @@
 // Ownership of keys, changes of the map, and pulls that wait for a version.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <random>
 #include <thread>
@@ -52,6 +54,18 @@ class ShardsTest : public ServerTest {
     return client;
   }
 
+  // Return clients of a host whose pulls of version 2 wait in the server.
+  std::vector<std::unique_ptr<RawClient>> wait_from(const std::string& host, size_t count) {
+    const uint64_t expected = server_->stats().waits_for_version + count;
+    std::vector<std::unique_ptr<RawClient>> clients;
+    for (size_t i = 0; i < count; ++i) {
+      clients.push_back(std::make_unique<RawClient>(server_->port(), "127.0.0.1", host));
+      clients.back()->send(pull_frame(1, {{users_.id(), {1}}}, 0, 2, 60'000));
+    }
+    EXPECT_TRUE(waits_until([&] { return server_->stats().waits_for_version >= expected; }));
+    return clients;
+  }
+
   std::vector<uint64_t> keys_[2];  // by partition
 };
 
@@ -71,6 +85,77 @@ TEST_F(ShardsTest, AForeignKeyRefusesTheWholeRequest) {
   EXPECT_EQ(decode_pulled(pull({keys_[0][0]})).rows[0], row_of(keys_[0][0], 2, 64));
 }
 
+TEST_F(ShardsTest, PausedPushesAreRefusedAndPullsAfterTheirTime) {
+  options_.pauses = {{0b01}, {}};
+  start_with(0b11);
+  auto client = connect();
+  const std::string named = "is in partition 0, which moves to or from here:1 now: try again";
+  expect_error(client->call(push_frame(1, users_, keys_[0], 2)).error(), Code::kWrongShard, named);
+  EXPECT_TRUE(client->call(push_frame(2, users_, keys_[1], 2)).error().ok());
+  EXPECT_TRUE(decode_pulled(pull(keys_[0])).status.ok());
+  server_->keep_pulls(UINT64_MAX);
+  server_->set_pauses({{0b01}, {0b01}});
+  EXPECT_TRUE(decode_pulled(pull(keys_[0])).status.ok());
+  server_->keep_pulls(0);
+  expect_error(pull(keys_[0]).error(), Code::kWrongShard, named);
+  EXPECT_TRUE(decode_pulled(pull(keys_[1])).status.ok());
+  change_map(2, 0b11);  // a map ends no pause
+  expect_error(client->call(push_frame(3, users_, keys_[0], 3)).error(), Code::kWrongShard, named);
+  server_->set_pauses({});
+  EXPECT_TRUE(decode_pulled(pull(keys_[0])).status.ok());
+  EXPECT_TRUE(client->call(push_frame(4, users_, keys_[0], 4)).error().ok());
+}
+
+// Pushes run on several connections. Once set_pauses() has returned, no row of the partition
+// changes any more, and every key that changed was remembered.
+TEST_F(ShardsTest, NoPushIsAppliedAfterAPauseAndEachIsTracked) {
+  start_with(0b11);
+  for (uint64_t round = 0; round < 20; ++round) {
+    server_->set_pauses({});
+    server_->track_pushes(0, true);
+    std::atomic<bool> is_over = false;
+    std::array<std::atomic<uint64_t>, 3> pushes{};
+    const auto each_pushed = [&](uint64_t more) {
+      std::array<uint64_t, 3> least{};
+      for (size_t i = 0; i < 3; ++i) least[i] = pushes[i] + more;
+      return waits_until(
+          [&] { return pushes[0] > least[0] && pushes[1] > least[1] && pushes[2] > least[2]; });
+    };
+    std::vector<std::thread> threads;
+    for (uint64_t thread = 0; thread < 3; ++thread) {
+      threads.emplace_back([&, thread] {
+        auto client = connect();
+        for (uint64_t i = 0; !is_over; ++i) {
+          const uint64_t version = 1'000'000 * (round + 1) + 3 * i + thread;
+          (void)client->call(push_frame(i, users_, {keys_[0][thread], keys_[1][thread]}, version));
+          ++pushes[thread];
+        }
+      });
+    }
+    EXPECT_TRUE(each_pushed(10));
+    server_->set_pauses({{0b01}, {}});
+    std::vector<PushedKey> pushed;
+    EXPECT_TRUE(server_->take_pushed(0, pushed));
+    const Pulled before = decode_pulled(pull({keys_[0][0], keys_[0][1], keys_[0][2]}));
+    EXPECT_TRUE(each_pushed(10));
+    EXPECT_EQ(decode_pulled(pull({keys_[0][0], keys_[0][1], keys_[0][2]})).rows, before.rows);
+    is_over = true;
+    for (std::thread& thread : threads) thread.join();
+    std::vector<uint64_t> keys;
+    for (const PushedKey& key : pushed) {
+      EXPECT_EQ(key.table, users_.id());
+      keys.push_back(key.key);
+    }
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    std::vector<uint64_t> expected(keys_[0].begin(), keys_[0].begin() + 3);
+    EXPECT_EQ(keys, expected);
+    EXPECT_TRUE(server_->take_pushed(0, pushed));
+    EXPECT_TRUE(pushed.empty());
+    server_->track_pushes(0, false);
+  }
+}
+
 // The server itself refuses the push, with the text of the client library. It accepts the push once
 // the map assigns the keys to a single server.
 TEST_F(ShardsTest, APushToAReplicaIsRefused) {
@@ -86,6 +171,19 @@ TEST_F(ShardsTest, APushToAReplicaIsRefused) {
   EXPECT_EQ(decode_pulled(pull({keys_[0][0]})).rows[0], row_of(keys_[0][0], 2, 64));
   change_map(3, 0b01);
   EXPECT_TRUE(client->call(push_frame(3, users_, keys_[0], 3)).error().ok());
+}
+
+TEST_F(ShardsTest, OnlyAPushToAPartitionWithSeveralOwnersIsRefused) {
+  start_with(0b11);
+  wire::ShardMap map = map_of(2, 0b11);
+  map.servers.push_back({kOther, {0b10}});
+  ASSERT_TRUE(server_->set_shard_map(map).ok());
+  auto client = connect();
+  EXPECT_TRUE(client->call(push_frame(1, users_, keys_[0], 2)).error().ok());
+  const std::vector<uint64_t> mixed = {keys_[0][0], keys_[1][0]};
+  expect_error(client->call(push_frame(2, users_, mixed, 3)).error(), Code::kFailedPrecondition,
+               "servers here:1, there:1 are replicas");
+  EXPECT_EQ(decode_pulled(pull({keys_[0][0]})).rows[0], row_of(keys_[0][0], 2, 64));
 }
 
 TEST_F(ShardsTest, ClientsCanReadTheMap) {
@@ -238,33 +336,42 @@ TEST_F(ShardsTest, AStopAnswersPullsThatWait) {
 TEST_F(ShardsTest, ThePullsThatMayWaitAreLimited) {
   options_.transport.connections_per_peer = 0;
   start_with(0b11);
-  std::vector<std::unique_ptr<RawClient>> waiting;
-  for (size_t i = 0; i < kMaxParkedPulls; ++i) {
-    waiting.push_back(connect());
-    waiting.back()->send(pull_frame(1, {{users_.id(), {1}}}, 0, 2, 60'000));
-  }
-  ASSERT_TRUE(waits_until([&] { return server_->stats().waits_for_version >= kMaxParkedPulls; }));
+  auto waiting = wait_from("127.0.0.1", kMaxParkedPulls / 2);
   expect_error(pull({1}, 2, 60'000).error(), Code::kStale, "version 2 was requested");
+  // One host has half of the places, and another one the rest.
+  for (auto& client : wait_from("127.0.0.2", kMaxParkedPulls / 2))
+    waiting.push_back(std::move(client));
+  RawClient third(server_->port(), "127.0.0.1", "127.0.0.3");
+  expect_error(third.call(pull_frame(1, {{users_.id(), {1}}}, 0, 2, 60'000)).error(), Code::kStale,
+               "version 2 was requested");
   pool_.record_version(2);
+  for (const auto& client : waiting) EXPECT_TRUE(client->receive(20'000).error().ok());
+}
+
+TEST_F(ShardsTest, ClientsThatLeaveInOrderMakeRoomForOthers) {
+  options_.transport.connections_per_peer = 0;
+  start_with(0b11);
+  auto waiting = wait_from("127.0.0.1", kMaxParkedPulls / 2);
+  auto stays = wait_from("127.0.0.2", 1);
+  waiting.clear();
+  ASSERT_TRUE(waits_until([&] { return server_->stats().connections == 1; }));
+  waiting = wait_from("127.0.0.1", kMaxParkedPulls / 2);
+  pool_.record_version(2);
+  EXPECT_TRUE(stays[0]->receive(20'000).error().ok());
   for (const auto& client : waiting) EXPECT_TRUE(client->receive(20'000).error().ok());
 }
 
 TEST_F(ShardsTest, PullsOfClosedConnectionsLeaveRoomForOthers) {
   options_.transport.connections_per_peer = 0;
   start_with(0b11);
-  std::vector<std::unique_ptr<RawClient>> waiting;
-  for (size_t i = 0; i < kMaxParkedPulls; ++i) {
-    waiting.push_back(connect());
-    waiting.back()->send(pull_frame(1, {{users_.id(), {1}}}, 0, 2, 60'000));
-  }
-  ASSERT_TRUE(waits_until([&] { return server_->stats().waits_for_version >= kMaxParkedPulls; }));
+  const auto waiting = wait_from("127.0.0.1", kMaxParkedPulls / 2);
   for (const auto& client : waiting) client->reset();
   ASSERT_TRUE(waits_until([&] { return server_->stats().connections == 0; }));
   auto other = connect();
   other->send(pull_frame(1, {{users_.id(), {1}}}, 0, 2, 60'000));
   ASSERT_TRUE(waits_until([&] {
     const auto stats = server_->stats();
-    return stats.waits_for_version > kMaxParkedPulls || stats.errors_of(Code::kStale) > 0;
+    return stats.waits_for_version > kMaxParkedPulls / 2 || stats.errors_of(Code::kStale) > 0;
   }));
   pool_.record_version(2);
   EXPECT_TRUE(other->receive(20'000).error().ok());

@@ -3,8 +3,12 @@
 #include <openssl/ssl.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
+#include <thread>
 
 #include "pair.h"
 
@@ -52,6 +56,52 @@ TEST_F(CertificatesTest, ErrorsNameTheFileTheFaultAndTheRemedy) {
              "client_ca '");
   EXPECT_HAS(ClientContext::open({authority_.ca(), good.certificate, ""}).status().to_string(),
              "without its key");
+}
+
+std::string content_of(const std::string& path) {
+  std::ostringstream content;
+  content << std::ifstream(path).rdbuf();
+  return content.str();
+}
+
+TEST_F(CertificatesTest, APairInOneFileMayBeReplacedAtAnyTime) {
+  std::string contents[2];
+  for (std::string& content : contents) {
+    const auto pair = authority_.issue_local(&content == contents ? "server" : "other");
+    content = content_of(pair.certificate) + content_of(pair.key);
+  }
+  const std::string path = authority_.folder().write("pair.pem", contents[0]);
+  std::atomic<bool> is_over{false};
+  std::thread rotation([&] {
+    for (size_t n = 1; !is_over; ++n) {
+      const std::string next = authority_.folder().write("pair.new", contents[n % 2]);
+      std::filesystem::rename(next, path);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  for (int n = 0; n < 300; ++n) {
+    const auto context = ServerContext::open({path, path, "", ClientCertificates::kOff});
+    EXPECT_TRUE(context.ok()) << context.status().to_string();
+    if (!context.ok()) break;
+  }
+  is_over = true;
+  rotation.join();
+}
+
+TEST_F(CertificatesTest, APairOfTwoFilesThatIsBeingReplacedIsReadAgain) {
+  const auto before = authority_.issue_local();
+  const auto after = authority_.issue_local("other");
+  bool has_opened = false;
+  for (int n = 0; n < 50 && !has_opened; ++n) {  // a busy machine may stall for longer than a try
+    const std::string key = authority_.folder().write("own.key", content_of(before.key));
+    std::thread rotation([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      std::filesystem::rename(authority_.folder().write("own.new", content_of(after.key)), key);
+    });
+    has_opened = ServerContext::open({after.certificate, key, "", ClientCertificates::kOff}).ok();
+    rotation.join();
+  }
+  EXPECT_TRUE(has_opened);
 }
 
 TEST_F(CertificatesTest, ReportsTheVerifiedNames) {

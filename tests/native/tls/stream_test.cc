@@ -223,5 +223,73 @@ TEST_F(StreamTest, HoldsNoMoreMemoryThanItSays) {
   EXPECT_LE(bytes, Stream::kBytes);
 }
 
+TEST_F(StreamTest, WhenTheKernelEncryptsNothingElseDoes) {
+  Pair pair = open_pair();
+  KernelKeys keys;
+  ASSERT_GT(pair.server->take_kernel_keys(keys), 0u);
+  EXPECT_EQ(pair.server->take_kernel_keys(keys), 0u) << "once";
+  pair.server->leave_writing_to_kernel();
+  Bytes out;
+  EXPECT_FALSE(pair.server->write(pattern(1), out).ok());
+  Bytes records;
+  Bytes plain;
+  ASSERT_TRUE(pair.client->write(pattern(20), records).ok());
+  records.back() ^= std::byte{1};
+  EXPECT_FALSE(read_all(*pair.server, records, plain, out).ok());
+  EXPECT_TRUE(out.empty()) << "a nonce that the kernel uses too";
+  const std::vector<Notice> notices = pair.server->take_notices();
+  ASSERT_EQ(notices.size(), 1u);
+  EXPECT_EQ(notices[0].record_type, 21);
+  EXPECT_EQ(notices[0].bytes, (Bytes{std::byte{2}, std::byte{20}})) << "fatal, bad_record_mac";
+  EXPECT_TRUE(pair.server->take_notices().empty());
+}
+
+TEST_F(StreamTest, TheKernelAnnouncesTheEnd) {
+  Pair pair = open_pair();
+  KernelKeys keys;
+  ASSERT_GT(pair.server->take_kernel_keys(keys), 0u);
+  pair.server->leave_writing_to_kernel();
+  Bytes out;
+  pair.server->end(out);
+  EXPECT_TRUE(out.empty());
+  const std::vector<Notice> notices = pair.server->take_notices();
+  ASSERT_EQ(notices.size(), 1u);
+  EXPECT_EQ(notices[0].record_type, 21);
+  EXPECT_EQ(notices[0].bytes, (Bytes{std::byte{1}, std::byte{0}})) << "warning, close_notify";
+}
+
+TEST_F(StreamTest, ThePeersNewKeysAreReadWhereTheKernelEncrypts) {
+  for (const bool asks : {false, true}) {
+    Pair pair = open_pair();
+    KernelKeys keys;
+    ASSERT_GT(pair.server->take_kernel_keys(keys), 0u);
+    pair.server->leave_writing_to_kernel();
+    ASSERT_TRUE(pair.client->update_keys(asks).ok());
+    Bytes records;
+    Bytes plain;
+    Bytes out;
+    ASSERT_TRUE(pair.client->write(pattern(20), records).ok());
+    const Status status = read_all(*pair.server, records, plain, out);
+    EXPECT_EQ(status.ok(), !asks) << status.to_string();
+    if (asks) {
+      EXPECT_NE(status.to_string().find("asks for new keys"), std::string::npos);
+    } else {
+      EXPECT_EQ(plain, pattern(20));
+    }
+    EXPECT_TRUE(out.empty());
+  }
+}
+
+TEST_F(StreamTest, OnlyAServersFreshStreamHasKeysForTheKernel) {
+  Pair pair = open_pair();
+  KernelKeys keys;
+  EXPECT_EQ(pair.client->take_kernel_keys(keys), 0u);
+  Bytes records;
+  ASSERT_TRUE(pair.server->write(pattern(1), records).ok());
+  EXPECT_EQ(pair.server->take_kernel_keys(keys), 0u) << "the nonce of its first record is used";
+  const auto unfinished = std::move(serve(authority_.issue_local())->accept()).value();
+  EXPECT_EQ(unfinished->take_kernel_keys(keys), 0u);
+}
+
 }  // namespace
 }  // namespace petps::tls

@@ -216,6 +216,13 @@ std::vector<NamedFrame> sample_frames() {
   });
   add("pull", [&](Frame& f) { encode_pull(11, {42, 1, 0, sections, keys}, f); });
   add("pull_wait", [&](Frame& f) { encode_pull(11, {42, 1, 250, sections, keys}, f); });
+  add("pull_trace", [&](Frame& f) {
+    PullRequest pull{42, 1, 0, sections, keys};
+    for (size_t i = 0; i < 16; ++i) pull.trace.trace_id[i] = static_cast<uint8_t>(0x10 + i);
+    for (size_t i = 0; i < 8; ++i) pull.trace.span_id[i] = static_cast<uint8_t>(0xA0 + i);
+    pull.trace.flags = kTraceSampled;
+    encode_pull(11, pull, f);
+  });
   frames.push_back({"pull_reply", sample_pull_reply()});
   frames.push_back({"push", sample_push()});
   frames.push_back({"push_order", sample_push({0x1122334455667788, 12, 10, 0b1010})});

@@ -168,6 +168,80 @@ TEST(Wire, NamesEveryOpcode) {
   EXPECT_EQ(opcode_name(kOpcodesEnd), "unknown");
 }
 
+TraceContext sampled_context() {
+  TraceContext trace;
+  trace.trace_id[15] = 1;
+  trace.span_id[0] = 2;
+  trace.flags = kTraceSampled;
+  return trace;
+}
+
+Frame traced_frame(const TraceContext& trace) {
+  const std::vector<PullSection> sections = {{7, 1}};
+  const std::vector<uint64_t> keys = {5};
+  Frame frame;
+  encode_pull(1, {0, 0, 0, sections, keys, trace}, frame);
+  return frame;
+}
+
+TEST(Wire, ASampledTraceIsDecodedUnchanged) {
+  const Frame frame = traced_frame(sampled_context());
+  EXPECT_EQ(frame.size(), pull_request_bytes(1, 1) + sizeof(TraceContext));
+  const OpenedFrame opened = open_frame(frame);
+  PullRequest pull;
+  ASSERT_TRUE(decode_pull(opened.header, opened.body, {}, pull).ok());
+  EXPECT_EQ(pull.trace, sampled_context());
+  EXPECT_EQ(pull.keys.size(), 1u);
+}
+
+TEST(Wire, ATraceThatIsNotSampledAddsNoByte) {
+  for (size_t missing = 0; missing < 3; ++missing) {
+    TraceContext trace = sampled_context();
+    if (missing == 0) trace.flags = 0xfe;
+    if (missing == 1) trace.trace_id = {};
+    if (missing == 2) trace.span_id = {};
+    EXPECT_EQ(traced_frame(trace), traced_frame({}));
+  }
+  EXPECT_EQ(traced_frame({}).size(), pull_request_bytes(1, 1));
+}
+
+TEST(Wire, ADecoderForgetsTheTraceOfAnEarlierPull) {
+  PullRequest pull;
+  pull.trace = sampled_context();
+  const Frame frame = pull_frame(1, 1);
+  const OpenedFrame opened = open_frame(frame);
+  ASSERT_TRUE(decode_pull(opened.header, opened.body, {}, pull).ok());
+  EXPECT_FALSE(pull.trace.is_sampled());
+}
+
+TEST(Wire, RefusesATraceThatIsCutOffOrNotAnnounced) {
+  Frame frame = traced_frame(sampled_context());
+  change_header(frame, &FrameHeader::flags, 0u);
+  expect_refused(decode_pull_frame(frame), Code::kInvalidArgument, "32 bytes are left");
+  frame = pull_frame(1, 1);
+  change_header(frame, &FrameHeader::flags, kFlagTrace);
+  expect_refused(decode_pull_frame(frame), Code::kInvalidArgument, "inside the trace context");
+  FrameHeader header;
+  change_header(frame, &FrameHeader::flags, kFlagTrace | 2);
+  expect_refused(decode_header(frame, header), Code::kInvalidArgument, "flags");
+  frame = sample_frame("push");
+  change_header(frame, &FrameHeader::flags, kFlagTrace);
+  expect_refused(decode_header(frame, header), Code::kInvalidArgument, "flags");
+  frame = sample_frame("pull_reply");
+  change_header(frame, &FrameHeader::flags, kFlagTrace);
+  expect_refused(decode_header(frame, header), Code::kInvalidArgument, "flags");
+}
+
+TEST(Wire, AnyValuesOfATraceAreAccepted) {
+  Frame frame = traced_frame(sampled_context());
+  for (size_t at = frame.size() - sizeof(TraceContext); at < frame.size(); ++at)
+    frame[at] = std::byte{0xff};
+  EXPECT_TRUE(decode_pull_frame(frame).ok());
+  for (size_t at = frame.size() - sizeof(TraceContext); at < frame.size(); ++at)
+    frame[at] = std::byte{0};
+  EXPECT_TRUE(decode_pull_frame(frame).ok());
+}
+
 TEST(Wire, RefusesBytesOfAnotherProtocol) {
   const char garbage[] = "GET / HTTP/1.1\r\nHost: example\r\n\r\n";
   FrameHeader header;

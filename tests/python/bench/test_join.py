@@ -55,3 +55,14 @@ def test_runs_of_other_sizes_are_refused(tmp_path: Path) -> None:
     second = run(tmp_path / "2", "bbb", {"pull": 2}, workload="smoke")
     with pytest.raises(SystemExit, match="workload smoke, not full"):
         join([first, second])
+
+
+def test_a_run_that_was_joined_keeps_the_revisions_of_its_parts(tmp_path: Path) -> None:
+    first = run(
+        tmp_path / "1", "aaa", {"pull": 1, "grow": 2},
+        joined={"grow": "old"}, measured_again={"pull": 1},
+    )  # fmt: skip
+    second = run(tmp_path / "2", "bbb", {"move": 3})
+    _, config = join([first, second])
+    assert config["joined"] == {"grow": "old", "move": "bbb"}
+    assert config["measured_again"] == {"pull": 1}

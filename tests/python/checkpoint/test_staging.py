@@ -253,8 +253,9 @@ def test_the_folder_is_bounded_and_the_copy_waits_for_room(tmp_path: Path) -> No
     ) as writer, ThreadPoolExecutor(1) as pool:  # fmt: skip
         written = pool.submit(writer.write, 1, {"dense": b"1"})
         assert files.stalled.wait(GENEROUS)
-        assert device.came_to(4)
-        # Two buffers down and two up, two to three small chunks in the folder, one being copied.
+        # Two buffers down and two up, two to three small chunks in the folder, one being copied:
+        # at the sixth copy, all buffers are in use.
+        assert device.came_to(6)
         assert device.count <= 8
         files.go_on.set()
         written.result(GENEROUS)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from petps import config
 from petps.cli.commands import report as command
 from petps.doctor import registry, report
 from petps.server import Serving
@@ -44,6 +45,19 @@ def test_a_server_by_its_address(run: Command, pool: Path, tmp_path: Path) -> No
     assert files["status.json"]["tables"][0]["name"] == "items"
     assert "pool.json" not in files, "the pool is the server's"
     assert set(answer["members"]) >= {"status.json", "doctor.json", "machine.txt"}
+    assert "give --metrics URL" in files["contents.json"]["left_out"]["metrics.txt"]
+
+
+def test_the_metrics_of_a_server_by_its_address(run: Command, pool: Path, tmp_path: Path) -> None:
+    given: dict[str, dict[str, Any]] = {
+        "pool": {"path": pool},
+        "server": {"port": 0, "http_port": 0, "grpc": False},
+    }
+    with Serving(config.merge(None, given, "test")) as serving:
+        url = f"petps://127.0.0.1:{serving.port}"
+        metrics = f"http://127.0.0.1:{serving.http_port}/metrics"
+        answer = run.json("report", url, "--metrics", metrics, "--output", tmp_path / "r.tar.gz")
+    assert "metrics.txt" in answer["members"]
 
 
 def test_what_is_in_it_is_listed_before_it_is_written(

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 import petps
-from petps.checkpoint import Base
+from petps.checkpoint import Base, BaseFolder
+from petps.checkpoint.served import ServedVersions
 from petps.delta.directory import DirectoryLog
 from petps.delta.kafka import KafkaLog
+from petps.errors import FailedPrecondition
 from tests.kafka.broker import Broker
 from tests.python.cli.conftest import COUNT, DIM, Command, expected, save_rows
 
@@ -224,6 +226,30 @@ def test_publish_begins_with_a_base(run: Command, filled: Path, tmp_path: Path) 
         3, "publish", tmp_path / "log", "items", "--dim", DIM, "--base", tmp_path / "nothing"
     )
     assert "holds no base" in message
+
+
+def test_publish_begins_with_a_base_at_a_url(run: Command, filled: Path, tmp_path: Path) -> None:
+    """The log names the URL, and a server reads it only if it is the store of its configuration."""
+    import fsspec
+
+    run("export", filled, tmp_path / "base")
+    url = f"memory://petps-test-{tmp_path.name}/base"
+    fsspec.filesystem("memory").put(str(tmp_path / "base"), url, recursive=True)
+    run("publish", tmp_path / "log", "items", "--dim", DIM, "--base", url)
+    segments = [path for path in (tmp_path / "log").rglob("*") if path.is_file()]
+    assert any(url.encode() in path.read_bytes() for path in segments)
+
+    def served(place: str) -> ServedVersions:
+        return ServedVersions(place, BaseFolder(tmp_path), dict)
+
+    assert served(url).open(url).rows("items") == COUNT
+    assert served(f"{url}/").open(f"{url}#1").rows("items") == COUNT
+    refusal = rf"a URL is read only if it is that of \[ingest\] store: write store = \"{url}\""
+    for place in (str(tmp_path / "base"), f"{url}2", "memory://petps-test"):
+        with pytest.raises(FailedPrecondition, match=refusal):
+            served(place).open(url)
+    message = run.fails(3, "publish", tmp_path / "log", "items", "--dim", DIM, "--base", f"{url}3")
+    assert "base3" in message
 
 
 def test_publish_refuses_bad_input(run: Command, tmp_path: Path) -> None:

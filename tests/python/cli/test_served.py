@@ -22,6 +22,7 @@ from petps import _native, config
 from petps.admin import socket_of
 from petps.admin.client import AdminClient
 from petps.checkpoint import split_by_partition
+from petps.cli.commands import status as status_command
 from petps.delta import TableSchema, open_log
 from petps.errors import IoError, ResourceExhausted, Unavailable
 from petps.pool import export
@@ -70,6 +71,19 @@ def test_rows_and_status_by_the_path(run: Command, filled: Path, tmp_path: Path)
 def test_waiting_needs_a_server(run: Command, filled: Path) -> None:
     message = run.fails(8, "status", filled, "--wait", "0.01")
     assert "is not ready after 0.01 s: no server has it open" in message
+
+
+def test_waiting_does_not_take_silence_for_ready(
+    run: Command, filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server answers on its native port before it has said whether it is ready."""
+    report = run.json("status", filled)
+    serving = {**report, "uptime_s": 0.0}
+    monkeypatch.setattr(status_command, "_read", lambda target: serving)
+    message = run.fails(8, "status", filled, "--wait", "0.01")
+    assert "is not ready after 0.01 s: starting: it has not said yet" in message
+    monkeypatch.setattr(status_command, "_read", lambda target: {**serving, "unready": None})
+    assert run.json("status", filled, "--wait", "0.01")["uptime_s"] == 0.0
 
 
 @pytest.mark.parametrize("is_served", [False, True])

@@ -6,16 +6,20 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import TopicPartition
 
 from petps.delta import MAX_MESSAGE_BYTES, Delivery, Event, Lost, Message
 from petps.delta.kafka import KafkaLog, client, parse_address
+from petps.delta.kafka.options import KafkaOptions
 from petps.delta.kafka.subscription import BUFFER_BYTES_MIN, KafkaSubscription
 from petps.errors import (
     FailedPrecondition,
@@ -161,6 +165,33 @@ def test_unreachable_brokers_are_reported(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(Unavailable):
         log.publish(0, message(1))
     log.close()
+
+
+def test_a_client_that_knows_no_leaders_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """librdkafka's client may keep a partition without a leader after the brokers are back."""
+
+    class Client:
+        def __init__(self, answer: Any) -> None:
+            self._answer = answer
+
+        def list_offsets(self, requests: dict[Any, Any], **_: Any) -> dict[Any, Future[Any]]:
+            future: Future[Any] = Future()
+            if isinstance(self._answer, Exception):
+                future.set_exception(self._answer)
+            else:
+                future.set_result(SimpleNamespace(offset=self._answer))
+            return dict.fromkeys(requests, future)
+
+        def poll(self, timeout: float) -> None:
+            pass
+
+    error = KafkaError(KafkaError._NOENT, "Failed to query partition leaders: No leaders found")
+    clients = [Client(KafkaException(error)), Client(7)]
+    monkeypatch.setattr(client.KafkaAdmin, "_connect", lambda self: clients.pop(0))
+    admin = client.KafkaAdmin(parse_address("kafka://b:9092/t"), KafkaOptions(), "log")
+    with pytest.raises(Unavailable, match=r"log: .*No leaders found.*that the brokers are up"):
+        admin.offsets([0], start=False)
+    assert admin.offsets([0], start=False) == {0: 7}
 
 
 def test_an_undelivered_message_raises_in_later_calls(kafka: Broker, place: str) -> None:

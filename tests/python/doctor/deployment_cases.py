@@ -90,6 +90,20 @@ DEPLOYMENT_CASES = [
         with_value(map=InvalidArgument("not valid JSON")),
         config={"server": {"shard_map": "/etc/map.json"}},
     ),
+    Case(
+        "etcd",
+        WARNING,
+        "http://etcd:2379 is not encrypted, and the password of 'u' crosses it",
+        config={},
+        changed={"cluster": {"endpoints": ["http://etcd:2379"] * 3, "user": "u", "password": "p"}},
+    ),
+    Case(
+        "etcd",
+        NOTE,
+        "names 1 of etcd's members",
+        config={},
+        changed={"cluster": {"endpoints": ["http://127.0.0.1:2379"]}},
+    ),
     Case("host-address", FAULT, "no address", with_value(addresses=set()), config={}),
     Case(
         "ports",

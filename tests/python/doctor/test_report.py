@@ -6,6 +6,7 @@ import base64
 import json
 import stat
 import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def pool(tmp_path: Path) -> Path:
     path = tmp_path / "my.pool"
     with petps.create(path, durability="process") as opened:
         opened.create_table("items", dim=4, capacity=1000)
-        opened.push("items", [987654321], [[3.25] * 4])
+        opened.push("items", [987654321], [[123456.75] * 4])
     return path
 
 
@@ -79,7 +80,7 @@ class Planted:
                 "server": {"port": 0, "http_port": 0, "grpc": False},
                 "tls": {"certificate": pair.certificate, "key": pair.key},
                 "access": {"file": access},
-                "ingest": {"store": f"memory://id:{self._plant('in-a-store-url-11')}@bucket/x"},
+                "ingest": {"dead_letters": f"memory://i:{self._plant('in-a-url-11')}@bucket/x"},
                 "kafka": {
                     "sasl.username": "petps",
                     "sasl.password": self._plant("kafka-password-12"),
@@ -152,7 +153,7 @@ def test_the_report_has_no_rows_and_no_keys(planted: Planted) -> None:
     for member in report.members:
         if member.name not in ("machine.txt", "build.json"):  # numbers of the kernel
             assert b"987654321" not in member.content
-            assert b"3.25" not in member.content
+            assert b"123456.75" not in member.content
 
 
 def test_the_metrics_of_a_server_whose_port_is_not_known(pool: Path) -> None:
@@ -166,7 +167,22 @@ def test_the_metrics_of_a_server_whose_port_is_not_known(pool: Path) -> None:
     assert metrics.startswith(b"# http://127.0.0.1:")
 
 
-def test_a_part_that_fails_or_takes_too_long_is_left_out_with_its_reason() -> None:
+def test_the_metrics_of_a_server_with_tls_whose_port_is_not_known(
+    pool: Path, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.issue("server")
+    doors = {"port": 0, "http_port": 0, "grpc": False}
+    tls = {"certificate": pair.certificate, "key": pair.key}
+    settings = config.merge(None, {"pool": {"path": pool}, "server": doors, "tls": tls}, "test")
+    sources = Sources(environment={"PETPS_TLS_CA": str(authority.certificate)})
+    with Serving(settings, log=lambda line: None):
+        report = collect(Subject(Machine(), pool=str(pool)), sources)
+    metrics = next(member.content for member in report.members if member.name == "metrics.txt")
+    assert metrics.startswith(b"# https://127.0.0.1:")
+
+
+def test_a_part_that_fails_is_left_out_with_its_reason() -> None:
     facts = FakeFacts()
     serve(facts)
     facts.pool = IoError("the disk with password=hunter22 is gone")
@@ -180,9 +196,21 @@ def test_a_part_that_fails_or_takes_too_long_is_left_out_with_its_reason() -> No
     assert "refused" in report.left_out["metrics.txt"]
     assert "status.json" in contents(report)
     assert contents(report)["contents.json"]["left_out"] == report.left_out
-    slow = collect(Subject(facts, pool="/data/my.pool"), Sources(), seconds=0.0)
-    assert "doctor.json" in slow.left_out
-    assert "too long" in slow.left_out["doctor.json"]
+
+
+def test_a_part_that_hangs_is_left_out_with_its_reason() -> None:
+    release = threading.Event()
+
+    def hangs() -> dict[str, Any]:
+        release.wait()
+        return {}
+
+    try:
+        slow = collect(Subject(FakeFacts()), Sources(status=hangs), seconds=0.1)
+    finally:
+        release.set()
+    assert "too long" in slow.left_out["status.json"]
+    assert "too long" in slow.left_out["incidents.json"]
 
 
 def test_the_journal_is_read_by_its_own_program(
@@ -245,6 +273,25 @@ def test_settings_in_the_environment_are_no_secrets() -> None:
     assert known_secrets(None, environment) == {"123456", "0123456789ab"}
 
 
+def test_the_headers_of_an_exporter_are_secrets() -> None:
+    headers = "authorization=Bearer%20s3cret9,x-team=s3cret8"
+    secrets = known_secrets(None, {"OTEL_EXPORTER_OTLP_HEADERS": headers})
+    text = f"OTEL: {headers}; sent Bearer s3cret9; refused s3cret8"
+    shown = Scrubber(secrets).text(text)
+    assert "s3cret" not in shown
+    assert shown.endswith("refused (hidden)")
+
+
+def test_a_password_with_a_slash_or_an_at_sign_is_known() -> None:
+    secrets = known_secrets(None, {"PROXY": "http://me:p@ss/word9@proxy:80/"})
+    assert "p@ss/word9" in secrets
+
+
+@pytest.mark.parametrize("name", ["authorization", "Proxy-Authorization", "Cookie", "AccountKey"])
+def test_a_member_whose_name_is_a_header_is_hidden(name: str) -> None:
+    assert Scrubber([]).value({name: "short"}) == {name: "(hidden)"}
+
+
 def test_a_secret_name_hides_a_value_that_looks_like_none() -> None:
     options = {"sasl.password": "abc", "sasl.username": "abc", "sasl.password.file": "/f", "n": 5}
     assert Scrubber([]).value({"kafka": options}) == {
@@ -257,6 +304,7 @@ def test_a_secret_name_hides_a_value_that_looks_like_none() -> None:
     [
         "tokens 5", "sasl.password.file=/etc/x", "PETPS_TOKEN_FILE=/run/token",
         "ssl.key.location: /etc/k.pem", "retention.ms=5", "kafka://k-1:9092/topic", "12:34:56",
+        "http://h:9000/a@b", "design=5", "PWD=/srv/x", "eyJ", "the cookie is old",
     ],
 )  # fmt: skip
 def test_harmless_text_stays(text: str) -> None:
@@ -270,6 +318,13 @@ def test_harmless_text_stays(text: str) -> None:
         "https://u:s3cret9@h/", "kafka://u:s3cret9@a:1,u:s3cret9@b:2/t",
         "Authorization: Basic s3cret9xx",
         "?sig=1&X-Amz-Signature=s3cret9", "x-token=s3cret9",
+        "https://a.blob.core.windows.net/c?sv=2024&sig=s3cret9%3D",
+        "AccountName=a;AccountKey=s3cret9==;x=y", "Server=x;Pwd=s3cret9",
+        "https://u:s3c@s3cret9@h/x", "https://u:s3c/s3cret9@h/x",
+        "Authorization: Token s3cret9", "authorization: s3cret9", '{"authorization": "s3cret9"}',
+        "Cookie: session=s3cret9", "Set-Cookie: s3cret9; Secure", "x-honeycomb-team=s3cret9",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.s3cret9", "ghp_0123456789abcdefs3cret9",
+        "github_pat_0123456789abcdefs3cret9", '{"password": "with \\" quote s3cret9"}',
     ],
 )  # fmt: skip
 def test_what_looks_like_a_secret_goes(text: str) -> None:

@@ -23,6 +23,7 @@ from petps.server.ingest.follow import Follower
 from petps.server.ingest.ingest import ROWS_MAX
 from petps.server.ingest.partition import PartitionState
 from petps.server.ingest.protocols import BaseSource
+from petps.server.ingest.trace import TraceSink
 from tests.python.ingest.model import Letters, MemoryTables
 from tests.python.ingest.world import write_rows
 
@@ -87,6 +88,7 @@ class Driver:
     poll_bytes: int = 1 << 20
     pace: Callable[[int], None] = lambda rows: None
     applier: Applier = field(default_factory=InlineApplier)
+    trace: TraceSink | None = None
 
     def __post_init__(self) -> None:
         starts = self.log.start_offsets(range(P))
@@ -105,6 +107,7 @@ class Driver:
             pace=self.pace,
             retry_until_done=lambda action: action(),
             applier=self.applier,
+            trace=self.trace,
         )
         self.subscription = self.log.subscribe({p: s.offset for p, s in self.states.items()})
 

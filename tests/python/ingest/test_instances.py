@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from petps.delta import BaseBody, Kind, Record, RecordHeader, TableSchema, encod
 from petps.delta.directory import DirectoryLog
 from petps.errors import FailedPrecondition, InvalidArgument, NotFound
 from petps.publish import Publisher
+from petps.server.cluster.removal import remove_partition
 from petps.server.ingest import DirectoryDeadLetters
 from petps.server.ingest.applier import InlineApplier
 from petps.server.ingest.dense import DenseLocations
@@ -238,6 +240,33 @@ def test_partitions_read_from_the_start_create_no_dropped_instance(
     assert world.ingest.wait_for(again.base("three", instance="m@2"), 30)
     assert world.names() == {"m@1": False, "m@2": False}
     again.close()
+
+
+def test_a_pool_whose_partitions_were_removed_creates_no_dropped_instance(
+    tmp_path: Path, world: World
+) -> None:
+    first_run(tmp_path, world).close()
+    for name in ("m@2", "m@3"):
+        trainer = Trainer(tmp_path)
+        trainer.base(name, instance=name)
+        assert world.ingest.wait_for(trainer.version(), 30)
+        wait_until(lambda name=name: world.current_instance == name)  # type: ignore[misc]
+        trainer.close()
+    for name in ("m@1", "m@2"):
+        world.tables.drop_instance(world.tables.resolve(name).id)
+    world.reopen(())
+    for partition in range(P):  # the second time as after a crash
+        for _ in range(2):
+            remove_partition(
+                world.tables, "m", partition, is_copied=False, held=nullcontext,
+                may_go_on=lambda: True,
+            )  # fmt: skip
+    assert versions(world, "m@3") == {-1.0}
+    world.reopen()
+    assert world.ingest.wait_for(5, 30)
+    assert world.current_instance == "m@3"
+    assert world.names() == {"m@3": False}
+    assert versions(world, "m@3") == {5.0}
 
 
 def test_an_instance_can_be_dropped_while_it_is_written(tmp_path: Path, world: World) -> None:

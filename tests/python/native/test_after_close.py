@@ -25,8 +25,8 @@ Method = Callable[[Any], object]
 
 # Methods that also work after the end, because the object itself holds the result.
 KEPT = {
-    "Server": {"port", "address", "calls", "stop"},
-    "Calls": {"ready_descriptor", "hold", "release", "take"},
+    "Server": {"port", "address", "calls", "stop", "spans"},
+    "Calls": {"ready_descriptor", "hold", "release", "drop", "take"},
     "Tables": {"close", "closed"},
     "Table": {"record", "id", "name", "dim", "dtype", "row_bytes", "default_row"},
     "Scan": {"close", "buckets", "buckets_done"},
@@ -39,6 +39,11 @@ CALLS: dict[str, dict[str, Method]] = {
         "set_shard_map": lambda s: s.set_shard_map(MAP),
         "set_status_member": lambda s: s.set_status_member("x", "1"),
         "incidents_after": lambda s: s.incidents_after(0),
+        "set_pauses": lambda s: s.set_pauses([0], []),
+        "keep_pulls": lambda s: s.keep_pulls(1),
+        "track_pushes": lambda s: s.track_pushes(0, True),
+        "take_pushed": lambda s: s.take_pushed(0),
+        "spans": lambda s: s.spans(10),
     },
     "Calls": {
         "pull": lambda c: c.pull(0, [(1, KEYS.tobytes())]),
@@ -46,6 +51,7 @@ CALLS: dict[str, dict[str, Method]] = {
         "set_hot_keys": lambda c: c.set_hot_keys(1, KEYS.tobytes()),
         "hold": lambda c: c.hold(8),
         "release": lambda c: c.release(8),
+        "drop": lambda c: c.drop(1),
     },
     "Tables": {
         "set_durability": lambda t: t.set_durability("power"),

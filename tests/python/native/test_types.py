@@ -1,4 +1,4 @@
-"""petps/_native.pyi and _native_records.pyi have exactly the names of the extension module."""
+"""petps/_native.pyi and its parts have exactly the names of the extension module."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 from petps import _native
 
 PETPS = Path(__file__).parents[3] / "petps"
-STUB = ast.parse(
-    "".join((PETPS / name).read_text() for name in ("_native.pyi", "_native_records.pyi"))
-)
+NAMES = ("_native.pyi", "_native_records.pyi", "_native_router.pyi")
+STUB = ast.parse("".join((PETPS / name).read_text() for name in NAMES))
 
 
 def public(names: list[str]) -> set[str]:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from petps import _native
+from tests.ports import stable_port
 
 ROWS = 2000
 DIM = 12
@@ -70,7 +71,7 @@ class Served:
 @contextmanager
 def serve(tables: _native.Tables) -> Iterator[Served]:
     """Serve the tables during the block, then close them."""
-    served = Served(tables, None, 0)
+    served = Served(tables, None, stable_port())
     served.start()
     yield served
     served.stop()

@@ -109,6 +109,28 @@ def test_a_commit_is_written_to_untouched_partitions_too(log: DirectoryLog) -> N
         assert [record.header.version for record in stream] == [1, 10, 11]
 
 
+@pytest.mark.parametrize("time_ns", [None, 77])
+def test_a_commit_shows_one_time_in_all_partitions(log: DirectoryLog, time_ns: int | None) -> None:
+    publisher = begin(log)
+    assert publisher.committed_ns == 0
+    before = time.time_ns()
+    publisher.commit(time_ns=time_ns)
+    shown = {stream[-1].header.time_ns for stream in records(log).values()}
+    assert shown == {publisher.committed_ns}
+    assert publisher.committed_ns == 77 if time_ns else publisher.committed_ns >= before
+
+
+@pytest.mark.parametrize("stamped", [False, True])
+def test_a_base_without_stamps_gives_all_rows_its_version(log: DirectoryLog, stamped: bool) -> None:
+    publisher = Publisher(log, "m", P, tables=[USER, ITEM])
+    assert publisher.rewritten_at == 0
+    publisher.begin_base("somewhere", version=9, stamped=stamped)
+    assert publisher.rewritten_at == (0 if stamped else 9)
+    publisher.commit()
+    publisher.base("elsewhere")
+    assert publisher.rewritten_at == (0 if stamped else 9), "servers that follow take no base"
+
+
 class SyncedLog(DirectoryLog):
     """A log that records the order of appends and syncs."""
 

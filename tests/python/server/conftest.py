@@ -15,9 +15,17 @@ import petps
 import petps.v1.petps_pb2_grpc as stubs
 from petps import config
 from petps.server import Serving
+from tests.disk import roomy_disk
 
 Start = Callable[..., Serving]
 Stub = Any
+
+
+@pytest.fixture(scope="session", autouse=True)
+def roomy() -> Iterator[None]:
+    """Let no test depend on how full the disk of this machine is."""
+    with roomy_disk():
+        yield
 
 
 @pytest.fixture

@@ -185,9 +185,11 @@ def test_a_broken_file_keeps_the_grants_and_is_reported(
     path = tmp_path / "access.json"
     good = path.read_bytes()
     for broken in (b"{", None):
-        path.unlink()
-        if broken is not None:
-            path.write_bytes(broken)
+        if broken is None:
+            path.unlink()
+        else:
+            path.with_suffix(".new").write_bytes(broken)
+            path.with_suffix(".new").replace(path)
         serving.follow_credentials()
         serving.follow_credentials()
         access = serving.status()["access"]

@@ -85,11 +85,28 @@ def test_a_clock_that_was_ahead_does_not_stop_the_schedule(
         ({"store": "s", "keep": "all=1d,all=2d"}, "at most once"),
         ({"store": ""}, "has no name"),
         ({"store": "ftp://me:secret@host/s"}, "has a password"),
+        ({"store": "ftp://me:sec/ret@host/s"}, "has a password"),
+        ({"store": "https://host/s?sig=secret"}, "has a '\\?' or a '#'"),
+        ({"store": "s3://bucket/s#secret"}, "has a '\\?' or a '#'"),
         ({"store": "s", "keep": "all"}, "rules such as all=2d"),
         ({"store": "s", "keep": "all=1h,yearly=1d"}, "rules such as all=2d"),
         ({"stores": "s"}, "stores"),
     ],
 )
 def test_a_section_that_is_wrong(section: dict[str, Any], text: str) -> None:
-    with pytest.raises(InvalidArgument, match=text):
+    with pytest.raises(InvalidArgument, match=text) as caught:
         config.merge(None, {"pool": {"path": "p"}, "backup": section}, "test")
+    assert "secret" not in str(caught.value).removeprefix("test: ")
+
+
+@pytest.mark.parametrize("store", ["s3://bucket/a b", "http://h:9000/a@b", "/srv/what?", "a#b"])
+def test_a_store_may_have(store: str) -> None:
+    given = config.merge(None, {"pool": {"path": "p"}, "backup": {"store": store}}, "test")
+    assert given.backup.store == store
+
+
+def test_the_store_of_ingest_has_no_credential_either() -> None:
+    sections: dict[str, Any] = {"pool": {"path": "p"}, "ingest": {"store": "s3://b/s?x=secret"}}
+    with pytest.raises(InvalidArgument, match=r"\[ingest\] store: .*a '\?' or a '#'") as caught:
+        config.merge(None, sections, "test")
+    assert "secret" not in str(caught.value)

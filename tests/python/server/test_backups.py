@@ -412,7 +412,6 @@ def test_other_partitions_need_another_store(world: World) -> None:
 def test_ingest_that_does_not_rest_fails_the_backup(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("petps.server.backups.HOLD_SECONDS", 0.2)
     world.publish(100)
     with (
         Serving(world.settings(), log=ignore) as serving,
@@ -420,11 +419,10 @@ def test_ingest_that_does_not_rest_fails_the_backup(
     ):
         wait_until(lambda: serving.status()["ingest"]["version"] == world.version)
         client.back_up(str(world.store))
-        with (
-            serving._ingest.ingest.held(30),
-            pytest.raises(Unavailable, match="held for something else"),
-        ):
-            client.back_up(str(world.store))
+        with monkeypatch.context() as patch, serving._ingest.ingest.held(30):
+            patch.setattr("petps.server.backups.HOLD_SECONDS", 0.2)
+            with pytest.raises(Unavailable, match="held for something else"):
+                client.back_up(str(world.store))
         world.publish(100)
         wait_until(lambda: serving.status()["ingest"]["version"] == world.version)
         client.back_up(str(world.store))

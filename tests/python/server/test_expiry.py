@@ -11,9 +11,10 @@ import pytest
 
 import petps
 from petps import config
+from petps._native import EXPIRY_CELLS
 from petps.errors import InvalidArgument
 from petps.server import Serving
-from petps.server.expiry import CELLS, Expiry
+from petps.server.expiry import Expiry
 from tests.python.server.conftest import settings
 from tests.python.waiting import wait_until
 
@@ -51,10 +52,10 @@ def test_pushed_rows_expire_by_the_servers_clock() -> None:
                     pool.push("items", KEYS[:10], np.ones((10, 4), np.float32))
             assert rows_of(pool) == 100
             for cells in (1, 2, 3):
-                clock.second = AFTER + cells * AFTER // CELLS
+                clock.second = AFTER + cells * AFTER // EXPIRY_CELLS
                 wait_until(lambda: table.status().event_time_ns == clock())
             wait_until(lambda: rows_of(pool) == 10)
-            wait_until(lambda: 0 <= table.status().expiry_delay <= 3 * AFTER / CELLS)
+            wait_until(lambda: 0 <= table.status().expiry_delay <= 3 * AFTER / EXPIRY_CELLS)
             assert table.status().expired == 90
         finally:
             expiry.close()

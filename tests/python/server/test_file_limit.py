@@ -17,11 +17,11 @@ import pytest
 from petps import _native
 from petps.config import merge
 from petps.errors import Unauthenticated
-from petps.server import http
+from petps.server import access_file, http
 from petps.server.access import Access
 from petps.server.access_file import AccessFile, Entry, hash_of
 from petps.server.http import HttpServer
-from petps.server.process import OPEN_FILES, _raise_file_limit
+from petps.server.process import OPEN_FILES, raise_file_limit
 from tests.python.waiting import wait_until
 
 TOKEN = "petps_the-token-of-the-reader"
@@ -44,7 +44,7 @@ def test_the_limit_is_raised_to_what_is_needed(
     lines: list[str] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: given.append(both))
-    _raise_file_limit(lines.append)
+    raise_file_limit(lines.append)
     assert given == ([] if expected is None else [(expected, limits[1])])
     is_short = (expected or limits[0]) < OPEN_FILES
     assert [line[:7] for line in lines] == (["WARNING"] if is_short else [])
@@ -66,7 +66,7 @@ def test_a_revocation_is_read_once_there_are_descriptors(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "open", no_descriptors)
+        patched.setattr(access_file, "read_regular_file", no_descriptors)
         access.check()
         access.check()
     assert access.status()["error"].endswith("Too many open files")

@@ -134,7 +134,7 @@ def test_a_peer_has_half_of_the_places() -> None:
 def test_open_services_leave_places_for_calls(
     start: Start, channels: Channels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "MAX_OPEN_CALLS", 4)
+    monkeypatch.setattr(admission, "MAX_HEALTH_CALLS", 4)
     channel = channels(start())
     watch = channel.unary_stream(OPEN_METHODS[1])
     request = health_pb2.HealthCheckRequest().SerializeToString()

@@ -125,6 +125,7 @@ def test_reflection_lists_services_and_methods(
         "Pull",
         "PullMany",
         "Push",
+        "ReadShardMap",
         "SetHotKeys",
         "Status",
         "WatchVersions",

@@ -109,7 +109,8 @@ def test_prometheus_can_read_the_metrics(start: Start) -> None:
         if name.startswith(("process_", "python_")):
             continue
         assert re.fullmatch(
-            r"petps_(server|transport|pool|table|scrub|ingest|shard|backup|access|tls|build)"
+            r"petps_(server|transport|pool|table|scrub|ingest|shard|cluster|backup|access|tls|"
+            r"build|grpc)"
             r"(_[a-z]+)*",
             name,
         ), name
@@ -121,14 +122,14 @@ def test_prometheus_can_read_the_metrics(start: Start) -> None:
 
 
 def test_latency_buckets_grow_to_the_count() -> None:
-    from petps.server.metrics import _buckets
+    from petps.server.metrics import latency_buckets
 
     histogram = {
         "count": 7,
         "sum_ns": 0,
         "buckets": [(20_000, 2), (2**15, 3), (40_000, 5), (2**40, 7)],
     }
-    counts = _buckets(histogram)
+    counts = latency_buckets(histogram)
     values = [count for _, count in counts]
     assert values == sorted(values)
     assert values[-1] == 7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 import urllib.request
@@ -135,6 +136,26 @@ def test_a_server_ingests_and_reports_it(start: Start, tmp_path: Path) -> None:
     serving.close()
     with petps.open(serving._config.pool.path) as opened:
         assert (opened.pull("fed", keys) == 2.5).all()
+
+
+def test_a_status_that_says_ready_has_the_state_of_ingest(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`petps status --wait` shows the first status that says ready."""
+    statuses: list[dict[str, Any]] = []
+
+    def report_and_look(serving: Serving) -> None:
+        report(serving)
+        statuses.append(json.loads(serving._server.status_json()))
+
+    report = Serving._report_unready
+    monkeypatch.setattr(Serving, "_report_unready", report_and_look)
+    with Serving(settings(pool, ingest={"log": tmp_path / "log"}), log=print) as serving:
+        wait_until(lambda: serving.unready() is None)
+        serving.report()
+    ready = [status for status in statuses if status["unready"] is None]
+    assert ready
+    assert all(status.get("ingest") for status in ready)
 
 
 def test_tables_of_the_configuration_that_differ_are_named(pool: Path) -> None:

@@ -283,3 +283,20 @@ def test_the_watchdog_hears_nothing_while_a_thread_is_stuck() -> None:
         signals.is_over = True
         thread.join(60)
         manager.close()
+
+
+def test_the_log_says_when_a_server_is_not_ready_for_long() -> None:
+    lines: list[str] = []
+    readiness = process._Readiness(lines.append)
+    readiness.look("partition 0 is 60.1 s behind", 10.0)
+    readiness.look("partition 0 is 65.0 s behind", 14.9)
+    assert lines == []
+    readiness.look("partition 0 is 65.1 s behind", 15.0)
+    readiness.look("partition 0 is 66.1 s behind", 16.0)
+    assert lines == ["not ready: partition 0 is 65.1 s behind"]
+    readiness.look(None, 17.0)
+    assert lines[1:] == ["ready again"]
+    readiness.look("partition 0 is catching_up", 18.0)
+    readiness.look(None, 19.0)
+    readiness.look("partition 0 is catching_up", 30.0)
+    assert len(lines) == 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from petps.delta.directory import DirectoryLog
 from petps.errors import FailedPrecondition, InvalidArgument, NotFound
 from petps.publish import Publisher
 from petps.server import Serving
+from petps.server.access_file import AccessFile, Entry, hash_of
 from petps.server.shard_map import MapFile, ShardMap, parse, ranges
 from tests.python.server.conftest import Start, settings
 from tests.python.server.test_http import request
@@ -54,15 +57,19 @@ def owned_here(partitions: list[int | str], version: int) -> dict[str, Any]:
 def test_a_parsed_map_writes_the_same_map() -> None:
     servers = document()["servers"]
     servers[0]["follows"] = [7, "3-4"]
-    servers.append({"address": "new:7070", "partitions": [], "follows": [0]})
+    servers[1]["zone"] = "east"
+    servers.append({"address": "new:7070", "partitions": [], "follows": [0], "zone": "west"})
     shard_map = parse(json.dumps(document(servers=servers)).encode(), "f")
     owners = shard_map.owners
     assert (owners.model, owners.version, owners.partitions) == ("default", 1, 8)
     assert owners.servers == [(HERE, [0, 1, 2, 3]), ("there:7070", [4, 5, 6, 7])]
     assert shard_map.owned_by("there:7070") == [4, 5, 6, 7]
     assert shard_map.owned_by("new:7070") == shard_map.owned_by("nobody:1") == []
+    assert owners.zones == {"there:7070": "east"}
+    assert shard_map.zones == {"there:7070": "east", "new:7070": "west"}
     copy = parse(json.dumps(shard_map.as_json()).encode(), "f")
     assert copy.owners == owners
+    assert copy.zones == shard_map.zones
     for parsed in (shard_map, copy):
         assert parsed.ingested_by(HERE) == [0, 1, 2, 3, 4, 7]
         assert parsed.ingested_by("there:7070") == [4, 5, 6, 7]
@@ -113,6 +120,10 @@ def test_a_parsed_map_writes_the_same_map() -> None:
             {"servers": [{"address": HERE, "partitions": [], "folows": [0]}]},
             "[0].folows is not a known",
         ),
+        (
+            {"servers": [{"address": HERE, "partitions": ["0-7"], "zone": ""}]},
+            "a zone has 1 to 255 bytes, got 0",
+        ),
         ({"colour": 1}, "colour is not a known key; known are model, version"),
     ],
 )
@@ -120,6 +131,22 @@ def test_each_fault_of_a_map_is_named(changed: dict[str, Any], message: str) -> 
     with pytest.raises(InvalidArgument, match="shard map the-file: ") as error:
         parse(json.dumps(document(**changed)).encode(), "the-file")
     assert message in str(error.value)
+
+
+def test_a_group_is_the_partitions_with_the_same_owners() -> None:
+    servers = [
+        {"address": "a:1", "partitions": ["0-4"]},
+        {"address": "b:1", "partitions": ["3-7"]},
+        {"address": "c:1", "partitions": [0, 7]},
+    ]
+    groups = parse(json.dumps(document(servers=servers)).encode(), "f").groups()
+    assert groups == [
+        ([0], ["a:1", "c:1"]),
+        ([1, 2], ["a:1"]),
+        ([3, 4], ["a:1", "b:1"]),
+        ([5, 6], ["b:1"]),
+        ([7], ["b:1", "c:1"]),
+    ]
 
 
 def test_a_file_that_is_no_map_is_refused(tmp_path: Path) -> None:
@@ -133,7 +160,7 @@ def test_a_file_that_is_no_map_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b" " * (1 << 20) + b"{}")
     with pytest.raises(InvalidArgument, match="at most 1,048,576"):
         MapFile(path).read()
-    with pytest.raises(InvalidArgument, match="Is a directory"):
+    with pytest.raises(InvalidArgument, match="it is a pipe, a folder or a device"):
         MapFile(tmp_path).read()
 
 
@@ -187,6 +214,26 @@ def test_a_server_owns_what_the_map_says(start: Start, tmp_path: Path) -> None:
     write(path, **owned_here([], 3))
     serving.follow_shard_map()
     assert serving.status()["shard"]["owned"] == "none"
+
+
+def test_a_grant_of_another_model_does_not_see_the_map(start: Start, tmp_path: Path) -> None:
+    access = AccessFile(tmp_path / "access.json")
+    for name, models in (("here", ["default"]), ("elsewhere", ["other"])):
+        access.add(Entry(name=name, token_sha256=hash_of(name), roles=["write"], models=models))
+    serving = serve(start, write(tmp_path / "map.json"), access={"file": tmp_path / "access.json"})
+
+    def asked_by(token: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", serving.http_port or 0, timeout=60)
+        with closing(connection):
+            connection.request("GET", "/shard-map", headers={"Authorization": f"Bearer {token}"})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+    assert json.loads(asked_by("here")[1])["model"] == "default"
+    code, text = asked_by("elsewhere")
+    assert code == 403
+    assert "'elsewhere' has no role for the map's model" in text
+    assert "there:7070" not in text
 
 
 def test_a_server_that_its_map_does_not_name_says_so(pool: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from petps.config import TlsConfig
 from petps.errors import InvalidArgument, IoError
-from petps.server.tls import TlsFiles, certificate_names, peer_names
+from petps.server.tls import TlsFiles, certificate_names, is_name, peer_names
 from tests.certificates import Authority, Pair, replace
 
 
@@ -73,13 +73,19 @@ def test_files_that_cannot_be_used_are_refused(
     )
     garbage = tmp_path / "garbage.pem"
     garbage.write_text("-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n")
-    edwards = tmp_path / "edwards"
-    names = ["-subj", "/CN=x", "-keyout", f"{edwards}.key", "-out", f"{edwards}.pem"]
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ed25519", "-nodes", *names],
-        check=True,
-        capture_output=True,
-    )
+    kinds = {
+        "ed25519": (), "rsa-pss": ("rsa_keygen_bits:2048",),
+        "ec": ("ec_paramgen_curve:P-256", "ec_param_enc:explicit"),
+    }  # fmt: skip
+    for kind, settings in kinds.items():
+        options = [option for setting in settings for option in ("-pkeyopt", setting)]
+        names = ["-subj", "/CN=x", "-keyout", f"{tmp_path / kind}.key"]
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", kind, *options, "-nodes", *names,
+             "-out", f"{tmp_path / kind}.pem"],
+            check=True,
+            capture_output=True,
+        )  # fmt: skip
     huge = tmp_path / "huge.pem"
     huge.write_bytes(bytes(2 << 20))
     cases = [
@@ -90,7 +96,10 @@ def test_files_that_cannot_be_used_are_refused(
         (Pair(pair.certificate, empty), "empty has no private key in PEM"),
         (Pair(pair.certificate, locked), "locked.key has a passphrase"),
         (Pair(garbage, pair.key), "garbage.pem and .* cannot be used"),
-        (Pair(edwards.with_suffix(".pem"), edwards.with_suffix(".key")), "gRPC does not know"),
+        *(
+            (Pair(tmp_path / f"{kind}.pem", tmp_path / f"{kind}.key"), "gRPC does not know")
+            for kind in kinds
+        ),
         (Pair(huge, pair.key), "more than 1,048,576 bytes"),
         (authority.issue("old", days=-1), "old.pem: certificate has expired"),
     ]
@@ -219,3 +228,10 @@ def test_what_is_not_printable_is_no_name(odd: str) -> None:
     both = {"peer_dns": [odd.encode(), b"\xff"], "peer_uri": [b"x:\xed\xa0\x80"]}
     assert peer_names(both | {"x509_common_name": [b"cn"]}) == ("cn",)
     assert certificate_names({"subjectAltName": (("URI", "M\xfcller"),)}) == ("M\xfcller",)
+
+
+@pytest.mark.parametrize("character", ["\u202e", "\u2028", "\u200b", "\ufeff", "\x1b"])
+def test_a_text_with_a_character_that_no_eye_sees_is_no_name(character: str) -> None:
+    """The native doors refuse the same ones (native/base/printable.cc)."""
+    assert is_name("web.example")
+    assert not is_name(f"web{character}example")

@@ -43,6 +43,7 @@ class FollowingServer:
         self.publisher = Publisher(self.log, "default", tables=[SCHEMA])
         self.publisher.begin_continue(None)
         self.publish(50)
+        self.wait(lambda: serving.status()["ingest"]["version"] == self.publisher.version)
         self.wait(lambda: self.unready() is None)
 
     def publish(self, keys: int, first: int = 0) -> None:
@@ -141,6 +142,7 @@ def test_every_report_shows_the_failure(
     name: str,
 ) -> None:
     cause, state, reason, logged = FAILURES[name]
+    monkeypatch.setattr("petps.server.ingest.ingest.END_SECONDS", 0.1)  # far below the lag's limit
     serving = start(ingest={"log": tmp_path / "log"}, server={"ready_lag_seconds": 1.5})
     fed = FollowingServer(serving, tmp_path / "log")
     health = health_pb2_grpc.HealthStub(channels(serving))

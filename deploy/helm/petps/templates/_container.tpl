@@ -10,6 +10,18 @@ env:
     valueFrom:
       fieldRef:
         fieldPath: metadata.name
+  {{- if .Values.cluster.endpoints }}
+  - name: PETPS_SERVER_ADDRESS
+    value: $(POD_NAME).{{ include "petps.pods" . }}:{{ .Values.config.server.port }}
+  - name: PETPS_CLUSTER_ZONE
+    {{- if .zone }}
+    value: {{ .zone }}
+    {{- else }}
+    valueFrom:
+      fieldRef:
+        fieldPath: metadata.labels['topology.kubernetes.io/zone']
+    {{- end }}
+  {{- end }}
   {{- with .Values.store.awsCredentialsKey }}
   - name: AWS_SHARED_CREDENTIALS_FILE
     value: /etc/petps/store/{{ . }}
@@ -38,7 +50,7 @@ volumeMounts:
     mountPath: /etc/petps/shards
     readOnly: true
   {{- end }}
-  {{- range $name := list "tls" "access" "kafka" "store" }}
+  {{- range $name := list "tls" "access" "kafka" "store" "cluster" }}
   {{- if (index $.Values $name).existingSecret }}
   - name: {{ $name }}
     mountPath: /etc/petps/{{ $name }}

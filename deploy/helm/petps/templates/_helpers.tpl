@@ -11,6 +11,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "petps.labels" -}}
 {{ include "petps.selector" . }}
+{{ include "petps.releaseLabels" . }}
+{{- end }}
+
+{{- define "petps.releaseLabels" -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
@@ -26,8 +30,38 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}{{ end }}
 {{- end }}
 
+{{/* Whether the chart writes a shard map. In a cluster, the controller does. */}}
 {{- define "petps.hasMap" -}}
+{{- if not .Values.cluster.endpoints }}
 {{- if or (gt (int .Values.replicas) 1) .Values.shardMap.servers }}yes{{ end }}
+{{- end }}
+{{- end }}
+
+{{/* The labels of controllers and of routers. The selector of servers must not select them. */}}
+{{- define "petps.controllerSelector" -}}
+{{ include "petps.partSelector" (dict "root" . "part" "controller") }}
+{{- end }}
+
+{{- define "petps.controllerLabels" -}}
+{{ include "petps.partLabels" (dict "root" . "part" "controller") }}
+{{- end }}
+
+{{- define "petps.routerSelector" -}}
+{{ include "petps.partSelector" (dict "root" . "part" "router") }}
+{{- end }}
+
+{{- define "petps.routerLabels" -}}
+{{ include "petps.partLabels" (dict "root" . "part" "router") }}
+{{- end }}
+
+{{- define "petps.partSelector" -}}
+app.kubernetes.io/name: {{ .root.Chart.Name }}-{{ .part }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- end }}
+
+{{- define "petps.partLabels" -}}
+{{ include "petps.partSelector" . }}
+{{ include "petps.releaseLabels" .root }}
 {{- end }}
 
 {{- define "petps.scheme" -}}
@@ -52,6 +86,23 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- if .Values.access.existingSecret }}
 {{- $_ := set $added "access" (dict "file" "/etc/petps/access/access.json") }}
+{{- end }}
+{{- with .Values.cluster }}
+{{- if .endpoints }}
+{{- $cluster := dict "endpoints" .endpoints }}
+{{- if .existingSecret }}
+{{- $_ := set $cluster "ca" "/etc/petps/cluster/ca.crt" }}
+{{- end }}
+{{- if .clientCertificate }}
+{{- $_ := set $cluster "certificate" "/etc/petps/cluster/tls.crt" }}
+{{- $_ := set $cluster "key" "/etc/petps/cluster/tls.key" }}
+{{- end }}
+{{- if .user }}
+{{- $_ := set $cluster "user" .user }}
+{{- $_ := set $cluster "password_file" "/etc/petps/cluster/password" }}
+{{- end }}
+{{- $_ := set $added "cluster" $cluster }}
+{{- end }}
 {{- end }}
 {{- mergeOverwrite $config $added | toJson }}
 {{- end }}
@@ -109,8 +160,39 @@ and lists are written in the same way in JSON and in TOML; a number of Helm's ow
 {{- fail (printf "config.kafka: %q would be readable in a ConfigMap: put it into the Secret kafka.existingSecret, and name its file with \"%s.file\"" $key $key) }}
 {{- end }}
 {{- end }}
+{{- if and .Values.router.replicas (eq $tls.clientCertificates "required") }}
+{{- fail "router.replicas with tls.clientCertificates=required: a router cannot pass on the certificates of its callers. Use \"optional\" and an access file" }}
+{{- end }}
 {{- $servers := len .Values.shardMap.servers }}
 {{- if and $servers (ne $servers (int .Values.replicas)) }}
 {{- fail (printf "shardMap.servers has %d entries, and replicas is %d: give each pod one entry" $servers (int .Values.replicas)) }}
+{{- end }}
+{{- with .Values.cluster }}
+{{- if not .endpoints }}
+{{- range $key := list "existingSecret" "clientCertificate" "user" "zones" "upgradeZones" "stopDrainSeconds" }}
+{{- if index $.Values.cluster $key }}
+{{- fail (printf "cluster.%s is of a cluster: name its etcd with cluster.endpoints" $key) }}
+{{- end }}
+{{- end }}
+{{- if $.Values.config.cluster }}
+{{- fail "config.cluster is of a cluster: name its etcd with cluster.endpoints" }}
+{{- end }}
+{{- end }}
+{{- if and .endpoints $.Values.shardMap.servers }}
+{{- fail "shardMap.servers and cluster.endpoints both give a shard map: leave shardMap.servers out, and write the map with `petps cluster init`" }}
+{{- end }}
+{{- if and (or .clientCertificate .user) (not .existingSecret) }}
+{{- fail "cluster.existingSecret is missing: cluster.user needs its password, and cluster.clientCertificate its tls.crt and tls.key" }}
+{{- end }}
+{{- range .upgradeZones }}
+{{- if not (has . $.Values.cluster.zones) }}
+{{- fail (printf "cluster.upgradeZones has %q, which is not in cluster.zones" .) }}
+{{- end }}
+{{- end }}
+{{- range .endpoints }}
+{{- if and (hasPrefix "http://" .) (not $server.insecure) }}
+{{- fail (printf "cluster.endpoints has %s: who can change what etcd is sent decides which pod answers for which key. Write https://, or accept plain text with config.server.insecure=true" .) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}

@@ -82,3 +82,18 @@ def test_stages_use_long_slices_beside_a_caller_with_short_ones() -> None:
     slices = run_with_short_slices(stages)
     assert len(slices) == 2
     assert SHORT_NS not in slices
+
+
+def test_a_thread_of_low_priority_has_long_slices_and_never_more_than_its_niceness() -> None:
+    def lower(first: int | None = None) -> tuple[int, int]:
+        if first is not None:
+            _native.lower_priority(first)
+        _native.lower_priority()
+        return time_slice_ns(), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    usual = run_on_thread(time_slice_ns)
+    longer, niceness = run_on_thread(lower)
+    assert longer > usual
+    assert niceness == 10
+    assert run_on_thread(lambda: lower(19)) == (longer, 19)
+    assert run_on_thread(time_slice_ns) == usual  # of that thread only

@@ -1,0 +1,239 @@
+#include "router/callers.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <chrono>
+#include <system_error>
+#include <thread>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/peer.h"
+
+namespace petps::router {
+
+using base::Code;
+using base::Result;
+using base::Status;
+
+namespace {
+
+// To end a client may take a second, while its servers do not answer. So many end at a time.
+constexpr size_t kEndedAtOnce = 16;
+
+// Servers with an access file refuse a login so, after several of a host with the second code. That
+// code alone may mean that they have no room.
+bool is_failed_login(const Status& status) {
+  return status.code() == Code::kUnauthenticated ||
+         (status.code() == Code::kResourceExhausted &&
+          status.message().find(base::kFailedLogins) != std::string_view::npos);
+}
+
+void add(const client::PullCounts& counts, client::PullCounts& sum) {
+  sum.hedges += counts.hedges;
+  sum.hedges_won += counts.hedges_won;
+}
+
+}  // namespace
+
+Caller::Caller(std::unique_ptr<client::Client> client) : client_(std::move(client)) {
+  // Up to 256 bytes come whole, and the kernel has been ready since its start.
+  PETPS_CHECK(getrandom(uuid_.data(), uuid_.size(), 0) == static_cast<ssize_t>(uuid_.size()),
+              "the kernel has no random numbers");
+  note_use();
+}
+
+void Caller::note_use() { used_ns_.store(base::monotonic_ns(), std::memory_order_relaxed); }
+
+// Refuse a router beyond loopback whose servers answer everybody: it would open them to all.
+Status Callers::check_credentials(const std::string& token, const client::Options& options) {
+  if (!options_.needs_token || are_protected_.load(std::memory_order_relaxed)) return {};
+  if (!token.empty()) {
+    client::Options nobody = options;
+    nobody.token.clear();
+    const Status status = client::Client::connect(options_.servers, nobody).status();
+    if (is_failed_login(status)) {
+      are_protected_.store(true, std::memory_order_relaxed);
+      return {};
+    }
+    if (!status.ok()) return status;
+  }
+  return Status(Code::kFailedPrecondition,
+                "the servers ask nobody for credentials, and this router listens beyond loopback: "
+                "give the servers an access file (access.file), or accept it with router.insecure");
+}
+
+Result<CallerPointer> Callers::connect(const std::string& token) {
+  client::Options options = options_.client;
+  options.token = token;
+  auto client = client::Client::connect(options_.servers, options);
+  if (!client.ok()) return client.status();
+  PETPS_RETURN_IF_ERROR(check_credentials(token, options));
+  auto caller = std::make_shared<Caller>(std::move(client).value());
+  PETPS_RETURN_IF_ERROR(caller->forwarder().read_names(options.deadline_ms));
+  caller->names().update(caller->forwarder());
+  return caller;
+}
+
+// Return whether the host may have one more login now.
+bool Callers::may_log_in_locked(const std::string& host) {
+  const uint64_t now = base::monotonic_ns();
+  if (hosts_.size() >= kHostsMax && !hosts_.contains(host))
+    std::erase_if(hosts_, [](const auto& entry) { return entry.second.logins == 0; });
+  Host& from = hosts_[host];
+  if (now - from.since_ns >= kFailuresNs) from.failures = 0;
+  return from.logins < (from.failures > kFailuresMax ? 1 : kLoginsOfHost);
+}
+
+// Take a place for a login. Callers that nobody uses give theirs up.
+Status Callers::take_place_locked(const std::string& host, Clients& dropped) {
+  if (callers_.size() + logins_.size() >= options_.callers) {
+    auto oldest = callers_.end();
+    for (auto at = callers_.begin(); at != callers_.end(); ++at) {
+      if (at->second.use_count() > 1) continue;  // a connection or a call has it
+      if (oldest == callers_.end() || at->second->used_ns() < oldest->second->used_ns())
+        oldest = at;
+    }
+    if (oldest == callers_.end()) {
+      return Status(Code::kResourceExhausted,
+                    "the router already serves " + std::to_string(options_.callers) +
+                        " tokens: try another router, or raise router.callers");
+    }
+    retire_locked(oldest->second, dropped);
+    callers_.erase(oldest);
+  }
+  ++hosts_[host].logins;
+  return {};
+}
+
+void Callers::end_login_locked(const std::string& host, const Status& status) {
+  Host& from = hosts_[host];
+  --from.logins;
+  if (is_failed_login(status)) {
+    failed_.fetch_add(1, std::memory_order_relaxed);
+    if (from.failures++ == 0) from.since_ns = base::monotonic_ns();
+  }
+  if (from.logins == 0 && from.failures == 0) hosts_.erase(host);
+}
+
+Result<CallerPointer> Callers::open(const std::string& token, const std::string& host) {
+  const uint64_t until_ns =
+      base::monotonic_ns() + uint64_t{options_.client.deadline_ms} * 1'000'000;
+  Clients dropped;
+  std::shared_ptr<Login> login;
+  {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      if (const auto known = callers_.find(token); known != callers_.end()) {
+        known->second->note_use();
+        return known->second;
+      }
+      if (const auto running = logins_.find(token); running != logins_.end()) {
+        login = running->second;
+        login_done_.wait(lock, [&] { return login->is_done; });
+        if (!login->status.ok()) return login->status;
+        return login->caller;
+      }
+      if (may_log_in_locked(host)) break;
+      const uint64_t now = base::monotonic_ns();
+      if (now >= until_ns) {
+        return Status(Code::kResourceExhausted, "the router already asks the servers about " +
+                                                    std::to_string(hosts_[host].logins) +
+                                                    " tokens of " + host + ": try again");
+      }
+      login_done_.wait_for(lock, std::chrono::nanoseconds(until_ns - now));
+    }
+    PETPS_RETURN_IF_ERROR(take_place_locked(host, dropped));
+    login = logins_[token] = std::make_shared<Login>();
+  }
+  destroy(std::move(dropped));
+  auto connected = connect(token);
+  {
+    const std::lock_guard lock(mutex_);
+    login->is_done = true;
+    login->status = connected.status();
+    if (connected.ok()) login->caller = callers_[token] = connected.value();
+    logins_.erase(token);
+    end_login_locked(host, login->status);
+  }
+  login_done_.notify_all();
+  return connected;
+}
+
+void Callers::drop_idle() {
+  Clients dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    const uint64_t now = base::monotonic_ns();
+    for (auto at = callers_.begin(); at != callers_.end();) {
+      const bool is_idle = at->second.use_count() == 1 &&
+                           now - at->second->used_ns() >= options_.idle_ms * 1'000'000;
+      if (is_idle) retire_locked(at->second, dropped);
+      at = is_idle ? callers_.erase(at) : std::next(at);
+    }
+  }
+  destroy(std::move(dropped));
+}
+
+void Callers::close() {
+  Clients all;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [token, caller] : callers_) retire_locked(caller, all);
+    callers_.clear();
+  }
+  destroy(std::move(all));
+}
+
+void Callers::retire_locked(CallerPointer& caller, Clients& dropped) {
+  add(caller->client().pull_counts(), ended_);
+  dropped.push_back(std::move(caller));
+}
+
+void Callers::destroy(Clients callers) {
+  std::vector<std::thread> threads;
+  const size_t count = std::min(callers.size(), kEndedAtOnce);
+  const auto end_some = [&](size_t first) {
+    for (size_t i = first; i < callers.size(); i += count) callers[i].reset();
+  };
+  for (size_t i = 1; i < count; ++i) {
+    try {
+      threads.emplace_back(end_some, i);
+    } catch (const std::system_error&) {  // no thread: one after another
+      end_some(i);
+    }
+  }
+  if (count > 0) end_some(0);
+  for (std::thread& thread : threads) thread.join();
+}
+
+size_t Callers::size() const {
+  const std::lock_guard lock(mutex_);
+  return callers_.size();
+}
+
+std::vector<client::ServerCounts> Callers::server_counts() const {
+  std::map<std::string, client::ServerCounts> servers;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [token, caller] : callers_) {
+    for (client::ServerCounts& counts : caller->client().server_counts()) {
+      const auto [at, is_new] = servers.try_emplace(counts.server, counts);
+      if (is_new) continue;
+      at->second.failures += counts.failures;
+      at->second.is_live = at->second.is_live || counts.is_live;
+    }
+  }
+  std::vector<client::ServerCounts> all;
+  for (auto& [name, counts] : servers) all.push_back(std::move(counts));
+  return all;
+}
+
+client::PullCounts Callers::pull_counts() const {
+  const std::lock_guard lock(mutex_);
+  client::PullCounts sum = ended_;
+  for (const auto& [token, caller] : callers_) add(caller->client().pull_counts(), sum);
+  return sum;
+}
+
+}  // namespace petps::router

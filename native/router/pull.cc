@@ -1,0 +1,216 @@
+// A pull: the servers' rows are received where the reply has them.
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "base/clock.h"
+#include "router/requests.h"
+#include "router/shared.h"
+
+namespace petps::router {
+
+using base::Code;
+using base::Result;
+using base::Status;
+
+namespace {
+
+// A pull that waits for a version asks the servers again after this time, unless its caller has
+// left or the router stops.
+constexpr uint32_t kWaitSliceMs = 250;
+// A server that answers STALE at once is asked again after this.
+constexpr std::chrono::milliseconds kStalePause{10};
+
+// One section of a pull: its table, or null if the caller's list does not have it.
+struct Section {
+  const wire::TableInfo* table = nullptr;
+  uint32_t keys = 0;
+  size_t first = 0;  // number of its first key in the pull
+  std::byte* rows = nullptr;
+};
+
+Status find_tables(const Listing& listing, const wire::PullRequest& request,
+                   std::vector<Section>& sections, const wire::InstanceInfo*& instance) {
+  size_t first = 0;
+  for (const wire::PullSection& section : request.sections) {
+    const wire::TableInfo* table = listing.table(section.table);
+    sections.push_back({table, section.keys, first, nullptr});
+    first += section.keys;
+    if (table == nullptr) continue;
+    if (request.instance != 0 && table->instance != request.instance) {
+      return Status(Code::kInvalidArgument,
+                    "table " + std::to_string(table->id) + " (" + table->name +
+                        ") is of instance " + std::to_string(table->instance) +
+                        ", not of instance " + std::to_string(request.instance) +
+                        ": read the tables again");
+    }
+    if (instance != nullptr && instance->id != table->instance) {
+      return Status(Code::kInvalidArgument,
+                    "the pull names tables of two instances, and a router answers each pull from "
+                    "one: pull from each instance by itself");
+    }
+    instance = listing.instance(table->instance);
+  }
+  return instance == nullptr ? unknown_table(request.sections[0].table) : Status();
+}
+
+// Set the bits of `bitmap` from one byte for each key. Return how many are set.
+uint32_t pack_mask(std::span<const uint8_t> mask, uint64_t* bitmap) {
+  uint32_t count = 0;
+  for (size_t first = 0; first < mask.size(); first += 64) {
+    uint64_t word = 0;
+    const size_t n = std::min<size_t>(64, mask.size() - first);
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+      uint64_t bytes = 0;
+      std::memcpy(&bytes, mask.data() + first + i, sizeof(bytes));
+      // Gather the lowest bit of each of the eight bytes in the highest byte.
+      word |= ((bytes & 0x0101010101010101u) * 0x0102040810204080u >> 56) << i;
+    }
+    for (; i < n; ++i) word |= uint64_t{mask[first + i]} << i;
+    bitmap[first / 64] = word;
+    count += static_cast<uint32_t>(std::popcount(word));
+  }
+  return count;
+}
+
+// Move the rows that were found to `to`, one after another. Return the end of the last one.
+std::byte* pack_rows(const Section& section, const uint8_t* mask, uint32_t rows_found,
+                     std::byte* to) {
+  const size_t row_bytes = section.table->row_bytes;
+  const std::byte* from = section.rows;
+  if (rows_found == section.keys) {
+    if (to != from) std::memmove(to, from, row_bytes * section.keys);
+    return to + row_bytes * section.keys;
+  }
+  for (uint32_t i = 0; i < section.keys; ++i, from += row_bytes) {
+    if (mask[i] == 0) continue;
+    if (to != from) std::memmove(to, from, row_bytes);
+    to += row_bytes;
+  }
+  return to;
+}
+
+// Pull, and wait for a version in slices, so that a caller that leaves is noticed.
+Result<client::PullReport> pull_in_time(Shared& shared, Job& job,
+                                        std::span<const client::TablePull> pulls,
+                                        client::PullOptions& options) {
+  const uint64_t until = base::monotonic_ns() + uint64_t{job.wait_ms} * 1'000'000;
+  for (;;) {
+    const uint64_t now = base::monotonic_ns();
+    const uint64_t left_ms = until > now ? (until - now) / 1'000'000 : 0;
+    options.wait_ms = static_cast<uint32_t>(std::min<uint64_t>(left_ms, kWaitSliceMs));
+    options.deadline_ms = shared.options.deadline_ms + options.wait_ms;
+    auto report = job.caller->client().pull_many(pulls, options);
+    if (report.status().code() != Code::kStale || left_ms == 0) return report;
+    if (!job.is_awaited() || shared.stopping.load(std::memory_order_relaxed)) return report;
+    std::this_thread::sleep_for(kStalePause);
+  }
+}
+
+// Answer a pull without keys, for which no server would be asked.
+Status check_version(const wire::PullRequest& request, const wire::InstanceInfo& instance) {
+  if (request.min_version <= instance.applied_version) return {};
+  return Status(Code::kStale, "version " + std::to_string(request.min_version) +
+                                  " was requested, the servers had applied " +
+                                  std::to_string(instance.applied_version) +
+                                  " when their names were read last");
+}
+
+// Take memory for the reply. Errors: kResourceExhausted.
+Status take_memory(Shared& shared, Job& job, size_t keys, size_t head_bytes, size_t rows_bytes) {
+  const size_t body_bytes = head_bytes - wire::kHeaderBytes + rows_bytes;
+  if (body_bytes > shared.options.limits.body_bytes) {
+    return Status(Code::kResourceExhausted, "the reply to a pull of " + std::to_string(keys) +
+                                                " keys could have " + std::to_string(body_bytes) +
+                                                " bytes, above the frame limit of " +
+                                                std::to_string(shared.options.limits.body_bytes) +
+                                                ": split the request by row bytes");
+  }
+  const size_t bytes = head_bytes + rows_bytes;
+  if (bytes > transport::kFreeBytes && !shared.memory->has_room(bytes))
+    return shared.memory->refuse(bytes);
+  shared.memory->change(0, bytes);
+  job.counted_bytes += bytes;
+  return {};
+}
+
+// Write the reply's head and pack its rows, which lie where their keys are.
+void pack_reply(Job& job, const wire::PullRequest& request, std::span<const Section> sections,
+                std::span<std::byte> head, uint64_t applied_version) {
+  const wire::PullReplyParts parts = wire::start_pull_reply(request.sections, head);
+  uint64_t* bitmap = parts.bitmaps.data();
+  std::byte* end = job.reply.room();
+  for (size_t i = 0; i < sections.size(); ++i) {
+    const Section& section = sections[i];
+    if (section.table == nullptr) {
+      parts.sections[i].code = static_cast<uint16_t>(Code::kNotFound);
+    } else {
+      const std::span<const uint8_t> mask(job.mask.data() + section.first, section.keys);
+      const uint32_t rows_found = pack_mask(mask, bitmap);
+      parts.sections[i].row_bytes = section.table->row_bytes;
+      parts.sections[i].rows_found = rows_found;
+      end = pack_rows(section, mask.data(), rows_found, end);
+      job.rows += rows_found;
+    }
+    bitmap += wire::bitmap_words(section.keys);
+  }
+  const auto rows_bytes = static_cast<size_t>(end - job.reply.room());
+  wire::finish_pull_reply(job.header.request_id, applied_version, sections.size(), rows_bytes,
+                          head);
+  job.reply.grow(rows_bytes);
+}
+
+}  // namespace
+
+Status pull(Shared& shared, Job& job) {
+  wire::PullRequest request;
+  PETPS_RETURN_IF_ERROR(wire::decode_pull(job.header, job.body(), shared.options.limits, request));
+  const ListingPointer listing = job.caller->names().listing();
+  std::vector<Section> sections;
+  const wire::InstanceInfo* instance = nullptr;
+  PETPS_RETURN_IF_ERROR(find_tables(*listing, request, sections, instance));
+  const size_t head_bytes = wire::pull_reply_head_bytes(request.sections);
+  size_t rows_bytes = 0;
+  for (const Section& section : sections) {
+    if (section.table != nullptr) rows_bytes += size_t{section.keys} * section.table->row_bytes;
+  }
+  PETPS_RETURN_IF_ERROR(take_memory(shared, job, request.keys.size(), head_bytes, rows_bytes));
+  const std::span<std::byte> head = job.reply.header(head_bytes, rows_bytes);
+  if (job.mask.size() < request.keys.size()) job.mask.resize(request.keys.size());
+  std::vector<client::TablePull> pulls;
+  std::byte* rows = job.reply.room();
+  for (Section& section : sections) {
+    if (section.table == nullptr) continue;
+    section.rows = rows;
+    const size_t bytes = size_t{section.keys} * section.table->row_bytes;
+    pulls.push_back({section.table->name, request.keys.subspan(section.first, section.keys),
+                     std::span(rows, bytes),
+                     std::span(job.mask.data() + section.first, section.keys),
+                     client::Form::kStored});
+    rows += bytes;
+  }
+  job.keys = request.keys.size();
+  uint64_t applied_version = instance->applied_version;
+  if (request.keys.empty()) {
+    PETPS_RETURN_IF_ERROR(check_version(request, *instance));
+  } else {
+    client::PullTrace trace;
+    trace.trace_id = request.trace.trace_id;
+    trace.span_id = request.trace.span_id;
+    client::PullOptions options;
+    options.min_version = request.min_version;
+    options.instance = instance->name;
+    options.on_unavailable = client::OnUnavailable::kError;
+    if (request.trace.is_sampled()) options.trace = &trace;
+    const auto report = pull_in_time(shared, job, pulls, options);
+    if (!report.ok()) return report.status();
+    applied_version = report.value().applied_version;
+  }
+  pack_reply(job, request, sections, head, applied_version);
+  return {};
+}
+
+}  // namespace petps::router

@@ -1,0 +1,89 @@
+// One worker: receives requests, hands them to calls, and posts their replies. Internal to router.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "router/calls.h"
+#include "server/stats.h"
+#include "transport/transport.h"
+#include "wire/wire.h"
+
+namespace petps::router {
+
+struct Shared;
+
+// Return whose places the requests of a token, or of a host without one, take; never 0.
+uint64_t owner_of(const std::string& name);
+// Count an answered request.
+void count(const Job& job, server::WorkerStats& stats);
+
+class Worker {
+ public:
+  Worker(Shared& shared, size_t number, transport::Endpoint& endpoint)
+      : shared_(shared), number_(number), endpoint_(endpoint) {}
+
+  void run();                                // serve until shared.stopping, then drain
+  bool drained() const { return drained_; }  // after run(): whether nothing was left in flight
+  void finish(JobPointer job);               // called by the thread of a call
+  void drop_replies();                       // after run(), when no call runs any more
+
+  const server::WorkerStats& stats() const { return stats_; }
+  uint64_t rounds() const { return rounds_.load(std::memory_order_relaxed); }
+  transport::Endpoint& endpoint() { return endpoint_; }
+
+ private:
+  // The result of handling a frame. kDone: it was taken. kHold: the same, and the connection is
+  // paused until it is answered. kWait: there is no place for it now. kLogin: the connection is
+  // paused until its caller is known, and the frame is handled again.
+  enum class Outcome : uint8_t { kDone, kHold, kWait, kLogin };
+  struct ConnectionState {
+    transport::ConnectionId id = 0;
+    CallerPointer caller = nullptr;  // null: it has not said who it is
+    std::string host = {};
+    uint64_t owner = 0;  // whose places its requests take: a token's, or without one a host's
+    uint32_t in_flight = 0;
+    Job* held = nullptr;  // for which it is paused
+  };
+
+  ConnectionState& state_of(transport::ConnectionId connection);
+  void handle(const transport::Event& event);
+  bool handle_frames(transport::ConnectionId connection);
+  Outcome handle_frame(transport::ConnectionId connection, std::span<const std::byte> frame);
+  base::Status look_at_pull(const wire::FrameHeader& header, std::span<const std::byte> body,
+                            uint32_t& wait_ms) const;
+  Outcome submit(ConnectionState& state, const wire::FrameHeader& header,
+                 std::span<const std::byte> frame, uint32_t wait_ms);
+  void resume_blocked();
+  void note_leavers();
+  void post_replies();
+  void post_reply(JobPointer job);
+  void refuse(transport::ConnectionId connection, const wire::FrameHeader& header,
+              const base::Status& status);
+  void drain();
+
+  Shared& shared_;
+  const size_t number_;
+  transport::Endpoint& endpoint_;
+  std::vector<ConnectionState> connections_;      // by slot
+  std::vector<transport::ConnectionId> blocked_;  // paused until there is a place
+  std::vector<transport::ConnectionId> unblocked_;
+  std::vector<transport::ConnectionId> held_;  // paused until a job is done
+  uint32_t in_flight_ = 0;
+  bool draining_ = false;
+  bool drained_ = false;
+  wire::Frame reply_;
+  gather::GatherList list_;
+
+  std::mutex done_mutex_;  // guards done_
+  std::vector<JobPointer> done_;
+  std::vector<JobPointer> done_now_;
+  std::atomic<bool> has_done_{false};
+  std::atomic<uint64_t> rounds_{0};
+  server::WorkerStats stats_;
+};
+
+}  // namespace petps::router
