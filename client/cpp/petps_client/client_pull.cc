@@ -420,22 +420,29 @@ Status PullCall::pull_group(const Routing& by, uint32_t group) {
   };
   if (!have_all_refused(by, group)) status = try_replicas(replicas.size() == 1);
   if (status.code() != Code::kStale || replicas.size() == 1 || options_.wait_ms == 0) return status;
+  uint64_t asked_ns = base::monotonic_ns();
   status = try_replicas(true);
-  // A server that was in backoff has not been asked, and may have the version.
-  if (status.code() == Code::kStale && wait_for_backoff(replicas)) status = try_replicas(false);
+  // A server that was in backoff has not been asked, and may have the version. A probe may have
+  // begun its next backoff meanwhile.
+  while (status.code() == Code::kStale && wait_for_backoff(replicas, asked_ns)) {
+    asked_ns = base::monotonic_ns();
+    status = try_replicas(false);
+    if (asked_ns >= wait_until_ns_) break;
+  }
   return status;
 }
 
-// Wait until the first backoff of these servers ends. Return false if there is none, or too late.
-bool PullCall::wait_for_backoff(const RemoteServers& replicas) const {
-  const uint64_t now = base::monotonic_ns();
+// Wait until the first backoff of these servers that ends after `since_ns` has ended. Return false
+// if there is none, or too late.
+bool PullCall::wait_for_backoff(const RemoteServers& replicas, uint64_t since_ns) const {
   uint64_t first = UINT64_MAX;
   for (const auto& server : replicas) {
     const uint64_t until = server->backoff_until_ns();
-    if (until > now) first = std::min(first, until);
+    if (until > since_ns) first = std::min(first, until);
   }
   if (first >= deadline_.at_ns) return false;
-  std::this_thread::sleep_for(std::chrono::nanoseconds(first - now));
+  const uint64_t now = base::monotonic_ns();
+  if (first > now) std::this_thread::sleep_for(std::chrono::nanoseconds(first - now));
   return true;
 }
 

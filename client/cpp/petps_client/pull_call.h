@@ -128,7 +128,7 @@ class PullCall {
   // Pull the keys of a group that is left, and those of others from the same servers, from one
   // server after another.
   base::Status pull_group(const Routing& by, uint32_t group);
-  bool wait_for_backoff(const RemoteServers& replicas) const;
+  bool wait_for_backoff(const RemoteServers& replicas, uint64_t since_ns) const;
   base::Status pull_from(const Routing& by, RemoteServer& server, const Deadline& until,
                          bool may_wait);
 

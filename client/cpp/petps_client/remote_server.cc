@@ -52,14 +52,25 @@ Lease::~Lease() {
 }
 
 Result<std::unique_ptr<Connection>> RemoteServer::open(const Deadline& deadline) {
+  const auto token = read_token(options_);
+  if (!token.ok()) return token.status();
+  auto opened = open_as(token.value(), deadline);
+  if (opened.status().code() != Code::kUnauthenticated || options_.token_file.empty())
+    return opened;
+  // The grant may have been revoked after the file was read, and its next token be there by now.
+  const auto next = read_token(options_);
+  if (!next.ok() || next.value() == token.value()) return opened;
+  return open_as(next.value(), deadline);
+}
+
+Result<std::unique_ptr<Connection>> RemoteServer::open_as(const std::string& token,
+                                                          const Deadline& deadline) {
   auto opened = Connection::open(name_, host_, deadline);
   if (!opened.ok()) return opened;
   Connection& connection = **opened;
   if (tls_ != nullptr)
     PETPS_RETURN_IF_ERROR(connection.start_tls(*tls_, certificate_name_, deadline));
-  const auto token = read_token(options_);
-  if (!token.ok()) return token.status();
-  if (!token.value().empty() && !connection.keeps_secrets()) {
+  if (!token.empty() && !connection.keeps_secrets()) {
     return Status(Code::kFailedPrecondition,
                   name_ +
                       ": a token is not sent over an unencrypted connection to another "
@@ -67,7 +78,7 @@ Result<std::unique_ptr<Connection>> RemoteServer::open(const Deadline& deadline)
   }
   wire::HelloRequest request;
   request.client = options_.name;
-  request.token = token.value();
+  request.token = token;
   wire::encode_hello(connection.next_request_id(), request, connection.frame());
   wire::HelloReply& hello = connection.hello;
   PETPS_RETURN_IF_ERROR(

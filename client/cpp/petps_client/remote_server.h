@@ -175,6 +175,8 @@ class RemoteServer {
   base::Status no_connection_error(const Deadline& deadline, uint64_t since_ns,
                                    Patience patience) const;
   base::Result<std::unique_ptr<Connection>> open(const Deadline& deadline);
+  base::Result<std::unique_ptr<Connection>> open_as(const std::string& token,
+                                                    const Deadline& deadline);
   base::Result<std::shared_ptr<Catalogue>> request_catalogue(Connection& connection,
                                                              const Deadline& deadline) const;
   KeptCatalogue& kept_for_locked(const Uuid& pool);

@@ -351,11 +351,16 @@ def test_limits_hold_over_all_doors(serving: Serving, file: AccessFile) -> None:
         with pytest.raises(grpc.RpcError) as error:
             ask_often()
         assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    status, text, _ = ask(serving, "/metrics", "Bearer s")
-    assert status == 429
+    answers = (ask(serving, "/metrics", "Bearer s") for _ in range(1000))
+    text = next(text for status, text, _ in answers if status == 429)
     assert "'slow' has used up its 1 requests a second" in text
+
+    def connect_often() -> None:
+        for _ in range(1000):
+            connect(serving, token="s").close()
+
     with pytest.raises(ResourceExhausted, match="'slow'"):
-        connect(serving, token="s")
+        connect_often()
     assert serving.status()["access"]["requests_limited"] >= 3
 
 
@@ -397,6 +402,24 @@ def test_an_odd_header_is_refused_without_a_quote(serving: Serving, header: str)
 
 
 # ---- clients
+
+
+def test_a_client_whose_token_was_revoked_meanwhile_reads_the_file_again(
+    serving: Serving, tmp_path: Path
+) -> None:
+    path = tmp_path / "reader.token"
+    os.mkfifo(path)  # each read waits for the next token
+
+    def write() -> None:
+        path.write_text("the token before")
+        wait_until(lambda: serving.status()["access"]["logins_failed"] == 1)
+        path.write_text(TOKEN)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    connect(serving, token=None, token_file=path).close()
+    writer.join()
+    assert serving.status()["access"]["logins_failed"] == 1
 
 
 def test_a_client_reads_its_tokens_file_at_each_connection(
