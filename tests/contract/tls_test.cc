@@ -73,6 +73,7 @@ class TlsDoor : public testing::Test {
     options_.rules = test_rules();
     options_.memory = memory_;
     options_.tls = test_tls().server;
+    options_.handshakes.handshake_ms = 600'000;  // however slow this machine is
   }
   void serve() {
     auto tcp = make_tcp(options_);

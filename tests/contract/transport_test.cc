@@ -105,7 +105,9 @@ TEST_P(TransportContract, CarriesBigFramesInBothDirections) {
 }
 
 TEST_P(TransportContract, ASlowReaderGetsEverything) {
-  Echo& echo = serve({}, [](uint32_t number) { return 200 + number % 800; });
+  Limits limits;
+  limits.output_stall_ms = 600'000;
+  Echo& echo = serve(limits, [](uint32_t number) { return 200 + number % 800; });
   auto client = connect();
   constexpr uint32_t kFrames = 60;  // about 18 MB of replies
   for (uint32_t number = 0; number < kFrames; ++number)
@@ -143,7 +145,11 @@ TEST_P(TransportContract, ManyConnectionsAreSpreadEvenly) {
 TEST_P(TransportContract, RefusesConnectionsAboveTheLimit) {
   Limits limits;
   limits.connections = 3;
-  Echo& echo = serve(limits);
+  make(limits);
+  Echo echo(*transport_, 0, domain_);
+  // A connection that is idle for a second gives its place up, unless it is kept.
+  echo.on_frame = [&](ConnectionId id) { echo.endpoint().keep(id); };
+  echo.start();
   std::vector<std::unique_ptr<Client>> clients;
   for (uint32_t i = 0; i < 3; ++i) {
     clients.push_back(connect());
@@ -199,7 +205,7 @@ TEST_P(TransportContract, RefusesAnOversizedFrameByItsHeader) {
   const TestHeader header{static_cast<uint32_t>(kTestFrameBytesMax + 8), 0};
   // The body never arrives, and the server does not wait for it.
   ASSERT_TRUE(client->send(std::as_bytes(std::span(&header, 1))));
-  EXPECT_NE(client->read_to_end(10'000).find("RESOURCE_EXHAUSTED: frame of 4194312 bytes"),
+  EXPECT_NE(client->read_to_end().find("RESOURCE_EXHAUSTED: frame of 4194312 bytes"),
             std::string::npos);
 }
 
@@ -230,9 +236,10 @@ TEST_P(TransportContract, ClosesAPeerWithASlowFrameButNotAnIdleOne) {
   Limits limits;
   limits.frame_ms = 100;
   Echo& echo = serve(limits);
-  std::unique_ptr<Client> idle;  // it has sent a frame: one that never has may be closed as well
+  // Both have sent a frame: a connection that never has may be closed as well.
+  std::unique_ptr<Client> idle, loris;
   ASSERT_TRUE(echo.wait_until([&] { return echo.answers(*(idle = connect()), 2); }));
-  auto loris = connect();
+  ASSERT_TRUE(echo.wait_until([&] { return echo.answers(*(loris = connect()), 2); }));
   const std::vector<std::byte> frame = test_frame(1, 4000);
   std::atomic<bool> is_closed{false};
   std::thread dribble([&] {  // a byte now and then does not help
@@ -252,7 +259,8 @@ TEST_P(TransportContract, NeverReadingPeerIsClosedAndHoldsNothing) {
   Limits limits;
   limits.output_stall_ms = 200;
   limits.output_pause_bytes = 256 << 10;
-  Echo& echo = serve(limits, [](uint32_t) { return 1000; });
+  // The reply to `good` is short, so that it never waits for room.
+  Echo& echo = serve(limits, [](uint32_t number) { return number == 1 ? 1000 : 0; });
   auto mute = connect();
   auto good = connect();
   std::thread flood([&] {
@@ -260,13 +268,18 @@ TEST_P(TransportContract, NeverReadingPeerIsClosedAndHoldsNothing) {
     for (int i = 0; i < 5000 && mute->send(frame); ++i) {
     }
   });
-  EXPECT_TRUE(echo.wait_until([&] { return echo.closed == 1; }, 10'000));
+  EXPECT_TRUE(echo.wait_until([&] { return echo.closed == 1; }));
   flood.join();
   const std::vector<std::string> reasons = echo.reasons();
   ASSERT_EQ(reasons.size(), 1u);
   EXPECT_NE(reasons[0].find("has read nothing for 200 ms"), std::string::npos) << reasons[0];
   EXPECT_TRUE(echo.wait_until([&] { return echo.reader().live() == 0; }));
-  EXPECT_TRUE(echo.answers(*good, 2));
+  EXPECT_EQ(echo.closed, 1);
+  EXPECT_TRUE(echo.wait_until([&] {
+    if (echo.answers(*good, 2)) return true;
+    good = connect();  // loopback closes a peer too that takes 200 ms to read a short reply
+    return false;
+  }));
 }
 
 TEST_P(TransportContract, APeerThatStopsReadingHoldsNoRows) {
@@ -301,6 +314,7 @@ TEST_P(TransportContract, OutputIsBoundedInBytes) {
   Limits limits;
   limits.output_close_bytes = 8 << 20;
   limits.output_pause_bytes = 64 << 20;  // so that only the byte limit applies
+  limits.output_stall_ms = 600'000;
   Echo& echo = serve(
       limits, [](uint32_t) { return 1000; }, 4096);
   auto mute = connect();
@@ -320,8 +334,10 @@ TEST_P(TransportContract, APausedConnectionIsNotReported) {
   for (int i = 0; i < 5; ++i) echo.step(5);
   EXPECT_EQ(seen_.size(), 1u);
   echo.endpoint().resume(seen_[0]);
-  for (int i = 0; i < 100 && seen_.size() < 2; ++i) echo.step(5);
-  EXPECT_EQ(seen_.size(), 2u);
+  ASSERT_TRUE(echo.wait_until([&] {
+    echo.step(5);
+    return seen_.size() == 2;
+  }));
   EXPECT_EQ(client->receive_frame(), echo.expected_reply(1));
   EXPECT_EQ(client->receive_frame(), echo.expected_reply(2));
 }
@@ -365,8 +381,8 @@ TEST_P(TransportContract, WakeInterruptsAPoll) {
     std::this_thread::sleep_for(std::chrono::milliseconds(30));
     endpoint.wake();
   });
-  endpoint.poll(10'000);
-  EXPECT_LT(base::monotonic_ns() - start, 5'000 * kMs);
+  endpoint.poll(120'000);
+  EXPECT_LT(base::monotonic_ns() - start, 60'000 * kMs);
   waker.join();
 }
 

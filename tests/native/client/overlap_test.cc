@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -55,6 +56,16 @@ class OverlapTest : public testing::Fleet {
     uint64_t count = 0;
     for (const auto& server : servers_) count += server->server().stats().pulls;
     return count;
+  }
+  // Return how often the first servers have failed for the client; nothing if one counts as dead.
+  static std::optional<uint64_t> failures_of(const Client& client, size_t servers) {
+    uint64_t failures = 0;
+    const auto counts = client.server_counts();  // in the order of the map
+    for (size_t i = 0; i < servers; ++i) {
+      if (!counts.at(i).is_live) return std::nullopt;
+      failures += counts[i].failures;
+    }
+    return failures;
   }
 };
 
@@ -120,8 +131,7 @@ TEST_F(OverlapTest, StaleKeysGoToAnotherOwner) {
   start_four();
   for (size_t i = 0; i < servers_.size(); ++i) record(*servers_[i], owned_[i], i == 1 ? 3 : 5);
   const auto client = connect();
-  PullOptions options;
-  options.min_version = 5;
+  PullOptions options{.min_version = 5};
   for (int round = 0; round < 20; ++round) {
     const auto report = pull(*client, keys_of(0xFF), options);
     ASSERT_TRUE(report.ok()) << report.status().to_string();
@@ -150,9 +160,7 @@ TEST_F(OverlapTest, APullWaitsForAnOwnerThatLagsWhileAnotherIsDead) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     record(*servers_[2], owned_[2], 5);
   });
-  PullOptions options;
-  options.min_version = 5;
-  options.wait_ms = 20'000;
+  const PullOptions options{.min_version = 5, .wait_ms = 20'000};
   const auto report = pull(*client, keys_of(0b00110000), options);
   is_over = true;
   later.join();
@@ -186,13 +194,18 @@ TEST_F(OverlapTest, ServersOfTheClientsZoneArePreferredWhileTheyLive) {
   for (const auto& server : servers_) server->set_shard_map(zoned);
   Options options = quiet();
   options.zone = "a";
-  const auto client = connect(options);
-  for (int round = 0; round < 10; ++round) ASSERT_TRUE(check_pull(*client, keys_of(0xFF)).ok());
-  EXPECT_EQ(servers_[1]->server().stats().pulls, 0u);
+  std::unique_ptr<Client> client;
+  uint64_t before_far = 0;
+  do {  // a stall of the machine is a failure of a near server, and then the far one is asked
+    before_far = servers_[1]->server().stats().pulls;
+    client = connect(options);
+    for (int round = 0; round < 10; ++round) ASSERT_TRUE(check_pull(*client, keys_of(0xFF)).ok());
+  } while (failures_of(*client, 3) != 0u);
+  EXPECT_EQ(servers_[1]->server().stats().pulls, before_far);
   servers_[0]->stop();
   const uint64_t before = servers_[2]->server().stats().pulls;
   for (int round = 0; round < 10; ++round) ASSERT_TRUE(check_pull(*client, keys_of(0xFF)).ok());
-  EXPECT_GT(servers_[1]->server().stats().pulls, 0u);
+  EXPECT_GT(servers_[1]->server().stats().pulls, before_far);
   EXPECT_GT(servers_[2]->server().stats().pulls, before);
 }
 
@@ -204,12 +217,16 @@ TEST_F(OverlapTest, OneDeadOwnerOfTwoMakesNoKeyUnavailable) {
   Options options = quiet();
   options.on_unavailable = OnUnavailable::kDefault;
   const auto client = connect(options);
-  ASSERT_TRUE(pull(*client, keys_of(0xFF)).ok());
+  ASSERT_TRUE(pull(*client, keys_of(0xFF), {.on_unavailable = OnUnavailable::kError}).ok());
   servers_[2]->stop();
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < 20;) {
+    const auto before = failures_of(*client, 2);
     const auto report = pull(*client, keys_of(0xFF));
+    // A pull that may leave out keys waits 550 ms for a server, and the machine may stall longer.
+    if (!before.has_value() || failures_of(*client, 2) != before) continue;
     ASSERT_TRUE(report.ok()) << report.status().to_string();
     EXPECT_EQ(report.value().unavailable, keys_of(0b11000000).size());
+    ++round;
   }
 }
 
@@ -295,25 +312,22 @@ class HedgeTest : public ::testing::Test {
 TEST_F(HedgeTest, ASlowServersKeysAreAnsweredByAnother) {
   const auto client = connect();
   for (int round = 0; round < 300; ++round) ASSERT_TRUE(pull(*client).ok());
-  const uint64_t hedges = client->pull_counts().hedges;
-  const uint64_t before = slow_.count(Opcode::kPull);
+  // On a busy machine hedges have won before, and late requests may still arrive.
+  const PullCounts before = client->pull_counts();
   set_slow(true);
-  while (slow_.count(Opcode::kPull) == before || client->pull_counts().hedges_won == 0)
-    ASSERT_TRUE(pull(*client).ok());
-  EXPECT_GT(client->pull_counts().hedges, hedges);
+  while (client->pull_counts().hedges_won == before.hedges_won) ASSERT_TRUE(pull(*client).ok());
+  EXPECT_GT(client->pull_counts().hedges, before.hedges);
   set_slow(false);  // late replies go to connections that are closed
   for (int round = 0; round < 100; ++round) ASSERT_TRUE(pull(*client).ok());
 }
 
 TEST_F(HedgeTest, PullsOfAVersionAreHedgedToo) {
   const auto client = connect();
-  PullOptions options;
-  options.min_version = FakeServer::kVersion;
+  const PullOptions options{.min_version = FakeServer::kVersion};
   for (int round = 0; round < 300; ++round) ASSERT_TRUE(pull(*client, options).ok());
-  const uint64_t before = slow_.count(Opcode::kPull);
+  const uint64_t won = client->pull_counts().hedges_won;
   set_slow(true);
-  while (slow_.count(Opcode::kPull) == before || client->pull_counts().hedges_won == 0)
-    ASSERT_TRUE(pull(*client, options).ok());
+  while (client->pull_counts().hedges_won == won) ASSERT_TRUE(pull(*client, options).ok());
 }
 
 // A hedge leaves no connection, and the next pull would wait for a greeting, or for the names after
@@ -366,20 +380,20 @@ TEST_F(HedgeTest, APullWaitsUntilItsDeadlineForAConnection) {
   for (const Status& result : results) EXPECT_TRUE(result.ok()) << result.to_string();
 }
 
+// A hedge that arrives before the first server holds the pull is not refused: then pull again.
 TEST_F(HedgeTest, AnotherHedgeFollowsOneThatFails) {
-  Options options = quiet();
-  options.deadline_ms = kAnHourMs;
-  const auto client = connect(options);
+  const auto client = connect();
   for (int round = 0; round < 300; ++round) ASSERT_TRUE(pull(*client).ok());
-  const uint64_t won = client->pull_counts().hedges_won;
-  const uint64_t before = slow_.count(Opcode::kPull);
   set_slow(true);
-  hedge_refusals_ = 1;
-  const uint64_t hedges = client->pull_counts().hedges;
-  while (slow_.count(Opcode::kPull) == before || client->pull_counts().hedges_won == won)
+  PullCounts before;
+  PullCounts after = client->pull_counts();
+  do {
+    before = after;
+    refusals_ = 0;
+    hedge_refusals_ = 1;
     ASSERT_TRUE(pull(*client).ok());
-  EXPECT_EQ(refusals_, 0);
-  EXPECT_GE(client->pull_counts().hedges, hedges + 2);
+    after = client->pull_counts();
+  } while (after.hedges_won == before.hedges_won || after.hedges < before.hedges + 2);
 }
 
 TEST_F(HedgeTest, HedgesCanBeSwitchedOff) {
@@ -425,10 +439,11 @@ TEST(Overlap, NoPullFailsWhileEachKeyHasAServerThatAnswers) {
   std::erase_if(map.servers, [](const auto& server) { return server.partitions[0] == 0; });
   for (Flaky& flaky : servers) flaky.server.set_shard_map(map);
   const auto client = connect_to(servers[0].server.url(), quiet());
+  // Return the number of requests without hedges, which have their own limit (hedge_test.cc).
   const auto sent = [&] {
     uint64_t count = 0;
     for (const Flaky& flaky : servers) count += flaky.server.count(Opcode::kPull);
-    return count;
+    return count - client->pull_counts().hedges;
   };
   const auto are_all_live = [&] {
     const auto counts = client->server_counts();
@@ -450,7 +465,7 @@ TEST(Overlap, NoPullFailsWhileEachKeyHasAServerThatAnswers) {
     const uint64_t before = sent();
     const auto report = client->pull("users", keys, rows);
     ASSERT_TRUE(report.ok()) << report.status().to_string();
-    ASSERT_LE(sent() - before, 3 * kServers);
+    ASSERT_LE(sent(), before + 3 * kServers);
     for (size_t i = 0; i < keys.size(); ++i) {
       const std::vector<float> none(FakeServer::kDim);
       ASSERT_TRUE(has_row(rows, i, keys[i] % 2 == 0 ? row_of(keys[i], FakeServer::kDim) : none))
@@ -471,10 +486,11 @@ class DeadOwner : public ::testing::Test {
   }
   void TearDown() override { client_.reset(); }  // it asks the servers until then
   // Connect without hedges, and pull until the second server counts as dead.
-  void connect(uint32_t deadline_ms) {
+  void connect() {
     Options options = quiet();
-    options.deadline_ms = deadline_ms;
+    options.deadline_ms = 60'000;
     options.hedge = false;
+    is_silent_ = false;
     client_ = connect_to(first_.url(), options);
     is_silent_ = true;
     while (!is_dead()) ASSERT_TRUE(pull().ok());
@@ -483,10 +499,7 @@ class DeadOwner : public ::testing::Test {
     std::vector<float> rows(FakeServer::kDim);
     return client_->pull("users", testing::first_keys(1), rows, {}, options).status();
   }
-  bool is_dead() const {
-    const auto counts = client_->server_counts();
-    return std::any_of(counts.begin(), counts.end(), [](const auto& of) { return !of.is_live; });
-  }
+  bool is_dead() const { return !client_->server_counts().at(1).is_live; }
 
   std::atomic<bool> is_silent_{false};  // the second server
   FakeServer first_;
@@ -506,11 +519,16 @@ class OwnerThatIsBack : public DeadOwner {
   std::atomic<bool> is_first_silent_{false};
 };
 
+// A call leaves half a second for the dead one, and the machine may stall for longer.
 TEST_F(OwnerThatIsBack, IsReachedWhileTheOtherIsSilent) {
-  connect(4'000);
-  is_silent_ = false;
-  is_first_silent_ = true;
-  const Status status = pull();
+  Status status(Code::kUnavailable, "not called");
+  for (int call = 0; call < 5 && !status.ok(); ++call) {
+    is_first_silent_ = false;
+    connect();
+    is_silent_ = false;
+    is_first_silent_ = true;
+    status = pull({.deadline_ms = 4'000});
+  }
   EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
@@ -527,10 +545,8 @@ class DeadOwnerOfALaggingOne : public DeadOwner {
 };
 
 TEST_F(DeadOwnerOfALaggingOne, LeavesTimeForIt) {
-  connect(6'000);
-  PullOptions newer;
-  newer.min_version = FakeServer::kVersion;
-  newer.wait_ms = 1'500;
+  connect();
+  const PullOptions newer{.min_version = FakeServer::kVersion, .wait_ms = 1'500};
   for (int round = 0; round < 5; ++round) {
     lags_until_ns_ = base::monotonic_ns() + 200'000'000;
     const Status status = pull(newer);
@@ -544,16 +560,16 @@ class DeadOwnerOfASlowOne : public DeadOwner {
   DeadOwnerOfASlowOne()
       : DeadOwner([this](Opcode opcode, uint64_t, wire::Frame&) {
           if (opcode == Opcode::kPull && is_slow_)
-            std::this_thread::sleep_for(std::chrono::milliseconds(4'400));
+            std::this_thread::sleep_for(std::chrono::milliseconds(10'500));
           return Answer::kSend;
         }) {}
   std::atomic<bool> is_slow_{false};
 };
 
 TEST_F(DeadOwnerOfASlowOne, TakesLittleTimeFromIt) {
-  connect(8'000);
+  connect();
   is_slow_ = true;
-  const Status status = pull();
+  const Status status = pull({.deadline_ms = 20'000});
   EXPECT_TRUE(status.ok()) << status.to_string();
 }
 

@@ -36,7 +36,11 @@ class RdmaClientTest : public ::testing::Test {
     server_->add_table("rows", Dtype::kF32, kDim, 2 * kRows, kRows);
     server_->start();
   }
-  std::unique_ptr<Client> connect(Options options = {}) {
+  std::unique_ptr<Client> connect() {
+    Options options;
+    options.deadline_ms = 60'000;
+    options.catalogue_ms = 0;  // only the test's calls send requests
+    options.hot_sample_every = 0;
     options.rdma = client_device_;
     return testing::connect_to(server_->url(), options);
   }
@@ -93,7 +97,7 @@ TEST_F(RdmaClientTest, ACallReplacesABrokenQueuePair) {
     }
     server_device_->set_work(Work::kAtOnce);
   });
-  const base::Status status = pull(*client, 20'000);
+  const base::Status status = pull(*client);
   breaker.join();
   EXPECT_TRUE(status.ok()) << status.to_string();
   EXPECT_TRUE(pull(*client).ok());
@@ -104,9 +108,11 @@ TEST_F(RdmaClientTest, RdmaIsUsedAgainAfterARestartOfTheServer) {
   const auto client = connect();
   ASSERT_TRUE(pull(*client).ok());
   server_->stop();
-  EXPECT_EQ(pull(*client, 200).code(), Code::kUnavailable);
+  const Code gone = pull(*client, 200).code();
+  EXPECT_TRUE(gone == Code::kUnavailable || gone == Code::kDeadlineExceeded)
+      << base::code_name(gone);
   server_->start();
-  EXPECT_TRUE(pull(*client, 20'000).ok());
+  EXPECT_TRUE(pull(*client).ok());
   EXPECT_GT(replies_over_rdma(), 0u);
 }
 
@@ -118,7 +124,7 @@ TEST_F(RdmaClientTest, ACallFailsAtTheDeadlineIfTheDeviceNeverCompletes) {
   EXPECT_FALSE(pull(*client, 100).ok());
   server_device_->set_work(Work::kAtOnce);
   server_device_->run_all();
-  EXPECT_TRUE(pull(*client, 20'000).ok());
+  EXPECT_TRUE(pull(*client).ok());
 }
 
 TEST_F(RdmaClientTest, ManyThreadsPullAtOnce) {
@@ -127,7 +133,7 @@ TEST_F(RdmaClientTest, ManyThreadsPullAtOnce) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
-      for (int i = 0; i < 20; ++i) EXPECT_TRUE(pull(*client, 20'000).ok());
+      for (int i = 0; i < 20; ++i) EXPECT_TRUE(pull(*client).ok());
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -20,6 +20,13 @@ using testing::RealServer;
 using wire::Opcode;
 
 constexpr uint32_t kDim = 8;
+constexpr uint32_t kLongMs = 20'000;  // for calls that must succeed on a busy machine too
+
+Options patient_options() {
+  Options options;
+  options.deadline_ms = kLongMs;
+  return options;
+}
 
 Status pull_users(Client& client, uint32_t deadline_ms = 0, uint64_t min_version = 0) {
   const std::vector<uint64_t> keys = {2, 4, 6};
@@ -33,30 +40,36 @@ Status pull_users(Client& client, uint32_t deadline_ms = 0, uint64_t min_version
 TEST(Retry, TheErrorNamesAllServersWhenNoneIsReachable) {
   const std::string first = "127.0.0.1:" + std::to_string(testing::stable_port());
   const std::string second = "127.0.0.1:" + std::to_string(testing::stable_port());
-  expect_error(Client::connect("petps://" + first + "," + second + "/m").status(),
-               Code::kUnavailable, {first, second, "Connection refused"});
+  const std::string url = "petps://" + first + "," + second + "/m";
+  expect_error(Client::connect(url, patient_options()).status(), Code::kUnavailable,
+               {first, second, "Connection refused"});
 }
 
 TEST(Retry, TheErrorNamesAnUnknownHost) {
-  expect_error(Client::connect("petps://no-such-host.invalid/m").status(), Code::kUnavailable,
-               {"no-such-host.invalid:7070"});
+  expect_error(Client::connect("petps://no-such-host.invalid/m", patient_options()).status(),
+               Code::kUnavailable, {"no-such-host.invalid:7070"});
 }
 
 TEST(Retry, APullFailsOverToAnotherReplica) {
   const std::string dead = "127.0.0.1:" + std::to_string(testing::stable_port());
   FakeServer alive;
-  const auto client = connect_to("petps://" + dead + "," + alive.address() + "/ranking");
-  for (int i = 0; i < 20; ++i) EXPECT_TRUE(pull_users(*client, 1000).ok());
+  const auto client =
+      connect_to("petps://" + dead + "," + alive.address() + "/ranking", patient_options());
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(pull_users(*client).ok());
 }
 
 TEST(Retry, ASilentReplicaLeavesTimeForTheOther) {
-  FakeServer silent([](Opcode opcode, uint64_t, wire::Frame&) {
-    return opcode == Opcode::kPull ? Answer::kSilent : Answer::kSend;
+  // Silent for good once it has received a pull, so that no probe finds it alive.
+  std::atomic<bool> is_silent{false};
+  FakeServer silent([&](Opcode opcode, uint64_t, wire::Frame&) {
+    if (opcode == Opcode::kPull) is_silent = true;
+    return is_silent ? Answer::kSilent : Answer::kSend;
   });
   FakeServer good;
-  const auto client = connect_to("petps://" + silent.address() + "," + good.address() + "/ranking");
+  const auto client = connect_to("petps://" + silent.address() + "," + good.address() + "/ranking",
+                                 patient_options());
   for (int i = 0; i < 6; ++i) {
-    const Status status = pull_users(*client, 1500);
+    const Status status = pull_users(*client);
     EXPECT_TRUE(status.ok()) << status.to_string();
   }
   EXPECT_LT(silent.count(Opcode::kPull), 5u) << "it is in backoff after a failure";
@@ -73,8 +86,11 @@ FakeServer::Tamper fail_pulls(Code code, const std::string& message) {
 TEST(Retry, APullSkipsAStaleReplica) {
   FakeServer old(fail_pulls(Code::kStale, "too old"));
   FakeServer fresh;
-  const auto client = connect_to("petps://" + old.address() + "," + fresh.address() + "/ranking");
-  for (int i = 0; i < 10; ++i) EXPECT_TRUE(pull_users(*client, 1000, 5).ok());
+  const auto client = connect_to("petps://" + old.address() + "," + fresh.address() + "/ranking",
+                                 patient_options());
+  // The client chooses one of the two at random.
+  for (int i = 0; i < 10 || (old.count(Opcode::kPull) == 0 && i < 200); ++i)
+    EXPECT_TRUE(pull_users(*client, kLongMs, 5).ok());
   EXPECT_GT(old.count(Opcode::kPull), 0u);
 }
 
@@ -82,15 +98,18 @@ TEST(Retry, APullFailsAtTheDeadlineAndNamesTheDeadServer) {
   auto server = std::make_unique<RealServer>();
   server->add_table("users", Dtype::kF32, FakeServer::kDim, 100, 50);
   server->start();
-  const auto client = connect_to(server->url());
+  const auto client = connect_to(server->url(), patient_options());
   ASSERT_TRUE(pull_users(*client).ok());
   server->stop();
   const uint64_t before = base::monotonic_ns();
-  expect_error(pull_users(*client, 300), Code::kUnavailable,
+  const Status status = pull_users(*client, 300);
+  // On a busy machine the deadline may cut the last attempt short.
+  const bool is_cut = status.code() == Code::kDeadlineExceeded;
+  expect_error(status, is_cut ? status.code() : Code::kUnavailable,
                {"gave up after 300 ms", server->address()});
-  EXPECT_LT(base::monotonic_ns() - before, 2'000'000'000u);
+  EXPECT_LT(base::monotonic_ns() - before, 30'000'000'000u);
   server->start();  // the same port
-  EXPECT_TRUE(pull_users(*client, 2000).ok());
+  EXPECT_TRUE(pull_users(*client).ok());
 }
 
 // The server closes the connection when it receives the second request. For the client that is the
@@ -99,7 +118,7 @@ TEST(Retry, AStatusRequestIsRepeatedAfterItsIdleConnectionWasClosed) {
   FakeServer server([](Opcode opcode, uint64_t count, wire::Frame&) {
     return opcode == Opcode::kStatus && count == 1 ? Answer::kClose : Answer::kSend;
   });
-  Options options;
+  Options options = patient_options();
   options.catalogue_ms = 0;
   options.hot_sample_every = 0;
   const auto client = connect_to(server.url(), options);
@@ -113,20 +132,26 @@ TEST(Retry, APullWaitsForARestart) {
   RealServer server;
   server.add_table("users", Dtype::kF32, FakeServer::kDim, 100, 50);
   server.start();
-  const auto client = connect_to(server.url());
+  Options options = patient_options();
+  options.catalogue_ms = 0;  // only the pull contacts the server
+  options.hot_sample_every = 0;
+  const auto client = connect_to(server.url(), options);
   server.stop();
+  std::atomic<bool> is_over{false};
   std::thread later([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(150));
+    while (client->server_counts().at(0).failures == 0 && !is_over)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     server.start();
   });
-  const Status status = pull_users(*client, 5000);
+  const Status status = pull_users(*client);
+  is_over = true;
   later.join();
   EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
 TEST(Retry, APullFindsTheTableOfAnotherPoolAtTheSameAddress) {
   FakeServer server;
-  Options options;
+  Options options = patient_options();
   options.catalogue_ms = 0;
   const auto client = connect_to(server.url(), options);
   ASSERT_TRUE(pull_users(*client).ok());
@@ -137,15 +162,16 @@ TEST(Retry, APullFindsTheTableOfAnotherPoolAtTheSameAddress) {
 
 TEST(Retry, APullFromADroppedTableIsRetriedOnce) {
   FakeServer server(fail_pulls(Code::kNotFound, "no table 7; there are: 8"));
-  const auto client = connect_to(server.url());
+  const auto client = connect_to(server.url(), patient_options());
   const uint64_t before = server.count(Opcode::kTables);
-  const Status status = pull_users(*client, 1000);
+  const Status status = pull_users(*client);
   EXPECT_EQ(Code::kNotFound, status.code()) << status.to_string();
   EXPECT_EQ(2u, server.count(Opcode::kPull));
   EXPECT_GE(server.count(Opcode::kTables), before + 1);
 }
 
 TEST(Retry, AStalePullIsRepeatedWhenTheBackgroundThreadHasReadASwitch) {
+  std::atomic<Client*> pulling{nullptr};
   FakeServer server([&](Opcode opcode, uint64_t count, wire::Frame& reply) {
     if (opcode == Opcode::kTables && server.count(Opcode::kPull) > 0) {
       wire::TablesReply switched = server.tables();
@@ -154,9 +180,13 @@ TEST(Retry, AStalePullIsRepeatedWhenTheBackgroundThreadHasReadASwitch) {
       EXPECT_TRUE(wire::encode_tables_reply(id, switched, reply).ok());
     }
     if (opcode == Opcode::kPull && count == 0) {
-      // The second request shows that the client kept the first reply.
-      const uint64_t requests = server.count(Opcode::kTables);
-      while (server.count(Opcode::kTables) < requests + 2) std::this_thread::yield();
+      // This asks no server while the client knows the table.
+      const auto has_switched = [&] {
+        const auto table = pulling.load()->describe("users");
+        return table.ok() && table.value().instance == "ranking@2";
+      };
+      const uint64_t until = base::monotonic_ns() + kLongMs * uint64_t{1'000'000};
+      while (!has_switched() && base::monotonic_ns() < until) std::this_thread::yield();
       testing::replace_by_error(reply, Code::kStale, "ranking@1 is at 4");
     }
     return Answer::kSend;
@@ -166,14 +196,15 @@ TEST(Retry, AStalePullIsRepeatedWhenTheBackgroundThreadHasReadASwitch) {
   tables.tables.push_back(tables.tables[0]);
   tables.tables[1].instance = 2;
   tables.aliases.push_back({"ranking", 1});
-  Options options;
+  Options options = patient_options();
   options.catalogue_ms = 1;
   const auto client = connect_to(server.url(), options);
+  pulling = client.get();
   const std::vector<uint64_t> keys = {2};
   std::vector<float> rows(FakeServer::kDim);
   PullOptions fresh;
   fresh.min_version = FakeServer::kVersion;
-  fresh.deadline_ms = 20'000;
+  fresh.deadline_ms = 2 * kLongMs;
   const auto report = client->pull("users", keys, rows, {}, fresh);
   ASSERT_TRUE(report.ok()) << report.status().to_string();
   EXPECT_EQ(report.value().instance, "ranking@2");
@@ -181,20 +212,26 @@ TEST(Retry, AStalePullIsRepeatedWhenTheBackgroundThreadHasReadASwitch) {
 }
 
 TEST(Retry, AWaitForAFreeConnectionIsNoFailureOfTheServer) {
-  std::atomic<bool> silent{true};
+  std::atomic<bool> is_held{true};
+  std::atomic<bool> has_begun{false};
   FakeServer server([&](Opcode opcode, uint64_t, wire::Frame&) {
-    return opcode == Opcode::kPull && silent ? Answer::kSilent : Answer::kSend;
+    if (opcode != Opcode::kPull) return Answer::kSend;
+    has_begun = true;
+    while (is_held) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return Answer::kSend;
   });
-  Options options;
+  Options options = patient_options();
+  options.catalogue_ms = 0;
+  options.hot_sample_every = 0;
   options.connections = 1;
   const auto client = connect_to(server.url(), options);
-  std::thread holds_the_connection(
-      [&] { EXPECT_EQ(Code::kDeadlineExceeded, pull_users(*client, 1000).code()); });
-  while (server.count(Opcode::kPull) == 0) std::this_thread::yield();
+  std::thread holds_the_connection([&] { EXPECT_TRUE(pull_users(*client, 2 * kLongMs).ok()); });
+  while (!has_begun) std::this_thread::yield();
   expect_error(pull_users(*client, 100), Code::kResourceExhausted,
                {"all 1 connections were in use"});
+  EXPECT_EQ(client->server_counts().at(0).failures, 0u);
+  is_held = false;
   holds_the_connection.join();
-  silent = false;
   EXPECT_TRUE(pull_users(*client).ok());
 }
 
@@ -202,7 +239,7 @@ TEST(Retry, APushIsNotRetried) {
   FakeServer server([](Opcode opcode, uint64_t, wire::Frame&) {
     return opcode == Opcode::kPush ? Answer::kClose : Answer::kSend;
   });
-  const auto client = connect_to(server.url());
+  const auto client = connect_to(server.url(), patient_options());
   const std::vector<uint64_t> keys = {1};
   const std::vector<float> rows(FakeServer::kDim);
   expect_error(client->push("users", keys, rows, FakeServer::kDim).status(), Code::kUnavailable,
@@ -213,8 +250,8 @@ TEST(Retry, APushIsNotRetried) {
 TEST(Retry, APushToReplicasIsRefusedBeforeAnythingIsSent) {
   FakeServer first;
   FakeServer second;
-  const auto client =
-      connect_to("petps://" + first.address() + "," + second.address() + "/ranking");
+  const auto client = connect_to("petps://" + first.address() + "," + second.address() + "/ranking",
+                                 patient_options());
   const std::vector<uint64_t> keys = {42};
   const std::vector<float> rows(FakeServer::kDim);
   PushReport report;
@@ -236,7 +273,7 @@ TEST(Retry, ThreadsPullThroughRestarts) {
   RealServer server;
   server.add_table("users", Dtype::kF16, kDim, 3000, 2000);
   server.start();
-  const auto client = connect_to(server.url());
+  const auto client = connect_to(server.url(), patient_options());
   std::atomic<bool> stop{false};
   std::atomic<uint64_t> pulls{0};
   std::vector<std::thread> threads;

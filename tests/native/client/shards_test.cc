@@ -145,7 +145,11 @@ TEST_F(ShardsTest, APullWaitsUntilEveryShardHasItsMinimumVersion) {
   // The servers' wait ends before the deadline: the result is STALE, not a timeout.
   options.wait_ms = 60'000;
   options.deadline_ms = 2'400;
-  expect_error(pull(*client, keys_of(0xFF), options).status(), Code::kStale, {"version 4"});
+  Status status = pull(*client, keys_of(0xFF), options).status();
+  // The wait ends 500 ms before the deadline. A busy machine may stall for longer.
+  for (int i = 0; i < 10 && status.code() == Code::kDeadlineExceeded; ++i)
+    status = pull(*client, keys_of(0xFF), options).status();
+  expect_error(status, Code::kStale, {"version 4"});
   EXPECT_TRUE(pull(*client, keys_of(0xFF)).ok());
 }
 
@@ -156,10 +160,19 @@ TEST_F(ShardsTest, APullUsesTheReplicaThatHasTheVersionAlready) {
   publish();
   record(lagging, 0xFF, 1);
   record(current, 0xFF, 2);
-  const auto client = connect();
+  Options without_hedges = quiet();
+  without_hedges.hedge = false;
+  const auto client = connect(without_hedges);
+  // A pull waits 550 ms for a new connection if there is another replica, but until its deadline
+  // for a reply. So connect to both first, because a busy machine may stall for longer.
+  const auto are_connected = [&] {
+    return lagging.server().stats().pulls >= 5 && current.server().stats().pulls >= 5;
+  };
+  while (!are_connected()) ASSERT_TRUE(pull(*client, keys_of(0xFF)).ok());
   PullOptions options;
   options.min_version = 2;
   options.wait_ms = 10'000;
+  options.deadline_ms = 40'000;
   for (int i = 0; i < 10; ++i) EXPECT_TRUE(pull(*client, keys_of(0xFF), options).ok());
   EXPECT_EQ(lagging.server().stats().waits_for_version, 0u);
 }
@@ -189,11 +202,16 @@ TEST_F(ShardsTest, AReplicaReplacesADeadServerAndAShardWithoutServersIsAnError) 
     EXPECT_EQ(report.value().found, kKeys);
   }
   servers_[2]->stop();
+  // On a busy machine a short deadline may pass before the last attempts are refused.
   PullOptions options;
   options.deadline_ms = 1'000;
-  expect_error(pull(*client, keys_of(0xFF), options).status(), Code::kUnavailable,
-               {"Connection refused"});
-  EXPECT_TRUE(pull(*client, keys_of(0b00001111), options).ok()) << "the other shard still serves";
+  Status status = pull(*client, keys_of(0xFF), options).status();
+  const auto is_late = [&] { return status.code() == Code::kDeadlineExceeded; };
+  const auto is_refused = [&] { return status.message().find("refused") != std::string::npos; };
+  for (; !status.ok() && !is_refused() && options.deadline_ms < 10'000; options.deadline_ms *= 3)
+    status = pull(*client, keys_of(0xFF), options).status();
+  expect_error(status, is_late() ? status.code() : Code::kUnavailable, {"Connection refused"});
+  EXPECT_TRUE(pull(*client, keys_of(0b00001111)).ok()) << "the other shard still serves";
   std::thread later([&] { servers_[1]->start(); });
   EXPECT_EQ(pull(*client, keys_of(0xFF)).value().found, kKeys);
   later.join();
@@ -239,8 +257,8 @@ TEST_F(ShardsTest, PullsContinueWhileTheMapChanges) {
   std::thread first_thread(pull_repeatedly, random());
   std::thread second_thread(pull_repeatedly, random());
   constexpr uint64_t kOwned[] = {0b00001111, 0b00000011, 0b11111100, 0b01010101};
-  const uint64_t until = base::monotonic_ns() + 30'000'000'000;
-  while ((version_ < 60 || pulls < 200) && base::monotonic_ns() < until) {
+  const uint64_t until = base::monotonic_ns() + 40'000'000'000;
+  while ((version_ < 60 || pulls < 200 || wrong_shards() == 0) && base::monotonic_ns() < until) {
     split_between_two(kOwned[(version_ + 1) % 4]);
     const size_t first = version_ % 2;
     servers_[first]->set_shard_map(map());
@@ -289,14 +307,30 @@ TEST_F(ShardsTest, HotSetsGoToTheOwnersOfTheirKeys) {
   options.hot_sample_every = 1;
   options.hot_set_ms = 3'600'000;
   const auto client = connect(options);
-  for (int i = 0; i < 5; ++i) EXPECT_TRUE(pull(*client, keys_of(0b00000001)).ok());
-  ASSERT_TRUE(client->send_hot_sets().ok());
-  EXPECT_EQ(servers_[0]->server().stats().hot_sets, 1u);
-  EXPECT_EQ(servers_[1]->server().stats().hot_sets, 0u);
-  for (int i = 0; i < 5; ++i) EXPECT_TRUE(pull(*client, keys_of(0b00010001)).ok());
-  ASSERT_TRUE(client->send_hot_sets().ok());
-  EXPECT_EQ(servers_[0]->server().stats().hot_sets, 2u);
-  EXPECT_EQ(servers_[1]->server().stats().hot_sets, 1u);
+  const auto hot_sets = [&](size_t server) { return servers_[server]->server().stats().hot_sets; };
+  // Pull and send until the servers have received the hot set. The client waits one second for
+  // each, which a busy machine may take.
+  const auto send_sets = [&](uint64_t partitions, const std::vector<size_t>& owners) {
+    uint64_t sets = 0;
+    for (bool is_sent = false; !is_sent && sets < 20; ++sets) {
+      std::vector<uint64_t> before;
+      for (const size_t owner : owners) before.push_back(hot_sets(owner));
+      for (int i = 0; i < 5; ++i) EXPECT_TRUE(pull(*client, keys_of(partitions)).ok());
+      is_sent = client->send_hot_sets().ok();
+      for (size_t i = 0; i < owners.size(); ++i)
+        is_sent = is_sent && hot_sets(owners[i]) > before[i];
+    }
+    return sets;
+  };
+  const uint64_t first_sets = send_sets(0b00000001, {0});
+  EXPECT_GE(hot_sets(0), 1u);
+  EXPECT_LE(hot_sets(0), first_sets);
+  EXPECT_EQ(hot_sets(1), 0u);
+  const uint64_t second_sets = send_sets(0b00010001, {0, 1});
+  EXPECT_GE(hot_sets(0), 2u);
+  EXPECT_LE(hot_sets(0), first_sets + second_sets);
+  EXPECT_GE(hot_sets(1), 1u);
+  EXPECT_LE(hot_sets(1), second_sets);
 }
 
 class ShardVersionsTest : public ShardsTest {
@@ -334,6 +368,21 @@ class ShardVersionsTest : public ShardsTest {
   }
   std::unique_ptr<Client> connect_to_live(const Options& options) {
     return connect_to("petps://" + servers_[0]->address() + "/live", options);
+  }
+  // Connect to "live", and let `call` use the client, until no server has failed meanwhile. The
+  // first call waits 550 ms for what each server's alias resolves to, and then does without. A busy
+  // machine may stall for longer.
+  std::unique_ptr<Client> connect_undisturbed(const std::function<void(Client&)>& call) {
+    for (int i = 0;; ++i) {
+      auto client = connect_to_live(quiet());
+      call(*client);
+      const std::vector<ServerCounts> counts = client->server_counts();
+      const bool is_undisturbed = std::all_of(
+          counts.begin(), counts.end(), [](const ServerCounts& of) { return of.failures == 0; });
+      if (is_undisturbed) return client;
+      if (i == 20) ADD_FAILURE() << "a server failed each time";
+      if (i == 20) return client;
+    }
   }
   // Pull every key. Return the version that all rows have.
   uint64_t pull_version(Client& client) {
@@ -398,7 +447,8 @@ TEST_F(ShardVersionsTest, TheOldInstanceIsPulledUntilTheLastServerHasSwitched) {
     }
     RealServer::fill(*part, keys, 6);
     switch_to(last, 1);
-    for (int i = 0; i < 10'000 && pull_version(*client) != 6; ++i)
+    const uint64_t until = base::monotonic_ns() + 25'000'000'000;
+    while (pull_version(*client) != 6 && base::monotonic_ns() < until)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_EQ(pull_version(*client), 6u);
     for (const size_t i : {first, last}) switch_to(i, 0);
@@ -411,27 +461,35 @@ TEST_F(ShardVersionsTest, RowsHaveTheOldLengthUntilTheLastServerHasSwitched) {
   for (const size_t i : {size_t{0}, size_t{1}}) add_instance(i, 7, 2 * kDim);
   for (const size_t first : {size_t{0}, size_t{1}}) {
     switch_to(first, 2);
-    auto client = connect_to_live(quiet());
-    EXPECT_EQ(client->describe("rows").value().dim, kDim) << first;
+    uint32_t dim = 0;
+    const auto describe = [&](Client& client) { dim = client.describe("rows").value().dim; };
+    auto client = connect_undisturbed(describe);
+    EXPECT_EQ(dim, kDim) << first;
     EXPECT_EQ(pull_version(*client), 5u) << first;
     switch_to(1 - first, 2);
-    EXPECT_EQ(connect_to_live(quiet())->describe("rows").value().dim, 2 * kDim);
+    connect_undisturbed(describe);
+    EXPECT_EQ(dim, 2 * kDim);
     for (const size_t i : {size_t{0}, size_t{1}}) switch_to(i, 0);
   }
 }
 
 TEST_F(ShardVersionsTest, APushGoesToOneInstanceOnAllServers) {
   switch_to(0, 1);
-  auto client = connect_to_live(quiet());
   const std::vector<uint64_t> keys = keys_of(0xFF);
-  const std::vector<float> rows(keys.size() * kDim, 1.125f);
-  const auto report = client->push("rows", keys, rows, kDim);
-  ASSERT_TRUE(report.ok()) << report.status().to_string();
+  float value = 1.125f;
+  std::vector<float> rows(keys.size() * kDim);
+  Status status;
+  connect_undisturbed([&](Client& client) {
+    value += 1;
+    std::fill(rows.begin(), rows.end(), value);
+    status = client.push("rows", keys, rows, kDim).status();
+  });
+  ASSERT_TRUE(status.ok()) << status.to_string();
   const auto count_pushed = [&](const std::string& instance) {
     const auto pinned = connect_to("petps://" + servers_[0]->address() + "/" + instance, quiet());
     std::vector<float> out(rows.size());
     EXPECT_TRUE(pinned->pull("rows", keys, out).ok());
-    return std::count(out.begin(), out.end(), 1.125f);
+    return std::count(out.begin(), out.end(), value);
   };
   EXPECT_EQ(count_pushed("ranking@5"), static_cast<ptrdiff_t>(rows.size()));
   EXPECT_EQ(count_pushed("ranking@6"), 0);
@@ -476,8 +534,11 @@ TEST(Shards, ReceiveTheirRequestsAtTheSameTime) {
 // silent server's part.
 TEST(Shards, OnlyTheKeysOfASilentReplicaAreRetried) {
   testing::FakeServer alive;
-  testing::FakeServer silent([](wire::Opcode opcode, uint64_t, wire::Frame&) {
-    return opcode == wire::Opcode::kPull ? testing::Answer::kSilent : testing::Answer::kSend;
+  // Silent for good once it has received a pull, so that no probe finds it alive.
+  std::atomic<bool> is_silent{false};
+  testing::FakeServer silent([&](wire::Opcode opcode, uint64_t, wire::Frame&) {
+    if (opcode == wire::Opcode::kPull) is_silent = true;
+    return is_silent ? testing::Answer::kSilent : testing::Answer::kSend;
   });
   testing::FakeServer replica;
   const wire::ShardMap map = {
@@ -489,15 +550,15 @@ TEST(Shards, OnlyTheKeysOfASilentReplicaAreRetried) {
   const auto client = connect_to(alive.url(), quiet());
   const std::vector<uint64_t> keys = testing::first_keys(100);
   std::vector<float> rows(keys.size() * testing::FakeServer::kDim);
-  PullOptions options;
-  options.deadline_ms = 2'000;
-  for (int i = 0; i < 3; ++i) {
-    const auto report = client->pull("users", keys, rows, {}, options);
+  // The client chooses one of the two replicas at random.
+  uint64_t pulls = 0;
+  for (; pulls < 3 || (silent.count(wire::Opcode::kPull) == 0 && pulls < 200); ++pulls) {
+    const auto report = client->pull("users", keys, rows);
     ASSERT_TRUE(report.ok()) << report.status().to_string();
     EXPECT_EQ(report.value().found, 50u);
   }
   EXPECT_GE(silent.count(wire::Opcode::kPull), 1u);
-  EXPECT_EQ(alive.count(wire::Opcode::kPull), 3u);
+  EXPECT_EQ(alive.count(wire::Opcode::kPull), pulls);
 }
 
 TEST_F(ShardsTest, ManyThreadsShareTheConnections) {

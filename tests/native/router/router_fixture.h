@@ -38,7 +38,7 @@ class RouterFixture : public Fleet {
  protected:
   RouterFixture() {
     options_.port = 0;
-    options_.deadline_ms = 10'000;
+    options_.deadline_ms = 20'000;
   }
   // Start a router of the servers.
   void start() {
