@@ -26,6 +26,7 @@ from petps.config import ClusterConfig
 from petps.errors import AlreadyExists, FailedPrecondition, InvalidArgument, PetpsError, Unavailable
 from petps.log import INFO, WARNING, Line
 from petps.server.cluster.handover import Handovers
+from petps.server.cluster.lease import Lease
 from petps.server.cluster.map import MapCopy
 from petps.server.cluster.pauses import Pauses
 from petps.server.shard_map import ShardMap, parse
@@ -35,7 +36,7 @@ __all__ = ["ClusterPart", "Facts", "access_of"]
 LOOK_SECONDS: Final = 0.25  # between two looks at etcd
 HANDOVER_SECONDS: Final = 0.05  # likewise, while pushes wait for the end of a move, or soon will
 REPORT_SECONDS: Final = 1.0  # between two reports in which only versions differ
-LEASE_SHARE: Final = 3  # a lease is kept alive after this part of its time
+STUCK_SECONDS: Final = 60.0  # a round that takes longer costs the server its lease
 SWITCH_RETRY_SECONDS: Final = 10.0  # between two tries to obey an order to switch the model
 WHOLE_SECONDS: Final = 60.0  # between two reads of all keys, whatever their revisions are
 CLOSE_SECONDS: Final = 3.0
@@ -93,6 +94,7 @@ class ClusterPart:
     def __init__(
         self,
         etcd: Etcd,
+        etcd_of_lease: Etcd,
         config: ClusterConfig,
         model: str,
         copy: MapCopy,
@@ -100,6 +102,7 @@ class ClusterPart:
         log: Callable[[str], None],
     ) -> None:
         self.pauses = pauses
+        self._lease_keeper = Lease(etcd_of_lease, config.lease_seconds, self._is_working)
         self._etcd, self._config, self._copy, self._log = etcd, config, copy, log
         self._keys = Keys(config.prefix, model)
         self._lock = threading.Lock()  # over the next two, which two threads use
@@ -109,8 +112,8 @@ class ClusterPart:
         self._map_error = ""
         self._good_at = time.monotonic()  # when the last round with etcd succeeded; first: now
         self._error = ""
-        self._lease = 0
-        self._kept_at = 0.0
+        self._round_at = time.monotonic()  # when the last round with etcd began
+        self._lease = 0  # of the reports in etcd
         self._sent: tuple[str, float] = ("", 0.0)
         self._registered = ""
         self._since = 0  # keys that changed before this revision are known
@@ -188,6 +191,7 @@ class ClusterPart:
         self._facts, self._remover, self._wake = facts, remover, wake
         self._handovers = handovers
         self._thread = threading.Thread(target=self._run, name="petps-cluster", daemon=True)
+        self._lease_keeper.start()
         self._thread.start()
 
     def status(self) -> dict[str, Any]:
@@ -211,6 +215,7 @@ class ClusterPart:
             return
         self._remover.close()
         self._thread.join(CLOSE_SECONDS)  # a daemon: an etcd that is silent keeps nobody
+        self._lease_keeper.close()
         self._handovers.close()
 
     # ---- the thread
@@ -218,7 +223,7 @@ class ClusterPart:
     def _run(self) -> None:
         _native.lower_priority()
         while True:
-            error = ""
+            error, self._round_at = "", time.monotonic()
             try:
                 self._look()
             except PetpsError as failure:
@@ -233,15 +238,15 @@ class ClusterPart:
             self._note(error)
             if self._stopping.wait(HANDOVER_SECONDS if self._handovers.is_urgent else LOOK_SECONDS):
                 break
-        try:
-            if self._lease:
-                self._etcd.revoke(self._lease)
-        except PetpsError:
-            pass  # the lease ends after its time
         self._etcd.close()
 
+    def _is_working(self) -> bool:
+        return time.monotonic() - self._round_at < STUCK_SECONDS
+
     def _look(self) -> None:
-        self._keep_lease()
+        if (lease := self._lease_keeper.number()) != self._lease:
+            self._forget_reports()
+            self._lease = lease
         own = self._facts.registration()
         if not self._sent[0]:
             self._refuse_another(own)
@@ -254,17 +259,6 @@ class ClusterPart:
     def _forget_reports(self) -> None:
         """Write the report and the registration again, whatever etcd had of them."""
         self._sent, self._registered = ("", 0.0), ""
-
-    def _keep_lease(self) -> None:
-        now = time.monotonic()
-        seconds = self._config.lease_seconds
-        if self._lease and now - self._kept_at < seconds / LEASE_SHARE:
-            return
-        if not self._lease or not self._etcd.keep_alive(self._lease):
-            self._lease = 0
-            self._forget_reports()
-            self._lease = self._etcd.grant(seconds)
-        self._kept_at = now
 
     def _read_orders(self, own: str) -> None:
         now = time.monotonic()

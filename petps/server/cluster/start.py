@@ -36,8 +36,8 @@ def open_cluster(config: Config, tables: _native.Tables, log: Callable[[str], No
     name = config.pool.path.name
     copy = MapCopy(config.folder() / f"{name}.map.json", record.model, record.partitions)
     pauses = Pauses(config.folder() / f"{name}.pauses.json")
-    etcd = Etcd(access_of(config.cluster))
-    return ClusterPart(etcd, config.cluster, record.model, copy, pauses, log)
+    access = access_of(config.cluster)
+    return ClusterPart(Etcd(access), Etcd(access), config.cluster, record.model, copy, pauses, log)
 
 
 def join(
