@@ -33,6 +33,7 @@ ModelName = Annotated[
 
 PATIENCE_SECONDS: Final = 10.0  # of a command; etcd's members may elect a leader just now
 LOOK_SECONDS: Final = 0.2
+PRESENT_SECONDS: Final = 3.0  # between a server's registration and its first report, at most
 
 
 def cluster_config(file: Path | None) -> ClusterConfig:
@@ -66,6 +67,19 @@ class ClusterTarget:
         texts = {key: value.text for key, value in read.values.items()}
         revisions = {key: value.changed for key, value in read.values.items()}
         return read_state(self.keys, texts, revisions)
+
+    def state_when_present(self, address: str | None = None) -> State:
+        """Return the state once this server, or each one that has registered, is present.
+
+        Servers that are not after PRESENT_SECONDS are away.
+        """
+        until = time.monotonic() + PRESENT_SECONDS
+        while True:
+            state = self.state()
+            awaited = {known for known in state.registrations if address in (None, known)}
+            if awaited <= set(state.members) or time.monotonic() > until:
+                return state
+            time.sleep(LOOK_SECONDS)
 
     def controller(self) -> str:
         """Return the name of the elected controller; '': there is none."""

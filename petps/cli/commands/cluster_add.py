@@ -58,7 +58,7 @@ def add(
         petps cluster add h4:7070 --config cluster.toml
     """
     with open_target(config, model) as target:
-        state = target.state()
+        state = target.state_when_present(address)
         _check(target, state, address)
         if wait and not target.controller():
             raise FailedPrecondition(

@@ -82,7 +82,7 @@ def init(
         if map_file is not None:
             first = _map_of_file(map_file, state)
         else:
-            first = _planned_map(state, replicas or 1)
+            first = _planned_map(target.state_when_present(), replicas or 1)
         owners = min(len(present) for present in first.owners)
         settings = Settings(replicas or owners)
         puts = {target.keys.map: first.dump(), target.keys.settings: dump(settings)}
