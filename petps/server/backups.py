@@ -121,8 +121,8 @@ class Backups:
                 report["warnings"].append(warning)
             if self._store in (None, store):
                 self._last = report | {"finished_at": time.time()}
-                self._written += 1
                 self._error = None
+                self._written += 1
             return report
         finally:
             self._one.release()

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PAGE_SECONDS_MAX: Final = 300.0
+PAGE_SECONDS_MAX: Final = 600.0
 RUN_LANGUAGES: Final = ("sh", "python")
 _BLOCK: Final = re.compile(
     r"(?:^<!-- (?P<mark>[a-z ]+): (?P<value>[^\n]+?) -->\n+)?"

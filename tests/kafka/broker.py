@@ -184,7 +184,7 @@ class Broker:
         plain = f'{sasl}.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
         return f"""
 process.roles=broker,controller
-broker.session.timeout.ms=3000
+broker.session.timeout.ms=9000
 broker.heartbeat.interval.ms=200
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{self._controller}

@@ -63,8 +63,13 @@ def test_every_panel_has_data(prometheus: Prometheus, dashboard: Path) -> None:
     wait_until(lambda: prometheus.query("ALERTS"), 120)
     queries = list(queries_of(dashboard))
     assert len(queries) > 20
-    empty = [(title, query) for title, query in queries if not prometheus.query(query)]
-    assert empty == [], "\n".join(f"{title}: {query}" for title, query in empty)
+
+    def have_data() -> bool:
+        empty = [f"{title}: {query}" for title, query in queries if not prometheus.query(query)]
+        print("no data yet: ", *empty, sep="\n")
+        return not empty
+
+    wait_until(have_data, 120)  # there is none while a busy machine answers a scrape late
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
@@ -103,15 +108,15 @@ def test_every_rule_runs_and_only_true_alerts_are_pending(prometheus: Prometheus
     def active() -> set[str]:
         return {rule["name"] for rule in rules() if rule["alerts"]} - ANY_ALERTS
 
-    wait_until(lambda: active() >= EXPECTED_ALERTS, 120)
-    assert active() == EXPECTED_ALERTS
+    # One late scrape makes an alert pending; the next one takes it back.
+    wait_until(lambda: active() == EXPECTED_ALERTS, 120)
     for rule in rules():
         for name in set(re.findall(r"\bpetps_[a-z_]+", rule["query"])):
             if name != "petps_ingest_waiting_rows":  # exists only in its failure
-                assert prometheus.query(name), f"{rule['name']}: {name}"
+                print(rule["name"], name)
+                wait_until(lambda: prometheus.query(name), 120)  # noqa: B023
 
 
 def test_prometheus_renames_no_label(prometheus: Prometheus) -> None:
     assert [name for name in prometheus.read("/api/v1/labels") if "exported" in name] == []
-    (up,) = prometheus.query('up{job="petps"}')
-    assert up["value"][1] == "1"
+    wait_until(lambda: prometheus.query('up{job="petps"} == 1'), 120)

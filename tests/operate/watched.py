@@ -90,7 +90,8 @@ class Watched:
     def connect(self) -> petps_client.Client:
         """Return a client of the server."""
         tls = petps_client.Tls(ca=str(self.authority.certificate))
-        return petps_client.connect(f"petps+tls://127.0.0.1:{self.port}", tls=tls, token=TOKEN)
+        url = f"petps+tls://127.0.0.1:{self.port}"
+        return petps_client.connect(url, tls=tls, token=TOKEN, deadline_ms=120_000)
 
     def job(self, serving: Serving) -> dict[str, Any]:
         """Return the job of Prometheus' configuration, as docs/how-to/monitor.md shows it."""

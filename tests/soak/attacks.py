@@ -136,14 +136,17 @@ class Attacker:
         for peer in peers:
             peer.close()
 
-    def until_closed(self, peer: socket.socket) -> bytes:
-        """Return what the server sends until it closes, or for SECONDS."""
+    def until_closed(self, peer: socket.socket, *, is_refusal: bool = True) -> bytes:
+        """Return what the server sends until it closes, or for SECONDS.
+
+        is_refusal: count the end of the connection as refused.
+        """
         parts = []
         with contextlib.suppress(OSError):
             peer.settimeout(SECONDS)
             while part := peer.recv(1 << 16):
                 parts.append(part)
-            self.result.refused += 1
+            self.result.refused += is_refusal
         return b"".join(parts)
 
 
@@ -343,9 +346,8 @@ def http_flood(attacker: Attacker) -> None:
         with contextlib.suppress(OSError):
             peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     for peer in filter(None, peers):
-        answer = attacker.until_closed(peer)
-        if b" 401 " not in answer[:20]:
-            attacker.result.refused -= 1  # until_closed() has counted the end of the connection
+        answer = attacker.until_closed(peer, is_refusal=False)
+        attacker.result.refused += b" 401 " in answer[:20]
         peer.close()
 
 

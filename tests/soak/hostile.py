@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -43,6 +44,8 @@ MEMORY_BYTES: Final = 128 << 20
 # What the server may hold beside limits.memory_bytes: sockets and calls of gRPC, the threads and
 # TLS of HTTP, and what the allocator keeps for reuse.
 OTHER_BYTES: Final = 256 << 20
+# How long an honest peer of HTTP tries, while attackers take all places.
+READ_SECONDS: Final = 60.0
 P99_OVER_ALONE: Final = 1.5
 P99_OVER_IDLE: Final = 1.2
 # The counters of the status that show that an attack was refused.
@@ -231,9 +234,18 @@ file = "{access}"
             f"https://127.0.0.1:{self._http_port}/{path}",
             headers={"Authorization": f"Bearer {self.tokens['admin']}"},
         )
-        with urllib.request.urlopen(request, timeout=60, context=self._trust) as answer:
-            page: bytes = answer.read()
-        return page
+        deadline = time.monotonic() + READ_SECONDS
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=60, context=self._trust) as answer:
+                    page: bytes = answer.read()
+                return page
+            except (ConnectionError, urllib.error.URLError) as error:
+                reason = error.reason if isinstance(error, urllib.error.URLError) else error
+                is_refused = isinstance(reason, ConnectionError | ssl.SSLEOFError)
+                if not is_refused or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.05)
 
     def status(self) -> Any:
         """Return the status by HTTPS."""

@@ -32,7 +32,10 @@ Feed = Literal["delta", "push"]
 DIM = 8
 KEYS = 3000
 ALL = np.arange(KEYS, dtype=np.uint64)
-LEASE_SECONDS = 6  # on a busy machine, a server may renew it seconds late
+# Leases of controllers, and of servers whose death others must notice.
+LEASE_SECONDS = 6
+# Of other servers: a busy machine may renew a lease seconds late, and no test waits for its end.
+LONG_LEASE_SECONDS = 60
 NAMES: dict[Feed, str] = {"delta": "fed", "push": "pushed"}  # of tables
 
 
@@ -57,7 +60,8 @@ class Controller:
         self._output = folder / f"{name}.out"
         command = [*PETPS, "controller", "--config", str(config), "--name", name]
         with self._output.open("wb") as output:
-            self.child = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ)
+            environment = {**os.environ, "PETPS_CLUSTER_LEASE_SECONDS": str(LEASE_SECONDS)}
+            self.child = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
 
     @property
     def output(self) -> str:
@@ -90,7 +94,7 @@ class Cluster:
         rows_per_second: int = 0,
         zones: Sequence[str] = (),
         feeds: Sequence[Feed] = ("delta",),
-        lease_seconds: int = LEASE_SECONDS,
+        lease_seconds: int = LONG_LEASE_SECONDS,
         switch: str = "auto",
     ) -> None:
         """Start ``count`` servers. settings: more lines of [cluster]. switch: of [ingest]."""
@@ -176,7 +180,8 @@ class Cluster:
 
     def state(self) -> State:
         """Return the state in etcd."""
-        etcd = Etcd(self.etcd.access(), seconds=servers.WAIT_SECONDS)
+        wait = servers.WAIT_SECONDS
+        etcd = Etcd(self.etcd.access(), seconds=wait, patience=wait)
         try:
             return ClusterTarget(etcd, Keys("/petps", "default")).state()
         finally:

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import grpc
 import numpy as np
-import petps_client
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -29,6 +28,7 @@ from petps.errors import PetpsError
 from petps.server import Serving
 from petps.server.access_file import AccessFile, Entry, hash_of
 from petps.v1.service import CODE_KEY
+from tests.system import servers
 from tests.system.access_document import table_of
 
 SECONDS: Final = 60.0
@@ -115,7 +115,7 @@ def outcome_of(code: str, text: str) -> str:
 def native(serving: Serving, operation: str, token: str | None) -> str:
     try:
         url = f"petps://127.0.0.1:{serving.port}/ranking"
-        with petps_client.connect(url, token=token, hot_sample_every=0) as client:
+        with servers.connect(url, token=token, hot_sample_every=0) as client:
             calls: dict[str, Callable[[], Any]] = {
                 "pull": lambda: client.pull("items", [1]),
                 "push": lambda: client.push("items", [1], np.ones((1, 4), np.float32)),

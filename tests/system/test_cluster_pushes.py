@@ -16,7 +16,7 @@ from petps.cluster.controller import Controller
 from petps.cluster.etcd import Etcd
 from petps.cluster.steps import Limits
 from tests.etcd.server import EtcdServers
-from tests.system.clusters import KEYS, Cluster
+from tests.system.clusters import KEYS, LEASE_SECONDS, Cluster
 from tests.system.pushers import Pusher
 from tests.system.servers import PARTITIONS, WAIT_SECONDS, Puller, Server, wait_until
 from tests.system.test_cluster import check_all, owned_by, pull
@@ -69,7 +69,7 @@ class Steps:
 
     def __init__(self, cluster: Cluster, *, handover_seconds: float = 60.0) -> None:
         self._cluster = cluster
-        self._etcd = Etcd(cluster.etcd.access(), seconds=WAIT_SECONDS)
+        self._etcd = Etcd(cluster.etcd.access(), seconds=WAIT_SECONDS, patience=WAIT_SECONDS)
         limits = Limits(
             drain_seconds=0.0, pause_seconds=0.0, handover_seconds=handover_seconds
         )  # fmt: skip
@@ -124,7 +124,7 @@ def test_a_server_that_dies_in_a_phase(
     make_cluster: MakeCluster, seed: int, phase: str, number: int
 ) -> None:
     """The source (0) or the target (1) is killed, and comes back when the others know it."""
-    cluster = make_cluster()
+    cluster = make_cluster(lease_seconds=LEASE_SECONDS)
     cluster.start(owners=[0])
     steps = Steps(cluster)
     with Pusher(cluster.url(), seed, through_kills=True) as pusher:
@@ -190,7 +190,7 @@ def test_a_source_that_starts_without_etcd_keeps_its_promise(
 def test_a_handover_that_the_target_does_not_finish_is_taken_back(
     make_cluster: MakeCluster, seed: int
 ) -> None:
-    cluster = make_cluster(lease_seconds=120)
+    cluster = make_cluster()
     cluster.start(owners=[0])
     steps = Steps(cluster, handover_seconds=0.2)
     with Pusher(cluster.url(), seed, through_kills=False) as pusher:

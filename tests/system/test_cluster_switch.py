@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import petps_client
@@ -11,7 +12,7 @@ import pytest
 
 from tests.etcd.server import EtcdServers
 from tests.system import servers
-from tests.system.clusters import ALL, Cluster, rows_of
+from tests.system.clusters import ALL, LEASE_SECONDS, Cluster, rows_of
 from tests.system.servers import WAIT_MS, Puller, Server, wait_until
 
 pytestmark = pytest.mark.system
@@ -23,7 +24,8 @@ OLD, NEW = "default@0", "default@2"
 def cluster(
     serve: Callable[..., Server], make_etcd: Callable[..., EtcdServers], tmp_path: Path
 ) -> Iterator[Cluster]:
-    cluster = Cluster(serve, make_etcd(1), tmp_path, 2, switch="manual")
+    options: dict[str, Any] = {"switch": "manual", "lease_seconds": LEASE_SECONDS}
+    cluster = Cluster(serve, make_etcd(1), tmp_path, 2, **options)
     yield cluster
     cluster.close()
 

@@ -313,7 +313,7 @@ def test_callers_with_tokens_have_their_own_rights(
         thread.join()
     assert not errors, errors[0]
     with pytest.raises(petps_client.Unauthenticated):
-        petps_client.connect(url)
+        servers.connect(url)
     with grpc.insecure_channel(f"127.0.0.1:{router.wait_ready()['grpc_port']}") as channel:
         stub: Any = stubs.PetpsStub(channel)
         request = messages.PullRequest(table="items", keys=ALL.tobytes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import subprocess
 import urllib.error
@@ -164,7 +165,9 @@ sasl.password = "{PLANTED}"
     access.write_bytes(grants)
 
     secrets = [PLANTED, token, *_key_lines(pair.key)]
-    pair.key.write_text("-----BEGIN PRIVATE KEY-----\nbroken\n-----END PRIVATE KEY-----\n")
+    broken = pair.key.with_name("broken.pem")
+    broken.write_text("-----BEGIN PRIVATE KEY-----\nbroken\n-----END PRIVATE KEY-----\n")
+    os.replace(broken, pair.key)
     wait_until("the error is in the status", lambda: door.tls()["error"])
     texts += [door.read("status.json"), door.read("metrics"), petps("status", pool)]
     assert metric(texts[-2], "petps_tls_reload_failed") == 1

@@ -137,7 +137,7 @@ def kill_during(server: Server, chance: random.Random, act: Callable[[], object]
     acting.join()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_instances_are_loaded_switched_and_dropped_under_pulls_and_kills(
     serve: Callable[..., Server], tmp_path: Path, seed: int
 ) -> None:

@@ -5,7 +5,7 @@ each step on standard output, and at the end writes its state to FOLDER/RANK.npz
 TIMEOUT_S, the limit of the links; MODE; DEVICE, "cuda" for a GPU of its own for each rank, with
 rows and gradients over NCCL; WIDE, whether a layer fills a bucket of dense_sums.py; DIE, "before"
 or "after": rank 0 kills itself in its first commit, before or after the state exists; TENDED,
-whether another process arranges the store.
+whether another process arranges the store; HOLD, "RANK STEP": that rank waits after that step.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,8 @@ def main(rank: int, world: int, folder: Path, steps: int) -> None:
         with output, loop:
             for step in loop:
                 print("step", step.number, step.loss, flush=True)
+                if os.environ.get("HOLD") == f"{rank} {step.number}":
+                    time.sleep(3600)
         results = {
             f"dense{i}": parameter.detach().cpu().numpy()
             for i, parameter in enumerate(model.parameters())

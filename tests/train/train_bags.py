@@ -17,6 +17,7 @@ from petps_client.torch import EmbeddingBag, EmbeddingBagCollection
 from petps import _native
 from tests.python.petps_client.served import Served, add_table, serve
 from tests.seed import SEED
+from tests.system.servers import WAIT_MS
 
 TABLES, ROWS, DEFAULT = 26, 400, 0.125
 CACHED = {"cache_bytes": 1 << 20, "staleness_ms": 60_000}
@@ -45,7 +46,7 @@ def served(rows: dict[str, torch.Tensor]) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> Iterator[petps_client.Client]:
-    with petps_client.connect(served.url) as connected:
+    with petps_client.connect(served.url, deadline_ms=WAIT_MS) as connected:
         yield connected
 
 
@@ -114,7 +115,7 @@ def test_signed_ids_are_keys_with_the_same_bits(served: Served) -> None:
     table = served.tables.find("ranking@1", "t0")
     keys = np.array([-7], np.int64).view(np.uint64)
     table.apply(keys, np.full((1, 4), 2, np.float32).view(np.uint8))
-    with petps_client.connect(served.url, signed_keys=True) as signed:
+    with petps_client.connect(served.url, signed_keys=True, deadline_ms=WAIT_MS) as signed:
         bag = EmbeddingBag(signed, "t0", mode="sum")
         ids = torch.tensor([[-7], [-8]])
         bag.prefetch(ids)
@@ -130,7 +131,7 @@ def test_a_collection_pulls_26_tables_in_one_frame(
 ) -> None:
     random = np.random.default_rng((SEED, 2))
     modes = {name: ("sum", "mean")[number % 2] for number, name in enumerate(rows)}
-    with petps_client.connect(served.url, hot_sample_every=0) as client:
+    with petps_client.connect(served.url, hot_sample_every=0, deadline_ms=WAIT_MS) as client:
         bags = EmbeddingBagCollection(client, list(rows), mode=modes, **options)
         for _ in range(3):
             batch: dict[str, Any] = {}

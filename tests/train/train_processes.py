@@ -133,6 +133,9 @@ def test_killed_ranks_continue_bit_by_bit(tmp_path: Path) -> None:
     last = 5
     for meeting, (victim, moment) in enumerate([(0, ""), (0, "before"), (1, ""), (0, "after")]):
         environment = {"WIDE": "1"} | ({"DIE": moment} if moment else {})
+        if not moment:
+            last += int(random.integers(5, 9))
+            environment["HOLD"] = f"{victim} {last + 10}"  # so that it does not end before its kill
         is_tended = meeting >= 2
         with ExitStack() as ending:
             if is_tended:
@@ -141,7 +144,6 @@ def test_killed_ranks_continue_bit_by_bit(tmp_path: Path) -> None:
                 ending.callback(tend.kill)
             running = ending.enter_context(run_ranks(folder, meeting, environment=environment))
             if not moment:
-                last += int(random.integers(5, 9))
                 running[victim].wait_step(last)
                 running[victim].process.send_signal(signal.SIGKILL)
             code, output = running[victim].ended()

@@ -130,15 +130,15 @@ class Window:
         commits = [entry for entry in self._commits if entry[0].refused is None]
         if progress:
             instance.record_progress(progress, [commit for _, commit in commits])
+        # What is counted first is there for whoever waits for the progress.
         for state, commit in commits:
             state.count_commit(commit.time_ns)
-        for state, recorded in zip(accepted, progress, strict=True):
-            state.record(recorded)
         now = time.time_ns()
         for state, published_ns, rows in self._times:
-            if state.refused is not None:
-                continue
-            state.count_applied(rows, (now - published_ns) / 1e6)
+            if state.refused is None:
+                state.count_applied(rows, (now - published_ns) / 1e6)
+        for state, recorded in zip(accepted, progress, strict=True):
+            state.record(recorded)
 
 
 def _apply(table: InstanceTable, merger: Merger, bodies: list[VersionedBody]) -> Keys:

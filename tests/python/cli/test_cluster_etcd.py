@@ -25,6 +25,7 @@ from petps.cluster.records import (
     Settings,
     dump,
 )
+from tests.ports import stable_port
 from tests.python.cluster.simulated import FakeEtcd
 
 KEYS = Keys("/petps", "ranking")
@@ -377,8 +378,7 @@ def test_add_refuses(
 ) -> None:
     address, facts = listening, facts if facts is None else dict(facts)
     if facts is not None and facts.pop("is_closed", False):
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            address = f"127.0.0.1:{server.getsockname()[1]}"
+        address = f"127.0.0.1:{stable_port()}"
     etcd.register("h1:7070")
     etcd.put_map(*["h1:7070"] * 3, address if facts and facts.get("is_owner") else "h1:7070")
     if facts is not None:

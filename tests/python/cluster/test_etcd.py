@@ -15,10 +15,11 @@ from tests.etcd.server import EtcdServers, NotAvailable
 from tests.ports import stable_port
 
 Make = Callable[..., EtcdServers]
+SECONDS = 30.0  # for etcd to answer, on a disk that stalls
 
 
 def test_reads_transactions_and_leases(make_etcd: Make) -> None:
-    etcd = Etcd(make_etcd().access())
+    etcd = Etcd(make_etcd().access(), seconds=SECONDS)
     first = etcd.commit((Compare("/a/x", 0),), {"/a/x": "1", "/a/y": "é"})
     assert first is not None
     assert etcd.commit((Compare("/a/x", 0),), {"/a/x": "2"}) is None
@@ -135,13 +136,13 @@ def enable_users(etcd: Etcd) -> None:
 
 def test_client_certificates(make_guarded: Callable[..., Guarded]) -> None:
     servers = make_guarded(asks=True)
-    etcd = Etcd(servers.access())
+    etcd = Etcd(servers.access(), seconds=SECONDS)
     etcd.commit((), {"/petps/x": "1"})
     for access in (
         replace(servers.access(), certificate=None, key=None),
         replace(servers.access(), ca=None),
     ):
-        other = Etcd(access, seconds=1.0)
+        other = Etcd(access, seconds=SECONDS)
         with pytest.raises(Unavailable, match=r"(?i)ssl|certificate"):
             other.read("/petps/")
         other.close()
@@ -153,20 +154,20 @@ def test_client_certificates(make_guarded: Callable[..., Guarded]) -> None:
 
 def test_users_and_passwords(make_guarded: Callable[..., Guarded]) -> None:
     servers = make_guarded(asks=False)
-    etcd = Etcd(servers.access())
+    etcd = Etcd(servers.access(), seconds=SECONDS)
     etcd.commit((), {"/petps/x": "1", "/other": "1"})
     enable_users(etcd)
     with pytest.raises(PermissionDenied, match="etcd refuses the request"):
         etcd.read("/petps/")
     access = replace(servers.access(), user="petps", password=lambda: "a-password")
-    own = Etcd(access)
+    own = Etcd(access, seconds=SECONDS)
     assert own.read("/petps/").values["/petps/x"].text == "1"
     with pytest.raises(PermissionDenied, match="permission denied"):
         own.read("/other")
     for client in own._clients.values():  # as after five minutes without a call
         client.session.headers["Authorization"] = "forgotten.1"
     assert own.read("/petps/").values["/petps/x"].text == "1"
-    wrong = Etcd(replace(access, password=lambda: "another-password"))
+    wrong = Etcd(replace(access, password=lambda: "another-password"), seconds=SECONDS)
     with pytest.raises(PermissionDenied, match="refuses the user 'petps'") as error:
         wrong.read("/petps/")
     assert "another-password" not in str(error.value)

@@ -27,10 +27,10 @@ def numbers(events: list[Event]) -> list[int | str]:
 
 
 def read(log: KafkaLog, count: int, *, partition: int = 0, start: int = 0) -> list[Event]:
-    """Return ``count`` events, or fewer after 20 s."""
+    """Return ``count`` events, or fewer after 60 s."""
     subscription = log.subscribe({partition: start})
     events: list[Event] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len(events) < count and time.monotonic() < deadline:
         events += subscription.poll(max_bytes=1 << 20, timeout=0.2)
     subscription.close()
@@ -39,7 +39,7 @@ def read(log: KafkaLog, count: int, *, partition: int = 0, start: int = 0) -> li
 
 def take(subscription: Subscription, events: list[Event], count: int) -> None:
     """Append events of the subscription until there are ``count``."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while len(events) < count:
         assert time.monotonic() < deadline, numbers(events)
         events += subscription.poll(max_bytes=1 << 20, timeout=0.2)

@@ -160,7 +160,7 @@ def test_polls_are_bounded_and_fair(opener: Opener) -> None:
     subscription = log.subscribe(dict.fromkeys(range(P), 0))
     remaining = dict.fromkeys(range(P), 30)
     seen: set[int] = set()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(remaining.values()):
         assert time.monotonic() < deadline, remaining
         events = subscription.poll(max_bytes=9000, timeout=0.1)

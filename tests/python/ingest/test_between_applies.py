@@ -52,7 +52,7 @@ def test_an_error_of_the_action_is_raised_and_ingest_goes_on(bench: Bench) -> No
 
     with pytest.raises(NotFound, match="no such table"):
         bench.ingest.between_applies(fail, 30)
-    assert bench.ingest.wait_for(bench.publish(), 30)
+    assert bench.ingest.wait_for(bench.publish(), 60)
 
 
 def test_it_runs_while_ingest_is_paused(bench: Bench) -> None:

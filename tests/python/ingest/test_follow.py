@@ -60,7 +60,7 @@ def test_ingest_applies_every_version(tmp_path: Path) -> None:
                     else:
                         model[schema.name][key] = row.tobytes()
             assert publisher.commit(step=version, dense=f"dense/{version}") == version
-        assert ingest.wait_for(20, 20)
+        assert ingest.wait_for(20, 60)
         assert instance.rows() == model
         status = ingest.status()
         assert status.version == 20
@@ -86,7 +86,7 @@ def test_merged_records_are_applied_in_order(tmp_path: Path, rows_max: int) -> N
     instance = MemoryTables(SCHEMAS, 1)
     ingest = Ingest(log, instance, dead_letters=Letters(), rows_max=rows_max)
     ingest.start()
-    assert ingest.wait_for(1, 10)
+    assert ingest.wait_for(1, 60)
     assert ingest.stop(10)
     expected = {key: np.full(4, min(key, 49), dtype=np.float32).tobytes() for key in range(50 + 19)}
     assert instance.by_name["item"].rows == expected

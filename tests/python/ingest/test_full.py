@@ -60,7 +60,7 @@ def test_a_full_table_stops_its_partitions_and_loses_nothing(bench: Bench) -> No
         assert partition.refusals >= 1
         assert partition.lag_records
     table.capacity = 10
-    assert bench.ingest.wait_for(version, 30)
+    assert bench.ingest.wait_for(version, 60)
     assert len(table.rows) == 10
     wait_until(lambda: states(bench.ingest) == {"following"})
     assert bench.ingest.status().refused == {}
@@ -75,7 +75,7 @@ def test_a_full_disk_stops_the_partitions_until_there_is_space(bench: Bench) -> 
         assert "no space left on device" in partition.reason
         assert partition.version < version
     bench.instance.by_name["user"].fail_next = 0
-    assert bench.ingest.wait_for(version, 30)
+    assert bench.ingest.wait_for(version, 60)
     assert len(bench.instance.by_name["user"].rows) == 50
     wait_until(lambda: states(bench.ingest) == {"following"})
 

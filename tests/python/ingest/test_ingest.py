@@ -28,7 +28,7 @@ def test_a_temporary_error_of_the_pool_is_shown_and_cleared(bench: Bench) -> Non
     version = bench.publish()
     wait_until(lambda: "no space left on device" in bench.ingest.status().error)
     bench.instance.by_name["user"].fail_next = 0
-    assert bench.ingest.wait_for(version, 10)
+    assert bench.ingest.wait_for(version, 60)
     wait_until(lambda: bench.ingest.status().error == "")
     assert bench.ingest.status().errors >= 1
     assert len(bench.instance.by_name["user"].rows) == 50
@@ -51,7 +51,7 @@ def test_an_error_that_repeats_is_logged_once(
     assert caplog.text.count("the brokers do not answer") == 1
     assert "the brokers do not answer" in idle_bench.ingest.status().error
     monkeypatch.setattr(idle_bench.log, "subscribe", subscribe)
-    assert idle_bench.ingest.wait_for(idle_bench.publish(), 30)
+    assert idle_bench.ingest.wait_for(idle_bench.publish(), 60)
     wait_until(lambda: idle_bench.ingest.status().error == "")
 
 
@@ -122,13 +122,13 @@ def test_stop_does_not_wait_for_the_end_of_an_error(bench: Bench) -> None:
     assert all(progress.seq <= 1 for progress in bench.instance.recorded.values())
     bench.instance.by_name["user"].fail_next = 0
     bench.ingest.start()
-    assert bench.ingest.wait_for(1, 10)
+    assert bench.ingest.wait_for(1, 60)
 
 
 def test_a_paused_ingest_applies_nothing_until_it_is_resumed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert bench.ingest.wait_for(bench.publish(), 10)
+    assert bench.ingest.wait_for(bench.publish(), 60)
     pause(bench.ingest, monkeypatch)
     assert bench.ingest.status().paused
     version = bench.publish()
@@ -137,7 +137,7 @@ def test_a_paused_ingest_applies_nothing_until_it_is_resumed(
     assert all(p.lag_records == 2 for p in status.partitions)
     assert all(p.lag_seconds is not None and p.lag_seconds > 0 for p in status.partitions)
     bench.ingest.resume()
-    assert bench.ingest.wait_for(version, 10)
+    assert bench.ingest.wait_for(version, 60)
 
 
 def test_the_rate_limit_delays_applies(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_the_rate_limit_delays_applies(tmp_path: Path) -> None:
         version = bench.publish(50)
     start = time.monotonic()
     bench.ingest.start()
-    assert bench.ingest.wait_for(version, 20)
+    assert bench.ingest.wait_for(version, 60)
     assert time.monotonic() - start > 0.3
     bench.ingest.set_rate(1)
     bench.publish(50)
@@ -182,7 +182,7 @@ def test_the_rate_is_reached_whatever_the_applies_take(
 def test_ingest_shows_an_error_of_the_log_and_continues(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert bench.ingest.wait_for(bench.publish(), 10)
+    assert bench.ingest.wait_for(bench.publish(), 60)
     is_broken = [True]
     subscribe = bench.log.subscribe
 
@@ -197,7 +197,7 @@ def test_ingest_shows_an_error_of_the_log_and_continues(
     wait_until(lambda: "the log's disk is away" in bench.ingest.status().error)
     rows = bench.ingest.status().rows
     is_broken[0] = False
-    assert bench.ingest.wait_for(bench.publish(), 10)
+    assert bench.ingest.wait_for(bench.publish(), 60)
     assert bench.ingest.status().rows == rows + 50  # the counters continue
 
 
@@ -218,12 +218,12 @@ def test_a_restart_at_any_time_loses_nothing(tmp_path: Path) -> None:
         assert ingest.stop(10)
     ingest = Ingest(log, instance, dead_letters=Letters())
     ingest.start()
-    assert ingest.wait_for(8, 10)
+    assert ingest.wait_for(8, 60)
     assert ingest.stop(10)
     expected = MemoryTables(SCHEMAS, P)
     ingest = Ingest(log, expected, dead_letters=Letters())
     ingest.start()
-    assert ingest.wait_for(8, 10)
+    assert ingest.wait_for(8, 60)
     assert ingest.stop(10)
     assert instance.rows() == expected.rows()
     assert instance.recorded == expected.recorded
@@ -244,7 +244,7 @@ def test_only_the_given_partitions_are_followed(tmp_path: Path) -> None:
     publisher.commit()
     ingest = Ingest(log, instance, dead_letters=Letters(), partitions=[2, 0])
     ingest.start()
-    assert ingest.wait_for(1, 10)
+    assert ingest.wait_for(1, 60)
     assert ingest.stop(10)
     assert set(instance.recorded) == {0, 2}
     assert [p.partition for p in ingest.status().partitions] == [0, 2]
@@ -252,7 +252,7 @@ def test_only_the_given_partitions_are_followed(tmp_path: Path) -> None:
 
 
 def test_status_can_be_written_as_json(bench: Bench) -> None:
-    assert bench.ingest.wait_for(bench.publish(), 10)
+    assert bench.ingest.wait_for(bench.publish(), 60)
     status = bench.ingest.status()
     values = json.loads(json.dumps(status.as_json()))
     assert values["running"]

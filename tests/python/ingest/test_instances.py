@@ -101,7 +101,7 @@ def first_run(folder: Path, world: World) -> Trainer:
     """Publish version 1, which m@1 serves."""
     trainer = Trainer(folder)
     trainer.publisher.begin_continue(None)
-    assert world.ingest.wait_for(trainer.version(), 30)
+    assert world.ingest.wait_for(trainer.version(), 60)
     assert versions(world, "m@1") == {1.0}
     return trainer
 
@@ -111,12 +111,12 @@ def test_a_base_begins_an_instance_and_the_alias_switches_to_it(
 ) -> None:
     first_run(tmp_path, world).close()
     trainer = Trainer(tmp_path)
-    assert world.ingest.wait_for(trainer.base("two", instance="m@2"), 30)
+    assert world.ingest.wait_for(trainer.base("two", instance="m@2"), 60)
     wait_until(lambda: world.current_instance == "m@2")
     assert world.names() == {"m@1": True, "m@2": False}
     assert versions(world, "m@2") == {2.0}
     assert world.ingest.status().dense == "dense/2"
-    assert world.ingest.wait_for(trainer.version(), 30)
+    assert world.ingest.wait_for(trainer.version(), 60)
     assert versions(world, "m@2") == {3.0}
     assert versions(world, "m@1") == {1.0}, "frozen"
     table = world.tables.find("m@2", "user")
@@ -124,7 +124,7 @@ def test_a_base_begins_an_instance_and_the_alias_switches_to_it(
     assert table.default_row().view(np.float32).tolist() == [-1] * 4
     world.reopen()
     assert world.current_instance == "m@2"
-    assert world.ingest.wait_for(trainer.version(), 30)
+    assert world.ingest.wait_for(trainer.version(), 60)
     assert versions(world, "m@2") == {4.0}
     assert versions(world, "m@1") == {1.0}
     trainer.close()
@@ -136,13 +136,13 @@ def test_without_automatic_switch_the_alias_stays(tmp_path: Path, world: World) 
     first_run(tmp_path, world).close()
     trainer = Trainer(tmp_path)
     trainer.base("two", instance="m@2")
-    assert world.ingest.wait_for(trainer.version(), 30)
+    assert world.ingest.wait_for(trainer.version(), 60)
     assert versions(world, "m@2") == {3.0}
     assert world.current_instance == "m@1", "only a command switches"
     assert world.names() == {"m@1": False, "m@2": False}
     assert world.states() == {("m@2", "following")}
     world.tables.set_alias("m", world.tables.resolve("m@2").id)
-    assert world.ingest.wait_for(trainer.version(), 30)
+    assert world.ingest.wait_for(trainer.version(), 60)
     assert versions(world, "m@2") == {4.0}
     assert versions(world, "m@1") == {1.0}
     trainer.close()
@@ -155,7 +155,7 @@ def test_a_rollback_freezes_the_new_instance_and_the_old_one_continues(
     position = first.publisher.position()
     first.close()
     bad = Trainer(tmp_path)
-    assert world.ingest.wait_for(bad.base("two", instance="m@2"), 30)
+    assert world.ingest.wait_for(bad.base("two", instance="m@2"), 60)
     wait_until(lambda: world.current_instance == "m@2")
     world.tables.set_alias("m", world.tables.resolve("m@1").id)
     wait_until(lambda: world.states() == {("m@1", "passing")})
@@ -178,7 +178,7 @@ def test_a_rollback_freezes_the_new_instance_and_the_old_one_continues(
     good.publisher.begin_continue(position)
     version = good.version()
     assert version > last
-    assert world.ingest.wait_for(version, 30)
+    assert world.ingest.wait_for(version, 60)
     assert versions(world, "m@1") == {float(version)}
     assert world.states() == {("m@1", "following")}
     good.close()
@@ -189,7 +189,7 @@ def test_dropped_instances_are_not_created_again(tmp_path: Path, world: World) -
     for name in ("m@2", "m@3"):
         trainer = Trainer(tmp_path)
         trainer.base(name, instance=name)
-        assert world.ingest.wait_for(trainer.version(), 30)
+        assert world.ingest.wait_for(trainer.version(), 60)
         wait_until(lambda name=name: world.current_instance == name)  # type: ignore[misc]
         trainer.close()
     world.tables.set_alias("m", world.tables.resolve("m@1").id)
@@ -204,7 +204,7 @@ def test_dropped_instances_are_not_created_again(tmp_path: Path, world: World) -
     assert world.names() == {"m@1": False}
     assert versions(world, "m@1") == {1.0}
     fourth = Trainer(tmp_path)
-    assert world.ingest.wait_for(fourth.base("four", instance="m@4"), 30)
+    assert world.ingest.wait_for(fourth.base("four", instance="m@4"), 60)
     wait_until(lambda: world.current_instance == "m@4")
     fourth.close()
 
@@ -217,18 +217,18 @@ def test_partitions_read_from_the_start_create_no_dropped_instance(
     world.reopen(range(1, P))
     first = Trainer(tmp_path)
     first.publisher.begin_continue(None)
-    assert world.ingest.wait_for(first.version(), 30)
+    assert world.ingest.wait_for(first.version(), 60)
     position = first.publisher.position()
     first.close()
     second = Trainer(tmp_path)
-    assert world.ingest.wait_for(second.base("two", instance="m@2"), 30)
+    assert world.ingest.wait_for(second.base("two", instance="m@2"), 60)
     second.close()
     world.tables.drop_instance(world.tables.resolve("m@2").id)
     wait_until(lambda: world.states() == {("m@1", "passing")})
     if then == "continue":
         third = Trainer(tmp_path)
         third.publisher.begin_continue(position)
-        assert world.ingest.wait_for(third.version(), 30)
+        assert world.ingest.wait_for(third.version(), 60)
         third.close()
     world.reopen()
     state, version = ("passing", 1.0) if then == "drop" else ("following", 3.0)
@@ -237,7 +237,7 @@ def test_partitions_read_from_the_start_create_no_dropped_instance(
     assert world.names() == {"m@1": False}
     # A later run may use the name again.
     again = Trainer(tmp_path)
-    assert world.ingest.wait_for(again.base("three", instance="m@2"), 30)
+    assert world.ingest.wait_for(again.base("three", instance="m@2"), 60)
     assert world.names() == {"m@1": False, "m@2": False}
     again.close()
 
@@ -249,7 +249,7 @@ def test_a_pool_whose_partitions_were_removed_creates_no_dropped_instance(
     for name in ("m@2", "m@3"):
         trainer = Trainer(tmp_path)
         trainer.base(name, instance=name)
-        assert world.ingest.wait_for(trainer.version(), 30)
+        assert world.ingest.wait_for(trainer.version(), 60)
         wait_until(lambda name=name: world.current_instance == name)  # type: ignore[misc]
         trainer.close()
     for name in ("m@1", "m@2"):
@@ -263,7 +263,7 @@ def test_a_pool_whose_partitions_were_removed_creates_no_dropped_instance(
             )  # fmt: skip
     assert versions(world, "m@3") == {-1.0}
     world.reopen()
-    assert world.ingest.wait_for(5, 30)
+    assert world.ingest.wait_for(5, 60)
     assert world.current_instance == "m@3"
     assert world.names() == {"m@3": False}
     assert versions(world, "m@3") == {5.0}
@@ -303,7 +303,7 @@ def test_a_damaged_base_is_retried(tmp_path: Path, world: World) -> None:
     version = trainer.version()
     assert world.current_instance == "m@1"
     path.write_bytes(whole)
-    assert world.ingest.wait_for(version, 30)
+    assert world.ingest.wait_for(version, 60)
     wait_until(lambda: world.current_instance == "m@2")
     assert versions(world, "m@2") == {float(version)}
     trainer.close()
@@ -318,7 +318,7 @@ def test_ingest_waits_for_a_missing_base(tmp_path: Path, world: World) -> None:
     assert world.names() == {"m@1": False}
     write_base(tmp_path / "finished", 2, "m@2")
     shutil.move(tmp_path / "finished", tmp_path / "bases" / "late")
-    assert world.ingest.wait_for(version, 30)
+    assert world.ingest.wait_for(version, 60)
     wait_until(lambda: world.current_instance == "m@2")
     assert versions(world, "m@2") == {float(version)}
     trainer.close()
@@ -413,7 +413,7 @@ def test_locations_of_dense_weights_survive_a_restart(tmp_path: Path, world: Wor
     first_run(tmp_path, world).close()
     assert world.ingest.status().dense is None
     trainer = Trainer(tmp_path)
-    assert world.ingest.wait_for(trainer.base("two", instance="m@2"), 30)
+    assert world.ingest.wait_for(trainer.base("two", instance="m@2"), 60)
     wait_until(lambda: world.current_instance == "m@2")
     wait_until(lambda: world.ingest.status().dense == "dense/2")
     world.reopen()
@@ -421,11 +421,11 @@ def test_locations_of_dense_weights_survive_a_restart(tmp_path: Path, world: Wor
     rows = np.zeros((1, 4), np.float32)
     trainer.publisher.publish("user", np.zeros(1, np.uint64), rows)
     version = trainer.publisher.commit(dense="dense/three")
-    assert world.ingest.wait_for(version, 30)
+    assert world.ingest.wait_for(version, 60)
     wait_until(lambda: world.ingest.status().dense == "dense/three")
     world.reopen()
     wait_until(lambda: world.ingest.status().dense == "dense/three")
-    assert world.ingest.wait_for(trainer.version(), 30)
+    assert world.ingest.wait_for(trainer.version(), 60)
     wait_until(lambda: world.ingest.status().dense is None)
     world.reopen()
     wait_until(lambda: world.ingest.status().version == version + 1)

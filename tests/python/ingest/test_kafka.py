@@ -287,8 +287,8 @@ def test_pause_resume_and_rate_limit(
     )
     assert all(partition.rows == 0 for partition in partitions)
     site.ingest.set_rate(200)
-    site.ingest.resume()
     start = time.monotonic()
+    site.ingest.resume()
     rows = sum(partition.rows for partition in site.settled(stream))
     assert rows > 300
     assert rows_by_partition(site.instance) == stream.final()

@@ -63,7 +63,7 @@ def test_a_reopened_pool_continues_to_follow(tmp_path: Path, served: World) -> N
     for round_number in range(3):
         for _ in range(10):
             version = trainer.version()
-        assert served.ingest.wait_for(version, 30)
+        assert served.ingest.wait_for(version, 60)
         check(served, trainer)
         instance = served.tables.resolve("m").id
         assert served.tables.applied_version(instance) == version
@@ -93,7 +93,7 @@ def write_base(
 def test_a_new_run_begins_with_a_base_and_a_base_ends_a_gap(tmp_path: Path, served: World) -> None:
     trainer = Trainer(tmp_path, 2)
     trainer.publisher.begin_continue(None)
-    assert served.ingest.wait_for(trainer.version(), 30)
+    assert served.ingest.wait_for(trainer.version(), 60)
     trainer.log.close()
     # A trainer of other rows begins a run with a base.
     other = Trainer(tmp_path, 3)
@@ -103,9 +103,9 @@ def test_a_new_run_begins_with_a_base_and_a_base_ends_a_gap(tmp_path: Path, serv
         other.rows[schema.name] = {key: stored[key].tobytes() for key in range(700)}
     write_base(tmp_path / "bases" / "new", other, {}, 50)
     other.publisher.begin_base("new", version=50)
-    assert served.ingest.wait_for(50, 30)
+    assert served.ingest.wait_for(50, 60)
     check(served, other)
-    assert served.ingest.wait_for(other.version(), 30)
+    assert served.ingest.wait_for(other.version(), 60)
     check(served, other)
     # The log loses messages; the next base repairs that.
     other.publisher._seqs = [seq + 2 for seq in other.publisher._seqs]
@@ -115,7 +115,7 @@ def test_a_new_run_begins_with_a_base_and_a_base_ends_a_gap(tmp_path: Path, serv
     position = other.publisher.position()
     positions = {p: (position.run, position.seqs[p]) for p in range(P)}
     write_base(tmp_path / "bases" / "repair", other, positions, version)
-    assert served.ingest.wait_for(version, 30)
+    assert served.ingest.wait_for(version, 60)
     check(served, other)
     assert all(p.catch_ups == 2 for p in served.ingest.status().partitions)
     other.log.close()

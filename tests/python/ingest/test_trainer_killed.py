@@ -53,9 +53,9 @@ def test_killed_trainers_leave_no_row_behind(tmp_path: Path) -> None:
             os.kill(process.pid, signal.SIGKILL)
     (tmp_path / "enough").write_text(str(version + 30))
     with start_trainer(tmp_path) as process:
-        lines = process.communicate(timeout=60)[0].splitlines()
+        lines = process.communicate(timeout=200)[0].splitlines()
     assert process.returncode == 0
-    assert ingest.wait_for(int(lines[-1]), 30)
+    assert ingest.wait_for(int(lines[-1]), 200)
     state = load(tmp_path)
     keys = np.flatnonzero(state).astype(np.uint64)
     expected = zip(keys.tolist(), rows_of(keys, state[state > 0]), strict=True)

@@ -304,7 +304,8 @@ def test_a_pull_fails_while_the_server_is_down_and_succeeds_after_its_restart(
         assert isinstance(caught.value, ConnectionError)
         later = threading.Timer(0.2, served.start)
         later.start()
-        np.testing.assert_array_equal(client.pull("f32", keys), shown_rows("f32", keys))
+        rows = client.pull("f32", keys, deadline_ms=60_000)
+        np.testing.assert_array_equal(rows, shown_rows("f32", keys))
         later.join()
 
 

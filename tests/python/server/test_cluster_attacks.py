@@ -221,7 +221,7 @@ def test_a_store_that_hangs_pauses_pushes_for_the_time_of_a_handover_only(
     monkeypatch.setattr("petps.server.cluster.sender.write_part", write_late)
     try:
         assert client.push(MINE[:1], 2.0) == ""
-        put_move(etcd, replace(OUT, phase="handover", pause_ms=5_000))
+        put_move(etcd, replace(OUT, phase="handover", pause_ms=15_000))
         wait_until(lambda: client.push(MINE[:1], 2.0) == "WRONG_SHARD")
         assert serving.status()["cluster"]["paused"] == [3]
         wait_until(lambda: client.push(MINE[:1], 3.0) == "")

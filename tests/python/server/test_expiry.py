@@ -93,12 +93,12 @@ def test_a_served_table_expires_and_shows_it(pool: Path) -> None:
         Serving(settings(pool), log=lambda _: None) as serving,
         petps_client.connect(f"petps://127.0.0.1:{serving.port}") as client,
     ):
+        begun = time.monotonic()
         client.push("items", KEYS, np.ones((100, 4), np.float32))
 
         def count_found() -> int:
             return int(client.pull("items", KEYS, return_mask=True)[1].sum())
 
-        begun = time.monotonic()
         assert count_found() == 100
         wait_until(lambda: count_found() == 0)
         assert time.monotonic() - begun > 1.5

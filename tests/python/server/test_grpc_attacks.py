@@ -149,7 +149,8 @@ def test_a_refused_call_leaves_nothing_in_memory(guarded: Serving, channels: Cha
         before = resident_bytes()
         for _ in range(60):
             refused()
-        assert resident_bytes() - before < 20 * push.ByteSize()
+        # gRPC's threads free the last ones a moment later.
+        wait_until(lambda: resident_bytes() - before < 20 * push.ByteSize())
 
 
 def test_a_grant_that_is_revoked_while_the_request_arrives_is_refused(

@@ -242,7 +242,7 @@ def test_cancelled_calls_leave_no_state(serving: Serving, stub: Stub) -> None:
 def test_silent_connections_are_closed_and_bounded(
     start: Start, channels: Callable[[Serving], grpc.Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = {"max_allowed_incoming_connections": 2, "server_handshake_timeout_ms": 1000}
+    small = {"max_allowed_incoming_connections": 2, "server_handshake_timeout_ms": 5000}
     limits = dict(CONNECTION_LIMITS) | {f"grpc.{key}": value for key, value in small.items()}
     assert len(limits) == len(CONNECTION_LIMITS), "the names must be those in use"
     monkeypatch.setattr("petps.server.grpc.door.CONNECTION_LIMITS", tuple(limits.items()))

@@ -38,6 +38,7 @@ def test_a_server_waits_for_one_that_was_killed_a_moment_ago(
     pool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = 0
+    monkeypatch.setattr(native_server, "DYING_SECONDS", 60.0)
 
     def count(path: str) -> Any:
         nonlocal tries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
@@ -271,7 +272,7 @@ def test_the_watchdog_hears_nothing_while_a_thread_is_stuck() -> None:
         assert manager.next() == manager.next() == "WATCHDOG=1"
         is_stuck.set()
         wait_until(lambda: lines)
-        assert lines[0].startswith("worker 0 has made no progress for 0 s: ")
+        assert re.match(r"worker 0 has made no progress for \d+ s: ", lines[0])
         manager.waiting()
         rounds = signals.rounds
         wait_until(lambda: signals.rounds > rounds + 50)
