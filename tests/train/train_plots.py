@@ -92,7 +92,8 @@ def test_what_a_process_that_tends_reports_is_read(tmp_path: Path) -> None:
         }})
         for spans in rounds
     ]  # fmt: skip
-    (tmp_path / OUTPUT).write_text("\n".join(["a note: trying again", *lines]))
+    half = lines[0][:20]  # it is read while the process writes it
+    (tmp_path / OUTPUT).write_text("\n".join(["a note: trying again", *lines, half]))
     spans = read_tended(tmp_path)
     assert [span.stage for span in spans] == ["merge", "purge", "base", "verify"]
     assert spans[0].begin == pytest.approx(monotonic - 3.0, abs=0.1)
