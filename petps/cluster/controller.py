@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from petps.cluster.etcd import Compare, Read
+from petps.cluster.etcd import LEASE_SHARE, Compare, Read
 from petps.cluster.records import FORMAT, HANDOVER, SWITCH, Keys, Move, State, read_state
 from petps.cluster.steps import Limits, Step, find_obstacle, find_restored, find_step
 from petps.errors import PetpsError
@@ -25,7 +25,6 @@ __all__ = ["Clocks", "Controller", "Store", "read_models"]
 
 TICK_SECONDS: Final = 0.25  # between two looks at the state
 HANDOVER_SECONDS: Final = 0.05  # likewise, while a partition is handed over: its pushes wait
-LEASE_SHARE: Final = 3  # a lease is kept alive after this part of its time
 STEPS_OF_A_TICK: Final = 64  # of one model, so that no model makes the others wait
 
 

@@ -21,6 +21,7 @@ __all__ = ["Access", "Compare", "Etcd", "Read", "Value", "check_package"]
 
 CALL_SECONDS: Final = 2.0  # for one endpoint to answer
 RETRY_SECONDS: Final = 0.2
+LEASE_SHARE: Final = 3  # a lease is kept alive after this part of its time
 API: Final = "/v3/"  # of etcd 3.4 and later
 REFUSED_TOKEN: Final = "invalid auth token"
 T = TypeVar("T")

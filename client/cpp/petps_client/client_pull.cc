@@ -423,7 +423,7 @@ Status PullCall::pull_group(const Routing& by, uint32_t group) {
   uint64_t asked_ns = base::monotonic_ns();
   status = try_replicas(true);
   // A server that was in backoff has not been asked, and may have the version. A probe may have
-  // begun its next backoff meanwhile.
+  // begun its next backoff since then.
   while (status.code() == Code::kStale && wait_for_backoff(replicas, asked_ns)) {
     asked_ns = base::monotonic_ns();
     status = try_replicas(false);

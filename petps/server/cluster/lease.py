@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from petps.cluster.etcd import CALL_SECONDS, Etcd
+from petps.cluster.etcd import CALL_SECONDS, LEASE_SHARE, Etcd
 from petps.errors import PetpsError, Unavailable
 
 __all__ = ["Lease"]
 
-LEASE_SHARE: Final = 3  # a lease is kept alive after this part of its time
 RETRY_SECONDS: Final = 0.25  # after an etcd that did not answer
 CLOSE_SECONDS: Final = 3.0
 

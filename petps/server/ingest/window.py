@@ -130,7 +130,7 @@ class Window:
         commits = [entry for entry in self._commits if entry[0].refused is None]
         if progress:
             instance.record_progress(progress, [commit for _, commit in commits])
-        # What is counted first is there for whoever waits for the progress.
+        # Counted before the progress is recorded, because callers wait for the progress.
         for state, commit in commits:
             state.count_commit(commit.time_ns)
         now = time.time_ns()

@@ -382,7 +382,7 @@ Pulled pull_users(Client& client, const PullOptions& options = {}) {
   return {client, "users", testing::first_keys(100), FakeServer::kDim, options};
 }
 
-// Pull as often as a server that answers fails meanwhile.
+// Pull until no server that runs has failed during a pull.
 Pulled pull_undisturbed(Client& client, const std::vector<std::string>& running,
                         const PullOptions& options = {}) {
   return call_undisturbed(client, running, [&] { return pull_users(client, options); });

@@ -369,7 +369,7 @@ class ShardVersionsTest : public ShardsTest {
   std::unique_ptr<Client> connect_to_live(const Options& options) {
     return connect_to("petps://" + servers_[0]->address() + "/live", options);
   }
-  // Connect to "live", and let `call` use the client, until no server has failed meanwhile. The
+  // Connect to "live", and let `call` use the client, until no server has failed during it. The
   // first call waits 550 ms for what each server's alias resolves to, and then does without. A busy
   // machine may stall for longer.
   std::unique_ptr<Client> connect_undisturbed(const std::function<void(Client&)>& call) {
