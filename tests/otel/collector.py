@@ -1,4 +1,7 @@
-"""An OpenTelemetry collector in this process: OTLP over HTTP, which keeps the spans it receives."""
+"""An OpenTelemetry collector in this process: OTLP over HTTP, which keeps the spans it receives.
+
+An exporter sends spans again if the answer came late; each is kept once.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class Collector:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._spans: list[Received] = []
+        self._spans: dict[bytes, Received] = {}  # by id
         self.requests = 0
         collector = self
 
@@ -67,7 +70,7 @@ class Collector:
     def spans(self, name: str = "") -> list[Received]:
         """Return the spans with this name, or all, in the order of their arrival."""
         with self._lock:
-            return [span for span in self._spans if name in ("", span.name)]
+            return [span for span in self._spans.values() if name in ("", span.name)]
 
     def wait_for(self, name: str, count: int) -> list[Received]:
         """Return the spans with this name, once there are ``count``."""
@@ -87,7 +90,8 @@ class Collector:
             for group in request.resource_spans:
                 service = attributes_of(group.resource.attributes)["service.name"]
                 for scope in group.scope_spans:
-                    self._spans += [_received(span, service) for span in scope.spans]
+                    for span in scope.spans:
+                        self._spans.setdefault(span.span_id, _received(span, service))
 
 
 def _received(span: Any, service: str) -> Received:

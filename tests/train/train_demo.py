@@ -95,7 +95,11 @@ def test_the_demo_ends_with_equal_scores(tmp_path: Path) -> None:
     assert report["stages"]["steps"] >= report["steps"]
     assert {"route", "retrieve", "dense", "send_rows"} <= set(report["stages"]["stages_ms"])
     assert 0 < report["stages"]["exposed_share"] <= 1
-    assert report["freshness"]["p50_ms"] > 0
+    fresh = report["freshness"]
+    assert fresh["worst_ms"] > 0
+    # On a busy machine perhaps each version came while something was down.
+    assert (fresh["p50_ms"] is None) == (fresh["versions"] == 0)
+    assert fresh["p50_ms"] is None or 0 < fresh["p50_ms"] <= fresh["p99_ms"]
     # The numbers that must not be 0 are complaints.
     assert report["checkpoints"]["row_dtype"] == "adaptive4"
     assert report["checkpoints"]["compared"] >= 1

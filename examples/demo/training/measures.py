@@ -201,12 +201,15 @@ def served_of(
 def fresh_of(served: Sequence[Served], messages: dict[str, Any]) -> Fresh:
     """Compute the freshness. messages: the server's own figures."""
     undelayed = [version.fresh_ms for version in served if not version.down]
-    p50, p90, p99 = np.percentile(undelayed or [0.0], (50, 90, 99))
+
+    def percentile_of(share: int) -> float | None:
+        return round(float(np.percentile(undelayed, share)), 2) if undelayed else None
+
     return Fresh(
         versions=len(undelayed),
-        p50_ms=round(float(p50), 2),
-        p90_ms=round(float(p90), 2),
-        p99_ms=round(float(p99), 2),
+        p50_ms=percentile_of(50),
+        p90_ms=percentile_of(90),
+        p99_ms=percentile_of(99),
         worst_ms=round(max((version.fresh_ms for version in served), default=0.0), 2),
         message_p50_ms=messages["p50_ms"],
         message_p99_ms=messages["p99_ms"],

@@ -58,15 +58,16 @@ class FinalScores:
 class Fresh:
     """The time from the end of a step with a version to the first pull that returns the version.
 
-    In milliseconds, over versions published while nothing was down; worst_ms: over all versions.
+    In milliseconds, over versions published while nothing was down, None without such a version;
+    worst_ms: over all versions.
     message_p50_ms, message_p99_ms: the server's own figures up to the first kill, from the
     publishing of a message until its rows were servable.
     """
 
     versions: int
-    p50_ms: float
-    p90_ms: float
-    p99_ms: float
+    p50_ms: float | None
+    p90_ms: float | None
+    p99_ms: float | None
     worst_ms: float
     message_p50_ms: float | None
     message_p99_ms: float | None

@@ -165,7 +165,9 @@ def _figures_of(report: TrainingReport) -> Table:
     )
     table.add_row(
         "freshness",
-        f"p50 {fresh.p50_ms:.0f}, p90 {fresh.p90_ms:.0f}, p99 {fresh.p99_ms:.0f} ms",
+        "not measured"
+        if fresh.p50_ms is None
+        else f"p50 {fresh.p50_ms:.0f}, p90 {fresh.p90_ms:.0f}, p99 {fresh.p99_ms:.0f} ms",
         f"from the end of a step to the first pull that shows its version; {fresh.versions} "
         f"versions while nothing was down; worst of all {fresh.worst_ms / 1e3:.1f} s",
     )

@@ -159,6 +159,15 @@ def test_freshness_ends_with_the_first_pull_that_shows_the_version() -> None:
     assert measures.served_of(versions, samples[:2], outages) == served[:1]
 
 
+def test_no_freshness_is_claimed_if_every_version_came_while_something_was_down() -> None:
+    version = make_reports().versions[0]
+    fresh = measures.fresh_of([measures.Served(version, 700.0, True)], {"p50_ms": 1, "p99_ms": 1})
+    assert (fresh.versions, fresh.p50_ms, fresh.p99_ms, fresh.worst_ms) == (0, None, None, 700.0)
+    text = render(replace(report(), freshness=fresh))
+    assert "not measured" in text
+    assert "worst of all 0.7 s" in text
+
+
 def make_history() -> History:
     """Return a base and a delta, of which the base was purged, and a merge of two deltas."""
     history = History(Path("store"))
