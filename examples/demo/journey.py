@@ -34,7 +34,7 @@ BASE_SHARE: Final = 0.4  # of the accesses: the trainer learns them before the s
 RANK_EVERY: Final = 2  # deltas
 EXPIRE_EVERY: Final = 5  # deltas
 LINES: Final = 10  # of the table of deltas
-SERVABLE_SECONDS: Final = 60.0
+SERVABLE_SECONDS: Final = 180.0
 DEADLINE_MS: Final = 30_000  # of pulls that are not timed, on a busy machine
 COMPARE_KEYS: Final = 10_000  # keys per pull of the comparison
 

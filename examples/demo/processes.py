@@ -23,10 +23,10 @@ from petps.errors import DeadlineExceeded, InternalError, Unavailable
 __all__ = ["Child", "ServerProcess", "TrainerProcess"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]  # of the repository: `examples` is below it
-READY_SECONDS: Final = 60.0
+READY_SECONDS: Final = 180.0
 READY_POLL_SECONDS: Final = 0.0005
-STOP_SECONDS: Final = 20.0
-STATUS_SECONDS: Final = 20.0
+STOP_SECONDS: Final = 60.0
+STATUS_SECONDS: Final = 60.0
 LAST_OUTPUT_LINES: Final = 15
 
 

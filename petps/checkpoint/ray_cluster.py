@@ -69,7 +69,7 @@ class RayCluster:
             options |= {**LOCAL_OPTIONS, **local}
         try:
             self.ray.init(address=address or "local", **options)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        except Exception as error:  # Ray raises it itself if its processes do not start in time
             where = "on this machine could be started" if address is None else f"at {address}"
             raise Unavailable(
                 f"no Ray cluster {where}: {error}; check that it runs and that RAY_AUTH_TOKEN is "

@@ -20,7 +20,7 @@ from tests.system.servers import wait_until
 
 pytestmark = pytest.mark.system
 
-WAIT_SECONDS = 170.0
+WAIT_SECONDS = 450.0
 
 
 def command(tmp_path: Path, *arguments: str) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # the first optimizer imports it, for seconds: not while a peer waits
 from torch import distributed
 
 from petps.checkpoint import POLICIES, Store

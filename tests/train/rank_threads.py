@@ -36,7 +36,7 @@ def specs_with(threshold: int) -> list[TableSpec]:
     return [replace(spec, threshold=threshold) for spec in SPECS]
 
 
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 500.0
 _RANDOM = threading.Lock()
 
 

@@ -22,7 +22,7 @@ from tests.train.rank_threads import Ranker, read_slots
 from tests.train.train_ranks import PARTITIONS, SEED, TABLES, resume
 
 # How long processes that Ray starts may take on a machine that is busy.
-STARTS_SECONDS: Final = 240
+STARTS_SECONDS: Final = 600
 VERSION_STEPS: Final = 5
 
 

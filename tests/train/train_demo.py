@@ -33,7 +33,7 @@ from petps.checkpoint.published import Published
 from petps.delta import Position, TableSchema
 from petps.publish import Publisher
 
-WAIT_SECONDS = 300.0  # PyTorch is imported six times, perhaps on a busy machine
+WAIT_SECONDS = 900.0  # PyTorch is imported six times, perhaps on a busy machine
 pytestmark = pytest.mark.timeout(2 * WAIT_SECONDS)
 SMALL = ("--data", "clicks", "--ratings", "10000")
 

@@ -35,7 +35,7 @@ TABLES = {
     "items": Table("items", (Column("row", "f32", 8), Column("sum", "f32", 1))),
     "users": Table.of("users", 2),
 }
-SECONDS = 300
+SECONDS = 550
 CopyStore = Callable[[type[LocalFiles]], Store]
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
 

@@ -263,7 +263,7 @@ class Held(LoneLink):
 
     def all_to_all(self, send: Any, sends: Sequence[int], receives: Sequence[int]) -> Any:
         self.calls += 1  # two a batch: the numbers of keys, then the keys
-        assert self.calls < 3 or self.routed.wait(20), "routing waits for keys to cross"
+        assert self.calls < 3 or self.routed.wait(120), "routing waits for keys to cross"
         return super().all_to_all(send, sends, receives)
 
 

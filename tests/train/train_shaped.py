@@ -34,6 +34,7 @@ def _counted(link: Shaped, side: int) -> dict[str, Any]:
     return results
 
 
+@pytest.mark.timeout(900)
 def test_a_shaped_link_changes_no_bit(tmp_path: Path) -> None:
     why = unavailable()
     if why:

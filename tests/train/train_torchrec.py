@@ -290,7 +290,7 @@ def test_each_of_two_ranks_tracks_its_own_rows(tmp_path: Path) -> None:
     actual: list[list[int]] = []
     try:
         for process in ranks:
-            out, error = process.communicate(timeout=150)
+            out, error = process.communicate(timeout=450)
             assert process.returncode == 0, error[-4000:]
             (line,) = [line for line in out.splitlines() if line.startswith("KEYS ")]
             actual.append([int(word) for word in line.split()[1:]])

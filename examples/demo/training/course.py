@@ -57,7 +57,6 @@ from petps.pool import Pool
 
 __all__ = ["Course", "Options"]
 
-TRAINER_KILLED_AT: Final = 0.4  # of the steps
 SERVER_KILLED_AT: Final = 0.75
 PULLS_PER_SECOND: Final = 100  # during training, on the same two processors
 SERVABLE_SECONDS: Final = 120.0
@@ -131,17 +130,9 @@ class Course:
         self._screen.print_header(self._report)
         with ExitStack() as stack:
             self._prepare(stack)
-            # Kill the trainer after a version of the log for which the store has none. So the
-            # server has rows that the new run does not have; and the store has one before.
-            self._follow(
-                lambda event: (
-                    self._is_version_after(event, TRAINER_KILLED_AT)
-                    and event.fields["step"] % self._task.store_every != 0
-                    and bool(self._reports.stored)
-                )
-            )
+            self._follow(self._is_trainers_end)
             self._kill_trainer()
-            self._follow(lambda event: self._is_version_after(event, SERVER_KILLED_AT))
+            self._follow(self._is_servers_end)
             self._kill_server()
             self._follow(None)
             self._measure()
@@ -296,9 +287,19 @@ class Course:
             lines.add_line(scored)
             self._printed += 1
 
-    def _is_version_after(self, event: RankReport, share: float) -> bool:
-        """Return whether this reports a version of a step after that share of the steps."""
-        return event.kind == "version" and event.fields["step"] >= share * self._task.steps
+    def _is_trainers_end(self, event: RankReport) -> bool:
+        """Return whether the trainer is killed now: rank 0 waits for it, see its _report_version().
+
+        The store has a version, from which the trainer continues.
+        """
+        is_version = event.kind == "version" and self._task.is_killed_after(event.fields["step"])
+        return is_version and bool(self._reports.stored)
+
+    def _is_servers_end(self, event: RankReport) -> bool:
+        """Return whether the server is killed now."""
+        return (
+            event.kind == "version" and event.fields["step"] >= SERVER_KILLED_AT * self._task.steps
+        )
 
     def _kill_trainer(self) -> None:
         """Kill and restart the trainer. _measure_new_run() finds when its rows were served."""

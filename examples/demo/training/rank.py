@@ -86,6 +86,8 @@ class Rank:
         self._arrange = ByKeys(MICRO_BATCHES, seed=settings.seed)
         self._model = Ranker(self.task, settings.seed)
         self._reporting = threading.Lock()
+        self._has_stored = False
+        self._awaits_kill = False
 
     def report(self, event: str, **fields: Any) -> None:
         """Print an event on standard output. Any thread may call it."""
@@ -179,6 +181,8 @@ class Rank:
             )
             if step.number % self.task.publish_every == 0:
                 self.report_stages()
+            while self._rank == 0 and self._awaits_kill:
+                time.sleep(1)  # a late kill would find a newer version in the store
         self.report_stages()
         self._timeline.write(self._settings.path(timeline_of(self._rank)), rank=self._rank)
 
@@ -187,8 +191,11 @@ class Rank:
             self.report_once(
                 "version", version=written.version, step=written.step, begin=written.begin
             )
+            may_be_killed = self._life == 0 and self.task.is_killed_after(written.step)
+            self._awaits_kill = self._awaits_kill or (may_be_killed and self._has_stored)
         else:
             self.report_once("stored", step=written.step, begin=written.begin)
+            self._has_stored = True
 
     def _write_dense(self, step: int, state: Mapping[str, Any]) -> str:
         """Write the version's dense weights, on rank 0, and return their location."""

@@ -18,7 +18,7 @@ from petps.errors import DeadlineExceeded
 
 __all__ = ["RankReport", "Ranks"]
 
-GRACE_SECONDS: Final = 10.0  # for a failed process to end, on a busy machine
+GRACE_SECONDS: Final = 60.0  # for a failed process to end, on a busy machine
 POLL_SECONDS: Final = 0.05
 PEER_GONE: Final = "a peer is gone"  # in an error of petps.train.link
 SILENCE_SECONDS: Final = 180.0  # enough for PyTorch's import on a busy machine, and for any step
@@ -76,6 +76,11 @@ class RankProcess(Child):
         """Return whether the process has exited with an error."""
         return self._process is None or self._process.poll() not in (None, 0)
 
+    def wait_until_read(self) -> None:
+        """Wait, after the process has exited, until all its reports are read."""
+        assert self._receiver is not None
+        self._receiver.join(GRACE_SECONDS)
+
     def wait_until_gone(self) -> None:
         """Wait, after SIGKILL, until the process is gone and all its reports are read."""
         assert self._process is not None
@@ -121,8 +126,9 @@ class Ranks:
     def kill(self) -> float:
         """Send SIGKILL to all at once, and wait until they are gone. Return when it was sent."""
         sent = time.monotonic()
-        for process in self._processes:
-            process.check_running().send_signal(signal.SIGKILL)
+        running = [process.check_running() for process in self._processes]
+        for popen in running:  # after all checks: a rank exits soon after its peer
+            popen.send_signal(signal.SIGKILL)
         for process in self._processes:
             process.wait_until_gone()
         self._processes.clear()
@@ -152,7 +158,12 @@ class Ranks:
         while True:
             with suppress(queue.Empty):
                 return self._reports.get(timeout=0.2)
-            if any(process.has_failed() for process in self._processes):
+            failed = [process for process in self._processes if process.has_failed()]
+            if failed:
+                for process in failed:
+                    process.wait_until_read()  # what it reported before it failed comes first
+                with suppress(queue.Empty):
+                    return self._reports.get_nowait()
                 self._raise_first_cause()
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(

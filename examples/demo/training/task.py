@@ -43,6 +43,7 @@ POLICY: Final = "merged"  # of the store: for the trainer, and for the process t
 SCORES: Final = 12  # versions to score, about
 CLICKS: Final = 100_000  # the default
 HELD_OUT: Final = 0.1
+TRAINER_KILLED_AT: Final = 0.4  # of the steps
 
 SOURCES: Final = {
     Data.RATINGS: "ratings of Book-Crossing (Ziegler et al., WWW 2005)",
@@ -114,6 +115,13 @@ class Task:
         A version that was delayed has another step, and is not scored. The last step has one.
         """
         return step % self._score_every == 0 or step == self.steps
+
+    def is_killed_after(self, step: int) -> bool:
+        """Return whether the trainer may be killed after the log's version of this step.
+
+        The store has none of it. So the server then has rows that the new run does not have.
+        """
+        return step >= TRAINER_KILLED_AT * self.steps and step % self.store_every != 0
 
     def batches(self, rank: int, first: int) -> Iterator[tuple[int, Samples]]:
         """Yield a rank's part of each step from ``first`` on: one epoch in a random order."""
