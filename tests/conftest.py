@@ -74,7 +74,10 @@ def kafka() -> Iterator[Broker]:
     except NotAvailable as reason:
         pytest.skip(f"no Kafka broker: {reason}")
     try:
-        yield broker
+        with pytest.MonkeyPatch.context() as patch:  # tests of silence set less
+            patch.setattr("petps.delta.kafka.client.REQUEST_SECONDS", 20.0)
+            patch.setattr("petps.delta.kafka.log.READ_SECONDS", 60.0)
+            yield broker
     finally:
         broker.kill()
         shutil.rmtree(folder, ignore_errors=True)

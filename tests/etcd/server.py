@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -94,9 +95,13 @@ class EtcdServers:
             )
 
     def wait(self) -> None:
-        """Wait until etcd answers."""
+        """Wait until every member that runs answers."""
         deadline = time.monotonic() + START_SECONDS_MAX
-        etcd = Etcd(self.access())
+        for number in sorted(self._children):
+            self._wait_for(number, deadline)
+
+    def _wait_for(self, number: int, deadline: float) -> None:
+        etcd = Etcd(replace(self.access(), endpoints=(self.endpoints[number],)))
         while True:
             try:
                 etcd.read("/")

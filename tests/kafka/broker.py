@@ -29,7 +29,7 @@ ROOT: Final = HERE.parents[1]
 CACHE: Final = ROOT / ".cache" / "kafka"
 MAVEN_GOAL: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 DOWNLOAD_SECONDS_MAX: Final = 600
-START_SECONDS_MAX: Final = 90
+START_SECONDS_MAX: Final = 300  # after a kill the broker recovers its logs
 START_TRIES: Final = 3  # another process may take a port between its choice and its use
 JAVA_MAJOR_MIN: Final = 17
 # Small and quick to start: a test's broker lives for seconds and holds megabytes.

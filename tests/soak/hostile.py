@@ -46,6 +46,7 @@ MEMORY_BYTES: Final = 128 << 20
 OTHER_BYTES: Final = 256 << 20
 # How long an honest peer of HTTP tries, while attackers take all places.
 READ_SECONDS: Final = 60.0
+ATTACKED_SECONDS: Final = 600.0  # until each attacker, a process of its own, has been refused
 P99_OVER_ALONE: Final = 1.5
 P99_OVER_IDLE: Final = 1.2
 # The counters of the status that show that an attack was refused.
@@ -323,6 +324,7 @@ def attack_for(seconds: float, rig: Rig, idle: Rig) -> Report:
                 lambda: all(
                     n > 0 or name in HARMLESS for name, n in zip(ATTACKS, refused, strict=True)
                 ),
+                ATTACKED_SECONDS,
             )
             phases["attack"] = (start, time.monotonic())
         report.during = rig.counters()

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +34,8 @@ Feed = Literal["delta", "push"]
 DIM = 8
 KEYS = 3000
 ALL = np.arange(KEYS, dtype=np.uint64)
-# Leases of controllers, and of servers whose death others must notice.
-LEASE_SECONDS = 6
-# Of other servers: a busy machine may renew a lease seconds late, and no test waits for its end.
+LEASE_SECONDS = 6  # of controllers, whose death others must notice
+# Of servers: a busy machine may renew a lease seconds late. A test that needs its end ends it.
 LONG_LEASE_SECONDS = 60
 NAMES: dict[Feed, str] = {"delta": "fed", "push": "pushed"}  # of tables
 
@@ -55,12 +56,12 @@ def _has_version(server: Server, version: int) -> bool:
 class Controller:
     """A `petps controller` child."""
 
-    def __init__(self, config: Path, folder: Path, name: str) -> None:
+    def __init__(self, config: Path, folder: Path, name: str, lease_seconds: int) -> None:
         self.name = name
         self._output = folder / f"{name}.out"
         command = [*PETPS, "controller", "--config", str(config), "--name", name]
         with self._output.open("wb") as output:
-            environment = {**os.environ, "PETPS_CLUSTER_LEASE_SECONDS": str(LEASE_SECONDS)}
+            environment = {**os.environ, "PETPS_CLUSTER_LEASE_SECONDS": str(lease_seconds)}
             self.child = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
 
     @property
@@ -139,7 +140,9 @@ class Cluster:
         It runs in this process, because to start one takes longer than a move.
         """
         command, *rest = map(str, arguments)
-        result = CliRunner().invoke(app, ["cluster", command, *rest, "--config", str(self.config)])
+        arguments = ("cluster", command, *rest, "--config", self.config)
+        with mock.patch("petps.cli.cluster_target.PATIENCE_SECONDS", servers.WAIT_SECONDS):
+            result = CliRunner().invoke(app, [*map(str, arguments)])
         assert result.exit_code == 0, result.output
         return result.stdout
 
@@ -180,12 +183,18 @@ class Cluster:
 
     def state(self) -> State:
         """Return the state in etcd."""
-        wait = servers.WAIT_SECONDS
-        etcd = Etcd(self.etcd.access(), seconds=wait, patience=wait)
-        try:
+        with closing(self._connect()) as etcd:
             return ClusterTarget(etcd, Keys("/petps", "default")).state()
-        finally:
-            etcd.close()
+
+    def end_lease(self, number: int) -> None:
+        """End the lease of a server that was killed, as its time would."""
+        key = Keys("/petps", "default").member(self.addresses[number])
+        with closing(self._connect()) as etcd:
+            etcd.revoke(etcd.read(key).values[key].lease)
+
+    def _connect(self) -> Etcd:
+        wait = servers.WAIT_SECONDS
+        return Etcd(self.etcd.access(), seconds=wait, patience=wait)
 
     def is_elected(self, controller: Controller) -> bool:
         """Return whether this controller is the elected one."""
@@ -207,9 +216,9 @@ class Cluster:
         assert cluster_map is not None
         return sum(address in present for present in cluster_map.owners)
 
-    def control(self, name: str = "first") -> Controller:
+    def control(self, name: str = "first", lease_seconds: int = LEASE_SECONDS) -> Controller:
         """Start a controller."""
-        self.controllers.append(Controller(self.config, self.folder, name))
+        self.controllers.append(Controller(self.config, self.folder, name, lease_seconds))
         return self.controllers[-1]
 
     def wait_registered(self, *numbers: int) -> None:

@@ -27,11 +27,11 @@ _numbers = itertools.count()
 T = TypeVar("T")
 
 
-def wait_until(event: str, condition: Callable[[], T]) -> T:
-    """Wait until `condition()` is true, and return its value. Fail after WAIT_SECONDS."""
-    deadline = time.monotonic() + WAIT_SECONDS
+def wait_until(event: str, condition: Callable[[], T], seconds: float = WAIT_SECONDS) -> T:
+    """Wait until `condition()` is true, and return its value. Fail after ``seconds``."""
+    deadline = time.monotonic() + seconds
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"not in {WAIT_SECONDS} s: {event}"
+        assert time.monotonic() < deadline, f"not in {seconds} s: {event}"
         time.sleep(0.01)
     return value
 

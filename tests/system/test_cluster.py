@@ -16,7 +16,7 @@ import pytest
 from petps import _native
 from tests.etcd.server import EtcdServers
 from tests.system import servers
-from tests.system.clusters import ALL, KEYS, LEASE_SECONDS, Cluster, rows_of
+from tests.system.clusters import ALL, KEYS, Cluster, rows_of
 from tests.system.servers import PARTITIONS, WAIT_MS, Puller, Server, wait_until
 
 pytestmark = pytest.mark.system
@@ -108,7 +108,7 @@ def wait_phase(cluster: Cluster, partition: int, phase: str) -> None:
 @pytest.fixture
 def pair(make_cluster: MakeCluster, seed: int) -> Iterator[tuple[Cluster, Puller]]:
     """Yield two servers with a controller, and a client that pulls until the end: no pull fails."""
-    cluster = make_cluster(2, drain_seconds=3.0)
+    cluster = make_cluster(2, drain_seconds=8.0)
     version = cluster.start()
     with Puller(
         cluster.url(), partial(pull, version=version, seed=seed), through_kills=False
@@ -161,7 +161,7 @@ def test_a_paused_controller_changes_nothing_when_it_goes_on(
     paused = cluster.control("paused")
     wait_until("it is elected", lambda: cluster.is_elected(paused))
     paused.child.send_signal(signal.SIGSTOP)
-    other = cluster.control("other")
+    other = cluster.control("other", lease_seconds=600)
     wait_until("another one is elected", lambda: cluster.is_elected(other))
     moving = owned_by(cluster.status(), cluster.addresses[0])[0]
     with held_back(cluster.servers[1]):
@@ -175,13 +175,14 @@ def test_a_paused_controller_changes_nothing_when_it_goes_on(
 
 
 def test_a_target_that_dies_before_the_switch_gets_nothing(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster(2, lease_seconds=LEASE_SECONDS)
+    cluster = make_cluster(2)
     version = cluster.start(owners=[0])
     servers.petps("ingest", "pause", cluster.servers[1].pool)  # so it does not catch up
     cluster.control()
     cluster.petps("move", 0, "--to", cluster.addresses[1])
     wait_until("the target follows", lambda: cluster.follows(1) == [0])
     cluster.servers[1].kill()
+    cluster.end_lease(1)
     wait_until("the move is abandoned", lambda: not cluster.state().moves)
     wait_until("it says so", lambda: "is abandoned" in cluster.controllers[0].output)
     check_all(cluster, version)
@@ -195,12 +196,13 @@ def test_a_target_that_dies_before_the_switch_gets_nothing(make_cluster: MakeClu
 def test_a_source_that_dies_after_the_switch_removes_its_rows_later(
     make_cluster: MakeCluster,
 ) -> None:
-    cluster = make_cluster(2, lease_seconds=LEASE_SECONDS, drain_seconds=8.0)
+    cluster = make_cluster(2, drain_seconds=8.0)
     version = cluster.start(owners=[0])
     cluster.control()
     cluster.petps("move", 0, "--to", cluster.addresses[1])
     wait_phase(cluster, 0, "switch")
     cluster.servers[0].kill()
+    cluster.end_lease(0)
     wait_until("the move ends without it", lambda: not cluster.state().moves)
     assert 0 in owned_by(cluster.status(), cluster.addresses[1])
     before = cluster.rows(1)
@@ -214,12 +216,13 @@ def test_a_source_that_dies_after_the_switch_removes_its_rows_later(
 def test_a_target_that_dies_after_the_switch_goes_on_when_it_is_back(
     make_cluster: MakeCluster,
 ) -> None:
-    cluster = make_cluster(2, lease_seconds=LEASE_SECONDS, drain_seconds=3 * LEASE_SECONDS)
+    cluster = make_cluster(2, drain_seconds=20.0)
     version = cluster.start(owners=[0])
     cluster.control()
     cluster.petps("move", 0, "--to", cluster.addresses[1])
     wait_phase(cluster, 0, "switch")
     cluster.servers[1].kill()
+    cluster.end_lease(1)
     wait_until("it is away", lambda: cluster.addresses[1] not in cluster.state().members)
     assert cluster.state().moves[0].phase == "switch"
     cluster.servers[1].restart()
@@ -300,12 +303,13 @@ def test_one_of_three_members_of_etcd_dies(make_cluster: MakeCluster) -> None:
 
 def test_a_server_that_stays_away_is_replaced(make_cluster: MakeCluster) -> None:
     settings = 'replace_after = "3s"\nmoves = 8\n'
-    cluster = make_cluster(3, lease_seconds=LEASE_SECONDS, settings=settings)
+    cluster = make_cluster(3, settings=settings)
     version = cluster.start()
     cluster.control()
     lost = cluster.addresses[2]
     assert owned_by(cluster.status(), lost)
     cluster.servers[2].kill()
+    cluster.end_lease(2)
     wait_until("its partitions have owners", lambda: cluster.owners_of(lost) == 0)
     report = cluster.settle()
     assert owned_by(report, cluster.addresses[0]) + owned_by(report, cluster.addresses[1])

@@ -16,7 +16,7 @@ from petps.cluster.controller import Controller
 from petps.cluster.etcd import Etcd
 from petps.cluster.steps import Limits
 from tests.etcd.server import EtcdServers
-from tests.system.clusters import KEYS, LEASE_SECONDS, Cluster
+from tests.system.clusters import KEYS, Cluster
 from tests.system.pushers import Pusher
 from tests.system.servers import PARTITIONS, WAIT_SECONDS, Puller, Server, wait_until
 from tests.system.test_cluster import check_all, owned_by, pull
@@ -124,7 +124,7 @@ def test_a_server_that_dies_in_a_phase(
     make_cluster: MakeCluster, seed: int, phase: str, number: int
 ) -> None:
     """The source (0) or the target (1) is killed, and comes back when the others know it."""
-    cluster = make_cluster(lease_seconds=LEASE_SECONDS)
+    cluster = make_cluster()
     cluster.start(owners=[0])
     steps = Steps(cluster)
     with Pusher(cluster.url(), seed, through_kills=True) as pusher:
@@ -134,6 +134,7 @@ def test_a_server_that_dies_in_a_phase(
         steps.close()
         cluster.control()
         if phase in ("follow", "handover"):
+            cluster.end_lease(number)
             wait_until("it is known", lambda: _is_away(cluster, number))
         cluster.servers[number].restart()
         report = settle_and_remove(cluster)
@@ -190,9 +191,9 @@ def test_a_source_that_starts_without_etcd_keeps_its_promise(
 def test_a_handover_that_the_target_does_not_finish_is_taken_back(
     make_cluster: MakeCluster, seed: int
 ) -> None:
-    cluster = make_cluster()
+    cluster = make_cluster(lease_seconds=600)  # the target is stopped, and must not count as gone
     cluster.start(owners=[0])
-    steps = Steps(cluster, handover_seconds=0.2)
+    steps = Steps(cluster, handover_seconds=3.0)
     with Pusher(cluster.url(), seed, through_kills=False) as pusher:
         cluster.petps("move", 0, "--to", cluster.addresses[1])
         steps.go(0, "follow")

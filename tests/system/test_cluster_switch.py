@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import petps_client
@@ -12,7 +11,7 @@ import pytest
 
 from tests.etcd.server import EtcdServers
 from tests.system import servers
-from tests.system.clusters import ALL, LEASE_SECONDS, Cluster, rows_of
+from tests.system.clusters import ALL, Cluster, rows_of
 from tests.system.servers import WAIT_MS, Puller, Server, wait_until
 
 pytestmark = pytest.mark.system
@@ -24,8 +23,7 @@ OLD, NEW = "default@0", "default@2"
 def cluster(
     serve: Callable[..., Server], make_etcd: Callable[..., EtcdServers], tmp_path: Path
 ) -> Iterator[Cluster]:
-    options: dict[str, Any] = {"switch": "manual", "lease_seconds": LEASE_SECONDS}
-    cluster = Cluster(serve, make_etcd(1), tmp_path, 2, **options)
+    cluster = Cluster(serve, make_etcd(1), tmp_path, 2, switch="manual")
     yield cluster
     cluster.close()
 
@@ -100,6 +98,7 @@ def test_a_server_that_was_away_switches_when_it_is_back(cluster: Cluster) -> No
         seen = Seen()
         late, other = cluster.servers[1], cluster.servers[0]
         late.kill()
+        cluster.end_lease(1)
         wait_until("it is away", lambda: cluster.addresses[1] not in cluster.state().members)
         cluster.petps("switch", NEW, "--yes", "--wait", servers.WAIT_SECONDS)
         wait_until("the client follows", lambda: seen.pull(client) == new)

@@ -13,7 +13,7 @@ from tests.soak.hostile import Rig, attack_for
 
 
 @pytest.mark.system
-@pytest.mark.timeout(600)  # it starts two dozen processes
+@pytest.mark.timeout(1800)  # it starts two dozen processes
 def test_attackers_hurt_nobody(tmp_path: Path) -> None:
     with (
         closing(Rig(tmp_path / "hostile", 512)) as rig,

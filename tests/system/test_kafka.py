@@ -63,7 +63,9 @@ class Trainer:
         self.process.wait()
 
     def finish(self, version: int) -> None:
-        (self.folder / "enough").write_text(str(version))
+        written = self.folder / "enough.new"
+        written.write_text(str(version))
+        written.replace(self.folder / "enough")  # never read half written
         assert self.process.wait(WAIT_SECONDS) == 0, self._errors.read_text()
 
 
@@ -117,7 +119,7 @@ def trainer(tmp_path: Path, place: str, seed: int) -> Iterator[Trainer]:
         publisher.process.wait()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_kills_of_everything_lose_nothing(
     kafka: Broker, place: str, fleet: Fleet, trainer: Trainer, seed: int
 ) -> None:

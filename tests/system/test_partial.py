@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -86,7 +87,14 @@ Pull = Callable[..., Result]
 
 
 def pull_by_command(_: petps_client.Client, *, url: str) -> Result:
-    report = json.loads(servers.petps("pull", url, "items", "--json", *KEYS))
+    command = [*servers.PETPS, "pull", url, "items", "--json", *map(str, KEYS)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=servers.WAIT_SECONDS, check=False
+    )
+    if done.returncode in (7, 8):  # the codes of these two errors
+        raise petps_client.Unavailable(done.stderr)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
     rows = report["rows"]
     assert [row["key"] for row in rows] == KEYS.tolist()
     unavailable = np.array([row["unavailable"] for row in rows])

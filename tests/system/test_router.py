@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -48,8 +49,10 @@ class Router:
         command = [*PETPS, "router", "--servers", self._url, "--port", str(self.port)]
         command += ["--http-port", "0", "--grpc-port", "0", "--ready-file", str(self.ready_file)]
         command += map(str, self._arguments)
+        # A login or a push that takes longer fails, and a busy machine may stall for seconds.
+        environment = {**os.environ, "PETPS_ROUTER_DEADLINE_SECONDS": "60"}
         with self._output.open("ab") as output:
-            self.child = subprocess.Popen(command, stdout=output, stderr=output)
+            self.child = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
 
     @property
     def output(self) -> str:

@@ -46,7 +46,7 @@ class Bench:
         return self.publisher.commit()
 
     def stop(self) -> None:
-        assert self.ingest.stop(10)
+        assert self.ingest.stop(60)
         self.log.close()
 
 

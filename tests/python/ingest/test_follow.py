@@ -69,7 +69,7 @@ def test_ingest_applies_every_version(tmp_path: Path) -> None:
         assert all(p.lag_records == 0 and p.state == "following" for p in status.partitions)
         assert status.freshness.p99_ms is not None
     finally:
-        assert ingest.stop(10)
+        assert ingest.stop(60)
         log.close()
     assert status.rows == sum(p.rows for p in status.partitions) > 0
 
@@ -87,6 +87,6 @@ def test_merged_records_are_applied_in_order(tmp_path: Path, rows_max: int) -> N
     ingest = Ingest(log, instance, dead_letters=Letters(), rows_max=rows_max)
     ingest.start()
     assert ingest.wait_for(1, 60)
-    assert ingest.stop(10)
+    assert ingest.stop(60)
     expected = {key: np.full(4, min(key, 49), dtype=np.float32).tobytes() for key in range(50 + 19)}
     assert instance.by_name["item"].rows == expected

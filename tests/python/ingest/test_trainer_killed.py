@@ -61,7 +61,7 @@ def test_killed_trainers_leave_no_row_behind(tmp_path: Path) -> None:
     expected = zip(keys.tolist(), rows_of(keys, state[state > 0]), strict=True)
     assert instance.by_name["items"].rows == {key: row.tobytes() for key, row in expected}
     status = ingest.status()
-    assert ingest.stop(10)
+    assert ingest.stop(60)
     assert status.error == ""
     assert letters.letters == []
     assert all(p.catch_ups == KILLS + 1 for p in status.partitions)

@@ -238,7 +238,7 @@ def test_an_etcd_that_is_away_shows_in_status_metric_and_problem(
 ) -> None:
     put_map(etcd, 5, [1, 2])
     serving = serve()
-    follow(serving, lambda: owned(serving) == "1-2")
+    follow(serving, lambda: owned(serving) == "1-2" and serving.unready() is None)
     etcd.error = Unavailable("etcd does not answer: nobody")
     monkeypatch.setattr("petps.server.problems.ETCD_SILENT_SECONDS", 0.01)
     follow(serving, lambda: serving.status()["cluster"]["silent_seconds"] > 0.5)
