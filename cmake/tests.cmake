@@ -140,7 +140,7 @@ endforeach()
 # The model compiles index and epoch a second time, so that each shared access is one step of its
 # machine. It switches stacks on one thread, which sanitizers cannot follow: plain builds only.
 if(NOT PETPS_SANITIZE)
-  petps_tests(model FOLDER tests/model TIMEOUT 300 COST 2 LIBS petps_pool)
+  petps_tests(model FOLDER tests/model TIMEOUT 1200 COST 2 LIBS petps_pool)
   file(GLOB modelled CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/native/index/*.cc"
                                        "${PROJECT_SOURCE_DIR}/native/epoch/*.cc")
   target_sources(test_model PRIVATE ${modelled})

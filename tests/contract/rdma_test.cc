@@ -32,9 +32,16 @@ void connect_to(RdmaTransport& transport, RdmaPeer& peer, const RdmaHello& hello
   ASSERT_TRUE(peer.connect(welcome.value()).ok());
 }
 
+// A test holds completions for as long as a busy machine takes.
+Limits patient() {
+  Limits limits;
+  limits.pin_ms = 600'000;
+  return limits;
+}
+
 class Rdma : public testing::Test {
  protected:
-  void make(const FakeLimits& device = kOrdinary, Limits limits = {},
+  void make(const FakeLimits& device = kOrdinary, Limits limits = patient(),
             Registered registered = Registered::kEverything) {
     rdma_ = std::make_unique<FakeRdma>(device, registered, limits, 1, Admit());
     ASSERT_TRUE(rdma_->start().ok());

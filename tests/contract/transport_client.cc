@@ -99,6 +99,7 @@ Backend tcp_backend(std::string name, GatherMode mode, bool has_tls = false) {
     options.endpoints = endpoints;
     options.gather = std::make_shared<const GatherChoice>(mode);
     options.zerocopy_bytes = 1;  // so that small lists test it too
+    options.handshakes.handshake_ms = 600'000;
     options.limits = limits;
     options.rules = test_rules();
     options.admit = admit;

@@ -46,7 +46,7 @@ class Zerocopy : public testing::Test {
     ASSERT_TRUE(echo_->wait_until([&] { return echo_->reader().live() > 0; }));
   }
   const Counters& counters() { return echo_->endpoint().counters(); }
-  void expect_served(Client& good) { EXPECT_TRUE(echo_->answers(good, kFirst)); }
+  void expect_served(Client& good) { EXPECT_TRUE(echo_->answers(good, kSmall)); }
 
   // One connection is closed, all pins are dropped, and `good` is still served.
   void expect_closed_and_released(Client& good) {

@@ -2,8 +2,11 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <cstddef>
+#include <cstdio>
 #include <cstring>
 #include <random>
 
@@ -61,6 +64,19 @@ void send_all(int socket, std::span<const std::byte> bytes) {
   }
 }
 
+// Claim a port for this process, by a name that other tests look for too. Return whether it is new.
+bool claim(uint16_t port) {
+  const int holder = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);  // open as long as the process
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  const int n =
+      std::snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "petps-test-port-%u", port);
+  const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + n);
+  const bool is_new = bind(holder, reinterpret_cast<const sockaddr*>(&name), bytes) == 0;
+  if (!is_new) close(holder);
+  return is_new;
+}
+
 }  // namespace
 
 uint16_t stable_port() {
@@ -73,7 +89,7 @@ uint16_t stable_port() {
     const bool is_free =
         bind(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
     close(probe);
-    if (is_free) return port;
+    if (is_free && claim(port)) return port;
   }
 }
 

@@ -513,7 +513,7 @@ INSTANTIATE_TEST_SUITE_P(Fleets, FleetModel,
 
 TEST(FleetAllGone, ThePullUsesTheFirstServerThatIsBack) {
   for (const std::vector<size_t>& groups : {Groups{3}, Groups{2, 1}})
-    World(groups, tests::seed()).lose_all_and_revive_the_old_servers();
+    World(groups, tests::seed(), {.pull_ms = 20'000}).lose_all_and_revive_the_old_servers();
 }
 
 // Return the model's complaint about a client whose servers count as gone after this number of

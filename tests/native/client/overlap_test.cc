@@ -560,7 +560,7 @@ class DeadOwnerOfASlowOne : public DeadOwner {
   DeadOwnerOfASlowOne()
       : DeadOwner([this](Opcode opcode, uint64_t, wire::Frame&) {
           if (opcode == Opcode::kPull && is_slow_)
-            std::this_thread::sleep_for(std::chrono::milliseconds(10'500));
+            std::this_thread::sleep_for(std::chrono::milliseconds(14'000));
           return Answer::kSend;
         }) {}
   std::atomic<bool> is_slow_{false};
@@ -569,7 +569,7 @@ class DeadOwnerOfASlowOne : public DeadOwner {
 TEST_F(DeadOwnerOfASlowOne, TakesLittleTimeFromIt) {
   connect();
   is_slow_ = true;
-  const Status status = pull({.deadline_ms = 20'000});
+  const Status status = pull({.deadline_ms = 27'000});
   EXPECT_TRUE(status.ok()) << status.to_string();
 }
 

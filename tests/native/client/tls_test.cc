@@ -109,7 +109,7 @@ TEST_F(TlsClients, AConnectionThatTheServerClosedWhileIdleIsReplaced) {
 TEST_F(TlsClients, AnExpiredCertificateIsNamed) {
   tests::CertificateSpec spec;
   spec.names = {"IP:127.0.0.1"};
-  spec.valid_until_s = 2;
+  spec.valid_until_s = 5;
   serve(authority_.issue("short", spec));
   base::Status status;
   while ((status = Client::connect(url(), options()).status()).ok()) std::this_thread::yield();

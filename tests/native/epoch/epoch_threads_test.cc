@@ -226,7 +226,7 @@ class Meeting {
       return;
     }
     for (int spins = 0; meetings_.load() == meeting; ++spins) {
-      if (spins > 50000) std::this_thread::yield();  // the other thread may have no core
+      if (spins > 2000) std::this_thread::yield();  // the other thread may have no core
     }
   }
 

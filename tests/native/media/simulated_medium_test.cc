@@ -319,6 +319,13 @@ TEST(SimulatedGrowth, GrownSpaceIsZeroEvenAfterAnEarlierLife) {
   disk.undo();
 }
 
+// The processor time of this thread: a busy machine does not count.
+double thread_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
 // A run of the crash suite has 200,000 states of a 4 MiB image; this limits the simulator's share
 // of the time.
 TEST(SimulatedCost, AStateCostsItsLinesAndNotTheImage) {
@@ -332,13 +339,12 @@ TEST(SimulatedCost, AStateCostsItsLinesAndNotTheImage) {
                  kRowSite);
   }
   constexpr int kStates = 20000;
-  const auto start = std::chrono::steady_clock::now();
+  const double start = thread_seconds();
   for (int i = 0; i < kStates; ++i) {
     disk.crash(disk.events(), random);
     disk.undo();
   }
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double seconds = thread_seconds() - start;
   RecordProperty("microseconds_per_state", static_cast<int>(seconds * 1e6 / kStates));
   std::printf("[media] %.2f us per crash state of 200 open lines\n", seconds * 1e6 / kStates);
   EXPECT_LT(seconds / kStates, 1e-3) << "copying 4 MiB twice per state would take longer than this";

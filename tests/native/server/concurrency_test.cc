@@ -218,6 +218,7 @@ TEST_F(ServerStorm, OverTcpWithTwoWorkers) {
 
 TEST_F(ServerStorm, OverLoopbackWithShuffledCompletions) {
   options_.workers = 2;
+  options_.transport.pin_ms = options_.transport.output_stall_ms = 600'000;
   start_with(transport::Completions::kShuffled);
   run_storm(pool_, rows_, [this] { return std::make_unique<RawClient>(loopback_->connect()); });
 }

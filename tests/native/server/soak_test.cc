@@ -96,6 +96,7 @@ class Soak {
     options.port = 0;
     options.host = host();
     options.gather = way.gather;
+    options.transport.pin_ms = options.transport.output_stall_ms = 600'000;
     if (way.rdma) options.rdma = rdma_device();
     auto started = Server::start(*pool_.tables, options);
     EXPECT_TRUE(started.ok()) << started.status().to_string();

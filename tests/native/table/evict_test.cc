@@ -79,8 +79,9 @@ TEST_F(Evict, OldRowsGoFirst) {
   rig_.table->impl().push_stamp.fetch_add(1000);
   for (uint64_t key = 10'000; key < 10'500; key += 50) write(key, key + 50);
   EXPECT_EQ(count(10'000, 10'500), 500u);
-  EXPECT_GT(count(0, kCapacity / 2), kCapacity / 2 - 20);  // some places run out of old rows
-  EXPECT_LT(count(kCapacity / 2, kCapacity), kCapacity / 2 - 490);
+  // Some places run out of old rows. At random, 250 of each half would go.
+  EXPECT_GT(count(0, kCapacity / 2), kCapacity / 2 - 100);
+  EXPECT_LT(count(kCapacity / 2, kCapacity), kCapacity / 2 - 400);
 }
 
 TEST_F(Evict, RowsThatArePulledStay) {

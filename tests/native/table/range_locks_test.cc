@@ -123,7 +123,7 @@ TEST(Turns, AreGivenInOrderOfArrival) {
 // Two threads hold the shared side alternately, overlapping, so it is never empty unless a
 // newcomer has to wait.
 TEST(Gate, TheExclusiveSideIsNotStarvedByOverlappingSharedHolders) {
-  constexpr uint64_t kEnough = 20'000;
+  constexpr uint64_t kEnough = 2'000'000;
   constexpr int kPatience = 20'000;  // yields, for a newcomer that waits for the exclusive side
   Gate gate;
   std::atomic<bool> stop{false};
