@@ -130,9 +130,9 @@ class Course:
         self._screen.print_header(self._report)
         with ExitStack() as stack:
             self._prepare(stack)
-            self._follow(self._is_trainers_end)
+            self._follow(self._is_time_to_kill_trainer)
             self._kill_trainer()
-            self._follow(self._is_servers_end)
+            self._follow(self._is_time_to_kill_server)
             self._kill_server()
             self._follow(None)
             self._measure()
@@ -287,16 +287,16 @@ class Course:
             lines.add_line(scored)
             self._printed += 1
 
-    def _is_trainers_end(self, event: RankReport) -> bool:
-        """Return whether the trainer is killed now: rank 0 waits for it, see its _report_version().
+    def _is_time_to_kill_trainer(self, event: RankReport) -> bool:
+        """Return whether to kill the trainer now. Rank 0 waits for it: see its _report_version().
 
         The store has a version, from which the trainer continues.
         """
         is_version = event.kind == "version" and self._task.is_killed_after(event.fields["step"])
         return is_version and bool(self._reports.stored)
 
-    def _is_servers_end(self, event: RankReport) -> bool:
-        """Return whether the server is killed now."""
+    def _is_time_to_kill_server(self, event: RankReport) -> bool:
+        """Return whether to kill the server now."""
         return (
             event.kind == "version" and event.fields["step"] >= SERVER_KILLED_AT * self._task.steps
         )
