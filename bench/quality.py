@@ -127,7 +127,7 @@ def served_bucket_reads(workload: dict[str, Any], seed: int = 2) -> dict[str, fl
 
 
 def _pull_until(ends_at: float, url: str, keys: Keys) -> None:
-    with petps_client.connect(url) as client:
+    with petps_client.connect(url, deadline_ms=60_000) as client:
         for begin in itertools.cycle(range(0, len(keys) - PULL + 1, PULL)):
             if time.monotonic() > ends_at:
                 return

@@ -264,7 +264,9 @@ def _pulls_round(
     values: dict[str, float] = {}
     with (
         _server(place, pool, rate, real_time=real_time) as facts,
-        petps_client.connect(f"petps://127.0.0.1:{facts['port']}/{MODEL}") as client,
+        petps_client.connect(
+            f"petps://127.0.0.1:{facts['port']}/{MODEL}", deadline_ms=60_000
+        ) as client,
     ):
         _wait(lambda: _status(facts)["rows"] > 0)
         before, began = _status(facts)["rows"], time.monotonic()

@@ -46,7 +46,9 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
         address = f"127.0.0.1:{facts['grpc_port']}"
         with (
             grpc.insecure_channel(address, options=options) as channel,
-            petps_client.connect(f"petps://127.0.0.1:{facts['port']}/default") as client,
+            petps_client.connect(
+                f"petps://127.0.0.1:{facts['port']}/default", deadline_ms=60_000
+            ) as client,
         ):
             stub = stubs.PetpsStub(channel)
 

@@ -137,8 +137,8 @@ Load PullLoad::run(double seconds) {
   }
   std::array<epoll_event, 256> ready;
   while (in_flight > 0) {
-    const int n = ::epoll_wait(epoll_, ready.data(), ready.size(), 5000);
-    if (n == 0) fail("no reply for 5 s");
+    const int n = ::epoll_wait(epoll_, ready.data(), ready.size(), 60'000);
+    if (n == 0) fail("no reply for 60 s");
     for (int i = 0; i < n; ++i) {
       Connection& connection = connections_[ready[static_cast<size_t>(i)].data.u32];
       const uint32_t replies = receive(connection, load);

@@ -74,6 +74,7 @@ std::unique_ptr<client::Client> connect(const Setting& setting, uint32_t port,
                                         uint32_t requests_in_flight) {
   client::Options options;
   options.name = "bench";
+  options.deadline_ms = 60'000;
   options.keys_per_request = setting.request_keys;
   options.requests_in_flight = requests_in_flight;
   options.tls.ca = setting.tls.certificate;

@@ -24,6 +24,7 @@ import petps_client
 
 import petps
 from bench.recovery.reopen import BATCH, PULL, rows_of
+from tests.ports import stable_port
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DIM: Final = 128
@@ -60,7 +61,7 @@ def _start_and_pull(pool: Path, rows: int) -> tuple[float, float]:
 
     Return the seconds to the reply, and the server's seconds of processor time until then.
     """
-    port = _free_port()
+    port = stable_port()
     keys = np.random.default_rng(1).integers(0, rows, PULL).astype(np.uint64)
     petps_command = Path(sys.executable).with_name("petps")
     command = [str(petps_command), "serve", str(pool), f"--port={port}", "--grpc-port=0"]
@@ -77,7 +78,9 @@ def _start_and_pull(pool: Path, rows: int) -> tuple[float, float]:
                 break
             except ConnectionRefusedError:
                 time.sleep(POLL_SECONDS)
-        with petps_client.connect(f"petps://127.0.0.1:{port}/default") as client:
+        with petps_client.connect(
+            f"petps://127.0.0.1:{port}/default", deadline_ms=60_000
+        ) as client:
             pulled = client.pull("t", keys)
             seconds = time.perf_counter() - begun
             fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
@@ -87,12 +90,6 @@ def _start_and_pull(pool: Path, rows: int) -> tuple[float, float]:
         server.wait()
     ticks = int(fields[11]) + int(fields[12])
     return seconds, ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -69,7 +69,9 @@ def open_and_pull(pool: str, rows: int, dim: int, dtype: str) -> None:
     tables = _native.Tables.open(pool)
     opened = time.perf_counter()
     server = _native.Server.start(tables, port=0)
-    with petps_client.connect(f"petps://127.0.0.1:{server.port}/default") as client:
+    with petps_client.connect(
+        f"petps://127.0.0.1:{server.port}/default", deadline_ms=60_000
+    ) as client:
         pulled = client.pull("t", keys)
     replied = time.perf_counter()
     np.testing.assert_array_equal(pulled, expected)

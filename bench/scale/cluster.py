@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import statistics
 import tempfile
 import time
@@ -28,6 +27,7 @@ import petps_client
 
 import petps
 from bench.pull.grpc import DIM, LOAD_ROWS, REQUEST_KEYS, served
+from tests.ports import stable_port
 
 PARTITIONS: Final = 8  # the default of a new pool
 # The partitions of each server, by the number of servers.
@@ -129,7 +129,9 @@ def _serve(count: int, rows: int) -> Iterator[_Cluster]:
     with contextlib.ExitStack() as stack:
         addresses, processes = stack.enter_context(serve_shards(count, rows))
         url = f"petps://{addresses[0]}/default"
-        client = stack.enter_context(petps_client.connect(url, hot_sample_every=0))
+        client = stack.enter_context(
+            petps_client.connect(url, hot_sample_every=0, deadline_ms=60_000)
+        )
         yield _Cluster(client, processes, _requests(count, rows))
 
 
@@ -172,9 +174,5 @@ def load_pool(pool: Path, rows: int) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that no process listens on."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for opened in sockets:
-            opened.bind(("127.0.0.1", 0))
-        return [opened.getsockname()[1] for opened in sockets]
+    """Return ports that no process listens on, and none takes by chance."""
+    return [stable_port() for _ in range(count)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -117,18 +118,19 @@ def _move(work: dict[str, Any], etcd: EtcdServers, folder: Path, feed: Feed) -> 
         moving = [client.between(end, moved) for _, end, moved in windows]
         seconds = [moved - end for _, end, moved in windows]
         ratios = [
-            float(np.quantile(during, 0.99) / np.quantile(before, 0.99))
+            _p99(during) / _p99(before)
             for before, during in zip(still, moving, strict=True)
+            if len(before)  # a busy machine may let no pull begin in a short window
         ]
         yield {
             "name": f"cluster.move.p99{suffix}",
             "medium": "file",
-            "value": 1e6 * float(np.quantile(np.concatenate(moving), 0.99)),
+            "value": 1e6 * _p99(np.concatenate(moving)),
             "unit": "us",
             "ratio_to": "p99 while nothing moves",
-            "ratio": statistics.median(ratios),
+            "ratio": statistics.median(ratios) if ratios else math.inf,
             "ratios": ratios,
-            "p99_still": 1e6 * float(np.quantile(np.concatenate(still), 0.99)),
+            "p99_still": 1e6 * _p99(np.concatenate(still)),
             "move_seconds": statistics.median(seconds),
         }
         yield {
@@ -252,6 +254,11 @@ def _push_all(addresses: list[str], rows: int) -> None:
         for first in range(0, rows, LOAD_ROWS):
             keys = np.arange(first, min(first + LOAD_ROWS, rows), dtype=np.uint64)
             client.push("items", keys, np.repeat(keys.astype(np.float32)[:, None], DIM, axis=1))
+
+
+def _p99(took: npt.NDArray[np.float64]) -> float:
+    """Return the 99th percentile; infinite if no pull ended."""
+    return float(np.quantile(took, 0.99)) if len(took) else math.inf
 
 
 def _wish(etcd: Etcd, source: str, target: str) -> None:

@@ -55,7 +55,7 @@ class _Cluster:
     ) -> None:
         etcd = EtcdServers(folder / "etcd", 1)
         stack.callback(etcd.close)
-        self._etcd = Etcd(etcd.access())
+        self._etcd = Etcd(etcd.access(), patience=WAIT_SECONDS)
         stack.callback(self._etcd.close)
         self.keys = Keys("/petps", "default")
         config = folder / "petps.toml"
@@ -168,7 +168,7 @@ def _measure(cluster: _Cluster, partition: int) -> Rates:
     follow = cluster.wait(
         lambda state: reports(state) and state.members[target].partitions[partition].is_caught_up
     )
-    cluster.wait(lambda state: bool(state.drops))
+    cluster.wait(lambda state: bool(state.drops) or _is_settled(state))
     remove = cluster.wait(_is_settled) - LOOK_SECONDS - REMOVAL_LOOK_SECONDS
     return Rates(
         restart_seconds=max(restart, 0.0),

@@ -46,7 +46,7 @@ def main(url: str, rows: int, path: str) -> None:
             latencies.append((begin, time.perf_counter() - begin))
             if out[0, 0] != keys[0]:
                 failures.append("a pull returned a wrong row")
-            if number == 1:
+            if len(latencies) == 1:
                 print("pulling", flush=True)
     np.savez(path, latencies=np.array(latencies).reshape(-1, 2), failures=np.array(failures, str))
 

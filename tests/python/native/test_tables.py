@@ -204,7 +204,7 @@ def test_close_waits_for_pulls_in_progress(pool_path: Path) -> None:
     time.sleep(0.1)
     tables.close()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert outcomes == ["closed"] * 4
 
 
@@ -214,19 +214,23 @@ def test_other_threads_run_during_a_long_pull() -> None:
     table.apply(keys, _native.encode_rows("f32", rows_of(keys, 1)))
     wanted = np.tile(keys, 400)
     out = np.empty((len(wanted), DIM), np.float32)
-    iterations = 0
     done = threading.Event()
 
     def long_pull() -> None:
         table.pull(wanted, out)
         done.set()
 
-    thread = threading.Thread(target=long_pull)
-    thread.start()
-    while not done.is_set():
-        iterations += 1
-        time.sleep(0.0005)
-    thread.join()
+    for _ in range(20):  # a busy machine may run nothing else during one of them
+        iterations = 0
+        done.clear()
+        thread = threading.Thread(target=long_pull)
+        thread.start()
+        while not done.is_set():
+            iterations += 1
+            time.sleep(0.0005)
+        thread.join()
+        if iterations > 3:
+            break
     assert iterations > 3
     tables.close()
 
