@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import petps_client
 
+from bench import DEADLINE_MS
 from petps import _native
 
 Keys = npt.NDArray[np.uint64]
@@ -127,7 +128,7 @@ def served_bucket_reads(workload: dict[str, Any], seed: int = 2) -> dict[str, fl
 
 
 def _pull_until(ends_at: float, url: str, keys: Keys) -> None:
-    with petps_client.connect(url, deadline_ms=60_000) as client:
+    with petps_client.connect(url, deadline_ms=DEADLINE_MS) as client:
         for begin in itertools.cycle(range(0, len(keys) - PULL + 1, PULL)):
             if time.monotonic() > ends_at:
                 return

@@ -25,6 +25,7 @@ import numpy as np
 import petps_client
 from confluent_kafka import Consumer, TopicPartition
 
+from bench import DEADLINE_MS
 from bench.ingest.deltas import (
     MODEL,
     SCHEMA,
@@ -265,7 +266,7 @@ def _pulls_round(
     with (
         _server(place, pool, rate, real_time=real_time) as facts,
         petps_client.connect(
-            f"petps://127.0.0.1:{facts['port']}/{MODEL}", deadline_ms=60_000
+            f"petps://127.0.0.1:{facts['port']}/{MODEL}", deadline_ms=DEADLINE_MS
         ) as client,
     ):
         _wait(lambda: _status(facts)["rows"] > 0)

@@ -25,6 +25,7 @@ import petps_client
 import petps
 import petps.v1.petps_pb2 as messages
 import petps.v1.petps_pb2_grpc as stubs
+from bench import DEADLINE_MS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DIM: Final = 128
@@ -47,7 +48,7 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
         with (
             grpc.insecure_channel(address, options=options) as channel,
             petps_client.connect(
-                f"petps://127.0.0.1:{facts['port']}/default", deadline_ms=60_000
+                f"petps://127.0.0.1:{facts['port']}/default", deadline_ms=DEADLINE_MS
             ) as client,
         ):
             stub = stubs.PetpsStub(channel)

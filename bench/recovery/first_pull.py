@@ -23,6 +23,7 @@ import numpy as np
 import petps_client
 
 import petps
+from bench import DEADLINE_MS
 from bench.recovery.reopen import BATCH, PULL, rows_of
 from tests.ports import stable_port
 
@@ -79,7 +80,7 @@ def _start_and_pull(pool: Path, rows: int) -> tuple[float, float]:
             except ConnectionRefusedError:
                 time.sleep(POLL_SECONDS)
         with petps_client.connect(
-            f"petps://127.0.0.1:{port}/default", deadline_ms=60_000
+            f"petps://127.0.0.1:{port}/default", deadline_ms=DEADLINE_MS
         ) as client:
             pulled = client.pull("t", keys)
             seconds = time.perf_counter() - begun

@@ -18,6 +18,8 @@ import time
 import numpy as np
 import numpy.typing as npt
 
+from bench import DEADLINE_MS
+
 BATCH = 100_000
 PULL = 500
 
@@ -70,7 +72,7 @@ def open_and_pull(pool: str, rows: int, dim: int, dtype: str) -> None:
     opened = time.perf_counter()
     server = _native.Server.start(tables, port=0)
     with petps_client.connect(
-        f"petps://127.0.0.1:{server.port}/default", deadline_ms=60_000
+        f"petps://127.0.0.1:{server.port}/default", deadline_ms=DEADLINE_MS
     ) as client:
         pulled = client.pull("t", keys)
     replied = time.perf_counter()

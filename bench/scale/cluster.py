@@ -26,6 +26,7 @@ import numpy.typing as npt
 import petps_client
 
 import petps
+from bench import DEADLINE_MS
 from bench.pull.grpc import DIM, LOAD_ROWS, REQUEST_KEYS, served
 from tests.ports import stable_port
 
@@ -130,7 +131,7 @@ def _serve(count: int, rows: int) -> Iterator[_Cluster]:
         addresses, processes = stack.enter_context(serve_shards(count, rows))
         url = f"petps://{addresses[0]}/default"
         client = stack.enter_context(
-            petps_client.connect(url, hot_sample_every=0, deadline_ms=60_000)
+            petps_client.connect(url, hot_sample_every=0, deadline_ms=DEADLINE_MS)
         )
         yield _Cluster(client, processes, _requests(count, rows))
 
@@ -144,7 +145,7 @@ def _requests(count: int, rows: int) -> Keys:
 @contextlib.contextmanager
 def serve_shards(count: int, rows: int) -> Iterator[tuple[list[str], list[int]]]:
     """Start servers of one map, each with all rows; yield their addresses and processes."""
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
+    addresses = [f"127.0.0.1:{stable_port()}" for _ in range(count)]
     servers = [
         {"address": address, "partitions": owned}
         for address, owned in zip(addresses, OWNED[count], strict=True)
@@ -171,8 +172,3 @@ def load_pool(pool: Path, rows: int) -> None:
         for first in range(0, rows, LOAD_ROWS):
             keys = np.arange(first, min(first + LOAD_ROWS, rows), dtype=np.uint64)
             opened.push("items", keys, np.repeat(keys.astype(np.float32)[:, None], DIM, axis=1))
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that no process listens on, and none takes by chance."""
-    return [stable_port() for _ in range(count)]

@@ -24,7 +24,6 @@ import numpy as np
 
 import petps
 from bench.pull.grpc import served
-from bench.scale.cluster import free_ports
 from bench.scale.simulate import Rates, Simulation
 from petps.cluster.etcd import Etcd
 from petps.cluster.records import Keys, State, Wish, dump, read_state
@@ -36,6 +35,7 @@ from petps.publish import Publisher
 from petps.server.cluster.membership import LOOK_SECONDS
 from petps.server.cluster.removal import LOOK_SECONDS as REMOVAL_LOOK_SECONDS
 from tests.etcd.server import EtcdServers, NotAvailable
+from tests.ports import stable_port
 
 SERVERS: Final = 4
 PARTITIONS: Final = 16
@@ -66,7 +66,7 @@ class _Cluster:
             f"move_pause_seconds = {limits.pause_seconds}\n"
         )
         self.partition_rows = _publish(folder / "log", rows)
-        self.addresses = [f"127.0.0.1:{port}" for port in free_ports(SERVERS)]
+        self.addresses = [f"127.0.0.1:{stable_port()}" for _ in range(SERVERS)]
         for number, address in enumerate(self.addresses):
             pool = folder / f"server{number}" / "pool"
             pool.parent.mkdir()

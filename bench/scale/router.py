@@ -23,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 import petps_client
 
+from bench import DEADLINE_MS
 from bench.pull.grpc import DIM, READY_SECONDS, REQUEST_KEYS, ROOT
 from bench.scale.cluster import PULLS, Keys, serve_shards
 
@@ -83,7 +84,7 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _connect(url: str) -> petps_client.Client:
     return petps_client.connect(
-        url, hot_sample_every=0, keys_per_request=SERVERS * REQUEST_KEYS, deadline_ms=30_000
+        url, hot_sample_every=0, keys_per_request=SERVERS * REQUEST_KEYS, deadline_ms=DEADLINE_MS
     )
 
 

@@ -270,8 +270,10 @@ def test_servers_serve_while_etcd_is_away(pair: tuple[Cluster, Puller]) -> None:
     cluster.petps("move", moving, "--to", cluster.addresses[1])
     report = cluster.settle()
     assert moving in owned_by(report, cluster.addresses[1])
-    for server in cluster.servers:
-        wait_until("no error is left", lambda: not server.status()["cluster"]["error"])  # noqa: B023
+    wait_until(
+        "no error is left",
+        lambda: not any(server.status()["cluster"]["error"] for server in cluster.servers),
+    )
 
 
 def test_a_server_starts_while_etcd_is_away(make_cluster: MakeCluster) -> None:

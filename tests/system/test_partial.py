@@ -19,6 +19,7 @@ import pytest
 
 import petps
 from petps import _native
+from petps.cli.app import EXIT_CODES
 from tests.system import servers
 from tests.system.servers import PARTITIONS, Fleet, Server, wait_until
 
@@ -91,7 +92,7 @@ def pull_by_command(_: petps_client.Client, *, url: str) -> Result:
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=servers.WAIT_SECONDS, check=False
     )
-    if done.returncode in (7, 8):  # the codes of these two errors
+    if done.returncode in (EXIT_CODES["UNAVAILABLE"], EXIT_CODES["DEADLINE_EXCEEDED"]):
         raise petps_client.Unavailable(done.stderr)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

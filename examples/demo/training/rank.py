@@ -188,14 +188,15 @@ class Rank:
 
     def _report_version(self, written: Written) -> None:
         if written.kind == "publish":
+            # Before the report: what is stored by now, the parent reads before this version.
+            if self._has_stored and self._life == 0 and self.task.is_killed_after(written.step):
+                self._awaits_kill = True
             self.report_once(
                 "version", version=written.version, step=written.step, begin=written.begin
             )
-            may_be_killed = self._life == 0 and self.task.is_killed_after(written.step)
-            self._awaits_kill = self._awaits_kill or (may_be_killed and self._has_stored)
         else:
             self.report_once("stored", step=written.step, begin=written.begin)
-            self._has_stored = True
+            self._has_stored = True  # not before the report
 
     def _write_dense(self, step: int, state: Mapping[str, Any]) -> str:
         """Write the version's dense weights, on rank 0, and return their location."""

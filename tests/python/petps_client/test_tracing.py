@@ -77,10 +77,18 @@ def test_a_failed_pull_has_its_code(client: petps_client.Client, served: Served)
         assert not span.status.is_ok
         assert span.events == ()
     served.stop()
-    # The deadline may cut the last attempt short.
-    late = (petps_client.Unavailable, petps_client.DeadlineExceeded)
-    with program() as traced, traced.span(), pytest.raises(late):
-        client.pull("f32", KEYS, deadline_ms=300)
+
+    def refused() -> bool:
+        with traced.span(), pytest.raises(petps_client.PetpsError) as caught:
+            client.pull("f32", KEYS, deadline_ms=300)
+        return caught.type is petps_client.Unavailable  # the deadline may cut an attempt short
+
+    for _ in range(20):
+        with program() as traced:
+            if refused():
+                break
+    else:
+        raise AssertionError("the pulls ended with other errors")
     (shard,) = traced.spans("petps.pull.shard")
     facts = dict(shard.attributes or {})
     assert facts["server.port"] == served.port
