@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Final
@@ -21,6 +22,8 @@ __all__ = ["Repairs"]
 LOOK_SECONDS: Final = 5.0  # between two searches for bases, while rows are missing
 # Only this many of the newest bases are read for a row.
 BASES_MAX: Final = 4
+# How long a base is left alone that is damaged or lacks files: somebody may be copying it.
+UNREADABLE_SECONDS: Final = 60.0
 # How long ingest may take to finish what it has read, in tries of one second, between which the
 # thread may stop.
 AT_REST_TRIES: Final = 30
@@ -31,6 +34,7 @@ FOLLOWING: Final = ("following", "passing")
 Position = tuple[int, int]  # (run, seq) of a partition
 # Runs an action while nothing is applied; returns whether it ran (Ingest.between_applies).
 AtRest = Callable[[Callable[[], None], float], bool]
+BaseName = tuple[str, int, int]  # name, version, moment of creation
 Found = dict[int, tuple[bytes, int | None]]  # by key: the row, and its stamp if the base has stamps
 
 
@@ -38,7 +42,8 @@ class Repairs:
     """A thread that restores missing rows of tables that deltas feed, until close().
 
     A row comes from a base only if it is the row that was removed, or the row that a catch-up to
-    the base would give its key. Rows that no base has now are looked for again.
+    the base would give its key. Rows that no base has now are looked for again. A base that cannot
+    be read whole is read again after UNREADABLE_SECONDS.
 
     Args:
         tables: The pool's.
@@ -64,6 +69,7 @@ class Repairs:
         """Rows restored since the start, by table."""
         self.fault = ""
         """Why no row can be restored now; empty: nothing prevents it."""
+        self._unreadable: dict[BaseName, float] = {}  # when each may be read again
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="petps-repair", daemon=True)
         self._thread.start()
@@ -119,6 +125,7 @@ class Repairs:
             for base in self._bases.of_model(self._model)
             if base.instance in (instance.name, self._model)
             and base.partitions == instance.partitions
+            and self._unreadable.get(_name_of(base), 0.0) <= time.monotonic()
         ][:BASES_MAX]
         names = {_name_of(base) for base in bases}
         for base in bases:
@@ -176,14 +183,16 @@ class Repairs:
                     stamp = None if stamps is None else int(stamps[at])
                     found[int(keys[at])] = (stored[at].tobytes(), stamp)
         except PetpsError as error:
+            name = _name_of(base)
+            if isinstance(error, DataLoss | NotFound):
+                is_known = name in self._unreadable
+                self._unreadable[name] = time.monotonic() + UNREADABLE_SECONDS
+                if is_known:
+                    return None  # its fault is logged once
             fault = f"missing rows of table '{table}': {error}"
-            if not isinstance(error, DataLoss | NotFound):
-                self._log(Line(fault, "repair_failed", WARNING, table=table))
-                return None  # it may be readable later
-            for row in rows.values():
-                row.tried.add(_name_of(base))
             self._log(Line(fault, "repair_failed", WARNING, table=table))
             return None
+        self._unreadable.pop(_name_of(base), None)
         return found
 
     def _restore(
@@ -251,7 +260,7 @@ def _partition(key: int, instance: _native.InstanceRecord) -> int:
     return int(partition_of(np.array([key], np.uint64), instance.partitions)[0])
 
 
-def _name_of(base: BaseReader) -> tuple[str, int, int]:
+def _name_of(base: BaseReader) -> BaseName:
     return base.name, base.version, int(getattr(base, "created_ns", 0))
 
 

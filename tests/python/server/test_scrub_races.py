@@ -7,6 +7,7 @@ import errno
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,39 @@ def test_a_repair_does_not_delete_what_was_written_since(
         served.look()
         assert served.pull()[3] == 9
         assert served.listed() == set()
+
+
+def test_a_base_that_is_still_being_copied_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "LOOK_SECONDS", 1000.0)
+    with contextlib.ExitStack() as stack:
+        served = Served(tmp_path, stack)
+        served.publish(list(range(COUNT)), 1)
+        served.export()
+        base = next((tmp_path / "bases").iterdir())
+        file = max(
+            (path for path in base.rglob("*") if path.is_file()),
+            key=lambda path: path.stat().st_size,
+        )
+        whole = file.read_bytes()
+        file.write_bytes(whole[: len(whole) // 2])
+        served.damage([3], 1)
+        served.scrub()
+
+        def faults() -> list[str]:
+            return [line for line in served.lines if line.startswith("missing rows of table 'fed'")]
+
+        served.look()
+        assert len(faults()) == 1, served.lines
+        file.write_bytes(whole)
+        served.look()
+        assert served.listed() == {3}, "the base was to be left alone for a minute"
+        later = SimpleNamespace(monotonic=lambda: time.monotonic() + repair.UNREADABLE_SECONDS)
+        monkeypatch.setattr(repair, "time", later)
+        served.look()
+        assert served.pull()[3] == 1
+        assert (served.listed(), len(faults())) == (set(), 1)
 
 
 def test_a_row_that_could_not_be_listed_is_not_listed_for_a_newer_one(
