@@ -128,6 +128,7 @@ Status Client::Impl::by_shard_map(const Deadline& deadline,
     if (deadline.left_ns() <= pause_ns) return status;
     std::this_thread::sleep_for(std::chrono::nanoseconds(pause_ns));
     find_newer_map(*by, {}, deadline);
+    if (deadline.passed()) return status;  // no further attempt could say more
   }
 }
 

@@ -206,20 +206,21 @@ Result<int> connect_any(const std::string& peer, std::span<const SocketAddress> 
     }
     if (attempts.sockets.empty())
       return base::errno_status(Code::kUnavailable, peer + ": connect", error);
-    if (deadline.passed()) {
-      return Status(Code::kDeadlineExceeded, peer + ": connect: no reply within " +
-                                                 std::to_string(deadline.given_ms) + " ms");
-    }
+    // This thread may not have run until the deadline was over: the sockets count first.
+    const bool is_late = deadline.passed();
     uint64_t wait_ns = deadline.left_ns();
     if (started < addresses.size())
       wait_ns = std::min(wait_ns, next_at_ns - std::min(next_at_ns, base::monotonic_ns()));
     const timespec limit = timespec_of(wait_ns);
     const int count = ppoll(attempts.sockets.data(), attempts.sockets.size(), &limit, nullptr);
-    if (count < 0 && errno != EINTR)
-      return base::errno_status(Code::kUnavailable, peer + ": poll", errno);
-    if (count <= 0) continue;
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return base::errno_status(Code::kUnavailable, peer + ": poll", errno);
     const int connected = attempts.take_connected(error);
     if (connected >= 0) return connected;
+    if (is_late && (!attempts.sockets.empty() || started < addresses.size())) {
+      return Status(Code::kDeadlineExceeded, peer + ": connect: no reply within " +
+                                                 std::to_string(deadline.given_ms) + " ms");
+    }
   }
 }
 

@@ -199,6 +199,20 @@ TEST(ConnectAny, ConnectsToTheOneAddressThatIsAlive) {
   }
 }
 
+// As when this thread did not run from the connect to the deadline.
+TEST(ConnectAny, AConnectedSocketCountsAfterTheDeadlineToo) {
+  FakeServer server;
+  const auto url = parse_url("petps://" + server.address());
+  const SocketAddress alive[] = {socket_address(url.value().addresses[0].port)};
+  const auto connected = connect_any("h:1", alive, Deadline{0, 1});
+  ASSERT_TRUE(connected.ok()) << connected.status().to_string();
+  close(connected.value());
+  const DeadPort refuses(DeadPort::Kind::kRefuses);
+  const SocketAddress refusing[] = {refuses.address()};
+  const base::Status refused = connect_any("h:1", refusing, Deadline{0, 1}).status();
+  EXPECT_EQ(base::Code::kUnavailable, refused.code()) << refused.to_string();
+}
+
 TEST(ConnectAny, FailsAtTheDeadlineOrWhenAllAddressesHaveRefused) {
   const DeadPort silent(DeadPort::Kind::kSilent);
   const DeadPort refuses(DeadPort::Kind::kRefuses);
