@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -113,4 +114,8 @@ def is_caught(plan: Plan, rule: str, seconds: float | None) -> bool:
 
 
 if __name__ == "__main__":
+    # Whoever ends a run early gets the machine back: no processes, namespaces or disks are left.
+    # What a shell starts in the background has no SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())
