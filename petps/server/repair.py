@@ -22,8 +22,10 @@ __all__ = ["Repairs"]
 LOOK_SECONDS: Final = 5.0  # between two searches for bases, while rows are missing
 # Only this many of the newest bases are read for a row.
 BASES_MAX: Final = 4
-# How long a base is left alone that is damaged or lacks files: somebody may be copying it.
+# How long a base is left alone of which a table is damaged or lacks files, because somebody may be
+# copying it: at first, and at most; each time twice as long.
 UNREADABLE_SECONDS: Final = 60.0
+UNREADABLE_SECONDS_MAX: Final = 3600.0
 # How long ingest may take to finish what it has read, in tries of one second, between which the
 # thread may stop.
 AT_REST_TRIES: Final = 30
@@ -43,7 +45,7 @@ class Repairs:
 
     A row comes from a base only if it is the row that was removed, or the row that a catch-up to
     the base would give its key. Rows that no base has now are looked for again. A base that cannot
-    be read whole is read again after UNREADABLE_SECONDS.
+    be read whole is read again later.
 
     Args:
         tables: The pool's.
@@ -69,7 +71,8 @@ class Repairs:
         """Rows restored since the start, by table."""
         self.fault = ""
         """Why no row can be restored now; empty: nothing prevents it."""
-        self._unreadable: dict[BaseName, float] = {}  # when each may be read again
+        # By base and table: when it may be read again, and the seconds until then.
+        self._unreadable: dict[tuple[BaseName, str], tuple[float, float]] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="petps-repair", daemon=True)
         self._thread.start()
@@ -125,13 +128,15 @@ class Repairs:
             for base in self._bases.of_model(self._model)
             if base.instance in (instance.name, self._model)
             and base.partitions == instance.partitions
-            and self._unreadable.get(_name_of(base), 0.0) <= time.monotonic()
         ][:BASES_MAX]
         names = {_name_of(base) for base in bases}
         for base in bases:
             for name, table in tables.items():
                 schema = base.schemas().get(name)
                 if schema is None or (schema.dtype, schema.dim) != (table.dtype, table.dim):
+                    continue
+                until, _ = self._unreadable.get((_name_of(base), name), (0.0, 0.0))
+                if until > time.monotonic():
                     continue
                 may_help = (
                     (key, row)
@@ -175,6 +180,7 @@ class Repairs:
         wanted = np.sort(np.array(list(rows), np.uint64))
         partitions = np.unique(partition_of(wanted, instance.partitions)).tolist()
         found: Found = {}
+        place = _name_of(base), table
         try:
             for keys, stored, stamps in base.stamped_chunks(table, partitions):
                 if self._stopping.is_set():
@@ -183,16 +189,17 @@ class Repairs:
                     stamp = None if stamps is None else int(stamps[at])
                     found[int(keys[at])] = (stored[at].tobytes(), stamp)
         except PetpsError as error:
-            name = _name_of(base)
             if isinstance(error, DataLoss | NotFound):
-                is_known = name in self._unreadable
-                self._unreadable[name] = time.monotonic() + UNREADABLE_SECONDS
-                if is_known:
+                known = self._unreadable.get(place)
+                seconds = UNREADABLE_SECONDS if known is None else 2 * known[1]
+                seconds = min(seconds, UNREADABLE_SECONDS_MAX)
+                self._unreadable[place] = time.monotonic() + seconds, seconds
+                if known is not None:
                     return None  # its fault is logged once
             fault = f"missing rows of table '{table}': {error}"
             self._log(Line(fault, "repair_failed", WARNING, table=table))
             return None
-        self._unreadable.pop(_name_of(base), None)
+        self._unreadable.pop(place, None)
         return found
 
     def _restore(
