@@ -31,14 +31,17 @@ Result<std::string> read_token(const Options& options) {
   const int file = ::open(options.token_file.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return base::errno_status(code_of(errno), what, errno);
   std::array<char, wire::kMaxNameBytes + 2> bytes;  // room for a line's end, and one more
-  ssize_t n = 0;
-  do {
-    n = ::read(file, bytes.data(), bytes.size());
-  } while (n < 0 && errno == EINTR);
+  std::string token;
+  ssize_t n = 1;
+  while (n != 0 && token.size() < bytes.size()) {  // a pipe may give it in parts
+    n = ::read(file, bytes.data(), bytes.size() - token.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) break;
+    token.append(bytes.data(), static_cast<size_t>(n));
+  }
   const int error = errno;
   ::close(file);
   if (n < 0) return base::errno_status(Code::kIoError, what, error);
-  std::string token(bytes.data(), static_cast<size_t>(n));
   while (!token.empty() && is_blank(token.back())) token.pop_back();
   while (!token.empty() && is_blank(token.front())) token.erase(0, 1);
   if (token.empty() || token.size() > wire::kMaxNameBytes) {

@@ -1,8 +1,14 @@
 // Where a token goes: to a server of this machine or over TLS, after the server's certificate was
 // verified, and nowhere else. Does not cover: what a server does with it (tests/native/server).
+#include "petps_client/token.h"
+
 #include <ifaddrs.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include <chrono>
+#include <thread>
 
 #include "access/access.h"
 #include "fixtures.h"
@@ -75,6 +81,25 @@ Options with_token() {
   options.token = kToken;
   options.deadline_ms = 600'000;
   return options;
+}
+
+TEST(Token, IsReadToTheEndOfAPipe) {
+  int ends[2];
+  ASSERT_EQ(0, pipe(ends));
+  Options options;
+  options.token_file = "/proc/self/fd/" + std::to_string(ends[0]);
+  std::thread writer([&] {
+    EXPECT_EQ(6, write(ends[1], "first-", 6));
+    for (int unread = 1; unread > 0; std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+      ASSERT_EQ(0, ioctl(ends[0], FIONREAD, &unread));
+    EXPECT_EQ(7, write(ends[1], "second\n", 7));
+    close(ends[1]);
+  });
+  const auto token = read_token(options);
+  writer.join();
+  close(ends[0]);
+  ASSERT_TRUE(token.ok()) << token.status().to_string();
+  EXPECT_EQ("first-second", token.value());
 }
 
 TEST(Token, IsNotSentToAnotherMachineWithoutTls) {
