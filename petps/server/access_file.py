@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -76,7 +76,7 @@ class Entry(BaseModel):
 
     def is_expired(self) -> bool:
         """Return whether the grant has ended."""
-        return 0 < self.expires_s() <= datetime.now(UTC).timestamp()
+        return 0 < self.expires_s() <= datetime.now(timezone.utc).timestamp()
 
     def grant(self) -> _native.Grant:
         """Return the grant for the gate."""
@@ -113,7 +113,7 @@ class _Document(BaseModel):
 def _seconds_of(text: str) -> int:
     if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", text) is None:
         raise ValueError(f"expires must be UTC, such as 2027-01-31T00:00:00Z, not '{text}'")
-    return int(datetime.fromisoformat(text).timestamp())
+    return int(datetime.fromisoformat(text[:-1] + "+00:00").timestamp())
 
 
 def new_token() -> str:

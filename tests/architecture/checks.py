@@ -342,6 +342,39 @@ def typing_complaints(path: PurePosixPath, text: str) -> list[str]:
     ]
 
 
+# What Python has had since 3.11 only, by module; pyproject.toml allows 3.10.
+NEWER_NAMES = {
+    "asyncio": {"Barrier", "Runner", "TaskGroup", "timeout", "timeout_at"},
+    "contextlib": {"chdir"},
+    "datetime": {"UTC"},
+    "enum": {"ReprEnum", "StrEnum", "nonmember", "verify"},
+    "hashlib": {"file_digest"},
+    "operator": {"call"},
+    "tomllib": {"load", "loads"},
+}
+
+
+def newer_python_complaints(path: PurePosixPath, text: str) -> list[str]:
+    """Return what the oldest Python that users may have does not have."""
+    if path.parts[0] not in ("petps", "client") or "import tomli as tomllib" in text:
+        return []
+    complaints = []
+    for node in ast.walk(ast.parse(text)):
+        names: set[str] = set()
+        module = ""
+        if isinstance(node, ast.ImportFrom):
+            module, names = node.module or "", {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module, names = node.value.id, {node.attr}
+        elif isinstance(node, ast.TryStar):
+            complaints.append(f"{path}:{node.lineno}: except* needs Python 3.11")
+        complaints += [
+            f"{path}:{node.lineno}: {module}.{name} needs Python 3.11"
+            for name in sorted(names & NEWER_NAMES.get(module, set()))
+        ]
+    return complaints
+
+
 # Bytes that these modules read can name any function, which they then call.
 CALLING_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "multiprocessing", "pickle",
                    "_pickle", "shelve", "yaml"}  # fmt: skip

@@ -37,6 +37,7 @@ def complaints_of(check: Check, suffixes: tuple[str, ...]) -> list[str]:
         (checks.typing_complaints, (".py",)),
         (checks.machine_path_complaints, checks.TEXT_SUFFIXES),
         (checks.unpickling_complaints, (".py",)),
+        (checks.newer_python_complaints, (".py",)),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
@@ -142,6 +143,13 @@ BAD_CODE: list[tuple[Check, str, str, str]] = [
     (checks.unpickling_complaints, "petps/a.py", "from torch import load", "write torch.load"),
     (checks.unpickling_complaints, "petps/a.py", "np.load(f, allow_pickle=True)", "must be False"),
     (checks.unpickling_complaints, "examples/a.py", "eval(text)", "eval runs text"),
+    (
+        checks.newer_python_complaints,
+        "petps/a.py",
+        "from datetime import UTC",
+        "datetime.UTC needs",
+    ),
+    (checks.newer_python_complaints, "client/a.py", "async with asyncio.timeout(1): pass", "3.11"),
 ]
 
 

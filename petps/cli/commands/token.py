@@ -81,7 +81,7 @@ def new(
         petps token new trainer --role write --model ranking --expires 90d
         petps token new fleet --role read --certificate inference.example.com
     """
-    from datetime import UTC, datetime, timedelta
+    from datetime import datetime, timedelta, timezone
 
     from pydantic import ValidationError
 
@@ -95,7 +95,7 @@ def new(
     if out is not None and out.exists():
         raise AlreadyExists(f"{out} exists: choose another file for the token")
     token = None if certificate is not None else new_token()
-    now = datetime.now(UTC).replace(microsecond=0)
+    now = datetime.now(timezone.utc).replace(microsecond=0)
     ends = None
     if expires is not None:
         ends = now + timedelta(seconds=parse_duration(expires, "--expires"))

@@ -153,10 +153,14 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if receiving is None:
             receiving = asyncio.Semaphore(REQUESTS_RECEIVED if name else OPEN_REQUESTS_RECEIVED)
             self._receiving[key] = receiving
+
+        async def receive() -> Any:
+            async with receiving:
+                return await context.read()
+
         try:
-            async with asyncio.timeout(seconds), receiving:
-                content = await context.read()
-        except TimeoutError:
+            content = await asyncio.wait_for(receive(), seconds)
+        except asyncio.TimeoutError:  # before Python 3.11 another class than TimeoutError
             raise DeadlineExceeded(f"the request was not complete after {seconds:g} s") from None
         if not name and content is not grpc.aio.EOF and len(content) > OPEN_REQUEST_BYTES:
             raise InvalidArgument(
