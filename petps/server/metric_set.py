@@ -189,7 +189,8 @@ petps_table_expired_rows_total: counter by model_instance, table
 petps_table_expire_after_seconds: gauge by model_instance, table
     Seconds after which a row expires.
 petps_table_expiry_delay_seconds: gauge by model_instance, table
-    Event time for which a row may be served beyond expire_after; +Inf: no walk yet.
+    Event time for which a row may be served beyond expire_after; +Inf: no walk yet. Absent for
+    instances that are frozen, which keep their rows.
 petps_table_event_timestamp_seconds: gauge by model_instance, table
     The lowest event time of the partitions, in seconds since 1970; 0: no commit yet.
 petps_table_expiry_failed: gauge by model_instance, table

@@ -221,6 +221,7 @@ def _add_tables(families: _Families, status: Status, stats: Status) -> None:
     for instance in status["instances"]:
         families.add("petps_table_applied_version", instance["applied_version"], instance["name"])
     faults = status.get("expiry_faults", {})
+    frozen = {entry["name"] for entry in status["instances"] if entry.get("frozen")}
     for table in status["tables"]:
         labels = table["instance"], table["name"]
         for key, name in _TABLE_COUNTERS.items():
@@ -230,7 +231,7 @@ def _add_tables(families: _Families, status: Status, stats: Status) -> None:
         pulled = stats["tables"].get(table["id"])
         if pulled is not None:
             _add_latency(families, "petps_table_latency_seconds", pulled["latency"], *labels)
-        if table["expire_after"] > 0:
+        if table["expire_after"] > 0 and table["instance"] not in frozen:  # those keep their rows
             _add_expiry(families, table, str(table["id"]) in faults or "0" in faults)
 
 

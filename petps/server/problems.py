@@ -336,7 +336,8 @@ def _tables(status: Status) -> Iterator[Problem]:
                 f"Run `petps table grow POOL {table['name']} --capacity ROWS`.",
                 "runbook/table-nearly-full.md",
             )  # fmt: skip
-        yield from _expiry_of(status, table, name)
+        if table["instance"] not in frozen:  # those keep their rows
+            yield from _expiry_of(status, table, name)
     refused = recent.get("counts", {}).get("rows_refused", 0)
     if refused:
         yield Problem(

@@ -260,6 +260,7 @@ def _gather_text(gather: dict[str, Any]) -> str:
 
 
 def _show_tables(report: dict[str, Any]) -> None:
+    frozen = {entry["name"] for entry in report["instances"] if entry["state"] == "frozen"}
     rows = [
         (
             record["name"],
@@ -268,7 +269,7 @@ def _show_tables(report: dict[str, Any]) -> None:
             record["feed"],
             record["rows"],
             f"{100 * record['rows'] / record['capacity']:.1f} %",
-            _expiry_text(record),
+            _expiry_text(record, frozen),
             bytes_text(record["slots"] * record["row_bytes"]),
             bytes_text(record["index_bytes"] + record["header_bytes"] + record["allocator_bytes"]),
         )
@@ -316,10 +317,13 @@ def _show_scrub(report: dict[str, Any]) -> None:
         typer.echo(printable(f"scrub: {fault}"))
 
 
-def _expiry_text(record: dict[str, Any]) -> str:
-    """Return the age at which rows expire, and by how much they may be older."""
+def _expiry_text(record: dict[str, Any], frozen: set[str]) -> str:
+    """Return the age at which rows expire, and by how much they may be older.
+
+    frozen: the instances that keep their rows.
+    """
     seconds = record.get("expire_after", 0)  # servers before 0.2: none
-    if seconds == 0:
+    if seconds == 0 or record["instance"] in frozen:
         return NEVER
     if record["event_time_ns"] == 0:
         return f"{duration_text(seconds)}, nothing counted yet"

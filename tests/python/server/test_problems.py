@@ -276,6 +276,13 @@ def test_a_table_of_a_frozen_instance_may_be_full(status: Status) -> None:
     assert only(find_problems(status)).severity == "notice"
 
 
+def test_a_table_of_a_frozen_instance_expires_nothing(status: Status) -> None:
+    CASES["no walk"][0](status)
+    assert only(find_problems(status)).key.startswith("expiry-late")
+    status["instances"][0]["state"] = "frozen"
+    assert find_problems(status) == []
+
+
 def test_problems_of_one_severity_keep_the_order_of_their_rules(status: Status) -> None:
     for name in ("dead member", "damaged rows", "failed pool", "few found"):
         CASES[name][0](status)
