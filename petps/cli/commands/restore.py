@@ -34,7 +34,7 @@ def restore(
             help=f"Check that this log still has everything after the backup: {LOG_HELP}.",
         ),
     ] = None,
-    kafka: KafkaOption = None,
+    kafka_option: KafkaOption = None,
     durability: Annotated[
         str | None,
         typer.Option(
@@ -62,12 +62,12 @@ def restore(
         if log is None:
             _show(list_backups(store), json_=json_)
             return
-        with closing(_open_log(store, log, kafka)) as delta_log:
+        with closing(_open_log(store, log, kafka_option)) as delta_log:
             _show(list_backups(store, delta_log), json_=json_)
         return
     if pool is None:
         raise InvalidArgument("name the new pool: petps restore STORE POOL")
-    _restore(store, pool, version, log, kafka, durability, json_=json_)
+    _restore(store, pool, version, log, kafka_option, durability, json_=json_)
 
 
 def _restore(
