@@ -17,7 +17,8 @@ TOPIC: Final = "Limits"
 OTHER_FILES: Final = 512
 CAP_SYS_NICE: Final = 23  # linux/capability.h
 DEFAULT_CONNECTIONS: Final = 4096
-RESERVED_BYTES: Final = 32 << 30  # of addresses; native/media/media.h kDefaultReserveBytes
+RESERVED_BYTES: Final = 4 << 40  # of addresses; native/media/media.h kDefaultReserveBytes
+OTHER_ADDRESSES: Final = 64 << 30  # of libraries, stacks and heaps, generously
 # Of a process: libraries and thread stacks of which each takes several; the pool takes few.
 MAPS_NEEDED: Final = 4096
 
@@ -103,7 +104,7 @@ def real_time(subject: Subject) -> Iterator[Finding]:
     "memory-maps",
     TOPIC,
     looks_at="vm.max_map_count, vm.overcommit_memory and the limit of address space",
-    why="The server reserves 32 GiB of addresses at its start, which take no memory, and maps the "
+    why="The server reserves 4 TiB of addresses at its start, which take no memory, and maps the "
     "pool there. Where the kernel counts addresses as memory, any allocation may fail.",
 )
 def memory_maps(subject: Subject) -> Iterator[Finding]:
@@ -126,7 +127,7 @@ def memory_maps(subject: Subject) -> Iterator[Finding]:
             )
         )
     soft, _, whose = subject.limit("AS", "Max address space")
-    if 0 <= soft < 2 * RESERVED_BYTES:
+    if 0 <= soft < RESERVED_BYTES + OTHER_ADDRESSES:
         findings.append(
             fault(
                 f"{whose} may use {size_text(soft)} of addresses",
