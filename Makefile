@@ -42,7 +42,7 @@ help:
 	@echo "make chaos   breaks processes, links, clocks and disks of a cluster for an hour, and checks what clients saw; QUICK=1: 3 minutes"
 	@echo "make crash   every state of the crash suite, of which make test builds a tenth"
 	@echo "make soak    the C++ suites with more test processes than processors, SOAK_ROUNDS=10 times"
-	@echo "make soak ONLY=hostile  eleven attacks at once on a server, beside a client that must not notice; SOAK_SECONDS=600"
+	@echo "make soak ONLY=hostile  fourteen attacks at once on a server, beside a client that must not notice; SOAK_SECONDS=600"
 	@echo "make soak-pull  pulls under updates and reclaim in each gather mode; SOAK_SECONDS=600 each"
 	@echo "make runbook every page of docs/runbook, with the failure that it is about; make test runs two"
 	@echo "make bench   build, then measure; ONLY=pull,apply: parts; RESUME=1: continue; AGAIN=pull; BEFORE=FOLDER: compare"

@@ -414,10 +414,10 @@ def merge(
 ) -> None:
     """Merge deltas of the newest lineage in layers, so a restore reads less. No version changes.
 
-    No trainer may write the store at the same time: the slower of two writers is refused. With
-    --on ray (pip install petps[ray], here and on the cluster) several merges run at once, in Ray
-    tasks that read and write the store directly. If a merge fails, its deltas stay unmerged and the
-    other merges continue.
+    A trainer may write the store at the same time: the slower of two writers makes its change
+    again, or is refused. With --on ray (pip install petps[ray], here and on the cluster) several
+    merges run at once, in Ray tasks that read and write the store directly. If a merge fails, its
+    deltas stay unmerged and the other merges continue.
 
     [bold]Examples[/bold]
 
