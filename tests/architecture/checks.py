@@ -360,14 +360,15 @@ def newer_python_complaints(path: PurePosixPath, text: str) -> list[str]:
         return []
     complaints = []
     for node in ast.walk(ast.parse(text)):
-        names: set[str] = set()
-        module = ""
         if isinstance(node, ast.ImportFrom):
             module, names = node.module or "", {alias.name for alias in node.names}
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             module, names = node.value.id, {node.attr}
         elif isinstance(node, ast.TryStar):
             complaints.append(f"{path}:{node.lineno}: except* needs Python 3.11")
+            continue
+        else:
+            continue
         complaints += [
             f"{path}:{node.lineno}: {module}.{name} needs Python 3.11"
             for name in sorted(names & NEWER_NAMES.get(module, set()))

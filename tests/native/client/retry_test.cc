@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "fixtures.h"
+#include "fleet.h"
 
 namespace petps::client {
 namespace {
@@ -16,6 +17,7 @@ using testing::Answer;
 using testing::connect_to;
 using testing::expect_error;
 using testing::FakeServer;
+using testing::keys_of;
 using testing::RealServer;
 using wire::Opcode;
 
@@ -306,6 +308,30 @@ TEST(Retry, ThreadsPullThroughRestarts) {
   while (pulls < before + 10 && !::testing::Test::HasFailure()) std::this_thread::yield();
   stop = true;
   for (std::thread& thread : threads) thread.join();
+}
+
+// The owners by the client's map lag, and do not know that they own nothing any more.
+class OlderMapTest : public testing::Fleet {};
+
+TEST_F(OlderMapTest, StaleOwnersMayBeThoseOfAnOlderMap) {
+  for (const uint64_t owned : {0x0F, 0x0F, 0xF0}) add_server(owned, 0xFF);
+  publish();
+  for (size_t i = 0; i < servers_.size(); ++i) record(*servers_[i], 0xFF, i == 2 ? 5 : 3);
+  for (const uint32_t wait_ms : {0u, 20u}) {
+    const auto client = connect();
+    ASSERT_TRUE(pull(*client, keys_of(0xFF)).ok());
+    const PullOptions options{.min_version = 5, .wait_ms = wait_ms};
+    expect_error(pull(*client, keys_of(0x0F), options).status(), Code::kStale,
+                 {"version 5 was requested"});
+    ++version_;
+    owned_ = {0, 0, 0xFF};
+    servers_[2]->set_shard_map(map());
+    const auto report = pull(*client, keys_of(0xFF), options);
+    ASSERT_TRUE(report.ok()) << report.status().to_string();
+    EXPECT_EQ(report.value().applied_version, 5u);
+    owned_ = {0x0F, 0x0F, 0xF0};
+    publish();
+  }
 }
 
 }  // namespace
