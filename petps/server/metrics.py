@@ -231,16 +231,19 @@ def _add_tables(families: _Families, status: Status, stats: Status) -> None:
         pulled = stats["tables"].get(table["id"])
         if pulled is not None:
             _add_latency(families, "petps_table_latency_seconds", pulled["latency"], *labels)
-        if table["expire_after"] > 0 and table["instance"] not in frozen:  # those keep their rows
-            _add_expiry(families, table, str(table["id"]) in faults or "0" in faults)
+        if table["expire_after"] > 0:
+            has_failed = str(table["id"]) in faults or "0" in faults
+            _add_expiry(families, table, has_failed, table["instance"] in frozen)
 
 
-def _add_expiry(families: _Families, table: Status, has_failed: bool) -> None:
+def _add_expiry(families: _Families, table: Status, has_failed: bool, is_frozen: bool) -> None:
     labels = table["instance"], table["name"]
-    delay = table["expiry_delay"]
     families.add("petps_table_expired_rows_total", table["expired"], *labels)
     families.add("petps_table_expire_after_seconds", table["expire_after"], *labels)
-    families.add("petps_table_expiry_delay_seconds", math.inf if delay < 0 else delay, *labels)
+    if not is_frozen:  # a frozen instance keeps its rows, so nothing is late
+        delay = table["expiry_delay"]
+        late = math.inf if delay < 0 else delay
+        families.add("petps_table_expiry_delay_seconds", late, *labels)
     families.add("petps_table_event_timestamp_seconds", table["event_time_ns"] / 1e9, *labels)
     families.add("petps_table_expiry_failed", has_failed, *labels)
 

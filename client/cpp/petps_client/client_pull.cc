@@ -200,10 +200,12 @@ Status PullCall::run_once(const Routing& by, PullReport& report) {
     const bool is_late = may_leave_out_ && deadline_.passed() && is_unreachable(failure.code());
     const Status status = is_late ? failure : pull_group(by, group);
     if (status.ok()) continue;
-    // Owners that lag may be those of an older map, and may not know the newer one either.
+    // Owners that lag may be those of an older map, and may not know the newer one either. A silent
+    // server must not delay the answer for long.
+    const RemoteServers& owners = by.groups[group];
     if (status.code() == Code::kStale && by.version != 0 &&
-        client_.find_newer_map(by, by.groups[group], deadline_))
-      return Status(Code::kWrongShard, "the shard map has changed");
+        client_.find_newer_map(by, owners, deadline_.limited(owners[0]->patience_ns())))
+      return map_has_changed();
     if (!may_leave_out_ || !is_unreachable(status.code())) return status;
     give_up(by, group, status);
   }

@@ -39,6 +39,8 @@ bool is_final(Code code) {
          code == Code::kUnauthenticated || code == Code::kWrongShard;
 }
 
+Status map_has_changed() { return Status(Code::kWrongShard, "the shard map has changed"); }
+
 Status Client::Impl::read_shard_map(RemoteServer& server, const Deadline& deadline) {
   const auto map = server.read_shard_map(deadline);
   if (!map.ok()) return map.status();
@@ -213,7 +215,7 @@ Status Client::Impl::try_servers(std::string_view call, const Routing& by,
     if (is_outdated != nullptr && is_outdated()) return refusal.ok() ? last : refusal;
     const Deadline until = is_short ? deadline.limited(replicas[0]->patience_ns()) : deadline;
     if (by.version != 0 && refused == 0 && find_newer_map(by, replicas, until))
-      return Status(Code::kWrongShard, "the shard map has changed");
+      return map_has_changed();
     for (const auto& server : replicas) {
       if (server->is_one_of_several() && server->is_dead()) want_probe(*server);
     }

@@ -243,5 +243,7 @@ bool is_reply(base::Code code);
 // Return whether a retry on another replica cannot help: it would give the same error, or the
 // client must read the map first.
 bool is_final(base::Code code);
+// Return the WRONG_SHARD by which a call begins again with the newest map.
+base::Status map_has_changed();
 
 }  // namespace petps::client

@@ -310,9 +310,9 @@ TEST(Retry, ThreadsPullThroughRestarts) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// The owners by the client's map lag, and do not know that they own nothing any more.
 class OlderMapTest : public testing::Fleet {};
 
+// The owners by the client's map lag, and do not know that they own nothing any more.
 TEST_F(OlderMapTest, StaleOwnersMayBeThoseOfAnOlderMap) {
   for (const uint64_t owned : {0x0F, 0x0F, 0xF0}) add_server(owned, 0xFF);
   publish();

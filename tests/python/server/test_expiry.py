@@ -131,6 +131,11 @@ def test_a_frozen_instance_keeps_its_rows(pool: Path) -> None:
         expiry.close()
         assert old.status().rows == 100
         assert old.status().event_time_ns == 0
+    with Serving(settings(pool), log=lambda _: None) as serving:
+        metrics = serving._metrics_text("")[0].decode()
+    for instance, is_shown in (("default@0", False), ("default@1", True)):
+        labels = f'{{model_instance="{instance}",table="items"}}'
+        assert (f"petps_table_expiry_delay_seconds{labels}" in metrics) == is_shown
 
 
 @pytest.mark.parametrize("text", ["7", "d", "1w", "-1d", "0d", "1.5h", "1d 2h"])
