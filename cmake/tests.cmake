@@ -104,6 +104,7 @@ target_link_libraries(petps_certificates PUBLIC petps_tls)
 add_library(petps_router_doubles STATIC EXCLUDE_FROM_ALL
   "${PROJECT_SOURCE_DIR}/tests/native/client/real_server.cc"
   "${PROJECT_SOURCE_DIR}/tests/native/client/fake_server.cc"
+  "${PROJECT_SOURCE_DIR}/tests/native/client/drip.cc"
   "${PROJECT_SOURCE_DIR}/tests/native/server/raw_client.cc")
 target_compile_options(petps_router_doubles PRIVATE ${PETPS_TEST_WARNINGS} ${PETPS_TEST_SANITIZE})
 target_include_directories(petps_router_doubles PRIVATE "${PROJECT_SOURCE_DIR}")

@@ -62,6 +62,7 @@ py::dict stats(Router& router) {
   result["logins_failed"] = snapshot.logins_failed;
   result["hedges"] = snapshot.hedges;
   result["hedges_won"] = snapshot.hedges_won;
+  result["pulls_without_thread"] = snapshot.pulls_without_thread;
   py::dict servers;
   for (const client::ServerCounts& server : snapshot.servers)
     servers[py::str(server.server)] = server.is_live;

@@ -7,11 +7,15 @@
 #include <system_error>
 
 #include "base/clock.h"
+#include "router/pull_work.h"
 
 namespace petps::router {
 
 using base::Code;
 using base::Status;
+
+Job::Job() = default;
+Job::~Job() = default;
 
 Calls::Calls(uint32_t limit, std::function<void(JobPointer)> run)
     : limit_(limit), run_(std::move(run)) {}
@@ -87,6 +91,7 @@ void Calls::submit(JobPointer job) {
 }
 
 void Calls::end(JobPointer job) {
+  if (job->pull != nullptr) job->pull->clear();  // before the client that it uses
   if (job->reply.capacity() > kReplyBytesKept) job->reply = gather::GatherList();
   if (job->frame.capacity() > kReplyBytesKept) job->frame = wire::Frame();
   job->caller.reset();

@@ -1,8 +1,9 @@
-// Calls: the threads that ask servers. Each request of a caller is one job of one thread, because a
-// client's calls wait. Internal to router.
+// Calls: the threads that ask servers, for requests that may have to wait. A client's calls wait,
+// so each such request is one job of one thread. (A pull begins without one: started_pulls.h.)
+// Internal to router.
 //
-// There is no queue: a job exists only while a thread has it or is about to take it. When all
-// places are taken, requests stay in the transport's buffers, whose limits then stop the peers.
+// There is no queue: a job has a place, and there are as many threads as places. When all places
+// are taken, requests stay in the transport's buffers, whose limits then stop the peers.
 #pragma once
 
 #include <atomic>
@@ -29,8 +30,12 @@ inline constexpr uint32_t kMaxCalls = 1024;
 // Memory of a reply that a job keeps for the next one: 4,000 rows of 512 bytes need half of it.
 inline constexpr size_t kReplyBytesKept = size_t{4} << 20;
 
+struct PullWork;  // pull_work.h
+
 // One request of one caller, and its reply. A job keeps its memory for later requests.
 struct Job {
+  Job();
+  ~Job();
   // Set by the worker.
   size_t worker = 0;
   transport::ConnectionId connection = 0;
@@ -46,7 +51,7 @@ struct Job {
   std::atomic<bool> is_left{false};  // nobody waits for the reply any more
   std::shared_ptr<const std::atomic<bool>> has_left;  // the same, of Router::call; null: not of it
 
-  // Set by the thread of the call.
+  // Set by who answers: the thread of the call, or the worker.
   gather::GatherList reply;
   base::Code code = base::Code::kOk;  // of the reply
   uint64_t caller_owner = 0;  // of a login: whose places the caller's jobs take; 0: the host's
@@ -55,9 +60,10 @@ struct Job {
   uint64_t refused = 0;      // rows that full tables did not take
   size_t counted_bytes = 0;  // in the memory budget
 
-  // Reused by the thread of the call.
+  // Reused by who answers.
   wire::Frame scratch;
   std::vector<uint8_t> mask;
+  std::unique_ptr<PullWork> pull;  // null: none yet
 
   bool is_awaited() const {
     return !is_left.load(std::memory_order_relaxed) &&

@@ -253,10 +253,11 @@ ListingPointer Names::update(const client::Forwarder& servers) {
   add_instances(view, next->reply);
   add_aliases(view, next->reply);
   add_tables(view, next->reply);
-  const std::lock_guard lock(mutex_);
-  const uint64_t counter = listing_->reply.state.counter;
-  const bool is_changed = counter == 0 || !have_same_names(listing_->reply, next->reply);
+  const ListingPointer last = listing();  // nobody else writes it
+  const uint64_t counter = last->reply.state.counter;
+  const bool is_changed = counter == 0 || !have_same_names(last->reply, next->reply);
   next->reply.state.counter = counter + (is_changed ? 1 : 0);
+  const std::lock_guard lock(mutex_);  // short: workers take it for each pull
   listing_ = next;
   updated_ns_ = base::monotonic_ns();
   return next;

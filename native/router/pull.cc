@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "router/pull_work.h"
 #include "router/requests.h"
 #include "router/shared.h"
 
@@ -23,20 +24,13 @@ constexpr uint32_t kWaitSliceMs = 250;
 // A server that answers STALE at once is asked again after this.
 constexpr std::chrono::milliseconds kStalePause{10};
 
-// One section of a pull: its table, or null if the caller's list does not have it.
-struct Section {
-  const wire::TableInfo* table = nullptr;
-  uint32_t keys = 0;
-  size_t first = 0;  // number of its first key in the pull
-  std::byte* rows = nullptr;
-};
-
-Status find_tables(const Listing& listing, const wire::PullRequest& request,
-                   std::vector<Section>& sections, const wire::InstanceInfo*& instance) {
+Status find_tables(PullWork& work) {
+  const wire::PullRequest& request = work.request;
+  const wire::InstanceInfo*& instance = work.instance;
   size_t first = 0;
   for (const wire::PullSection& section : request.sections) {
-    const wire::TableInfo* table = listing.table(section.table);
-    sections.push_back({table, section.keys, first, nullptr});
+    const wire::TableInfo* table = work.listing->table(section.table);
+    work.sections.push_back({table, section.keys, first, nullptr});
     first += section.keys;
     if (table == nullptr) continue;
     if (request.instance != 0 && table->instance != request.instance) {
@@ -51,7 +45,7 @@ Status find_tables(const Listing& listing, const wire::PullRequest& request,
                     "the pull names tables of two instances, and a router answers each pull from "
                     "one: pull from each instance by itself");
     }
-    instance = listing.instance(table->instance);
+    instance = work.listing->instance(table->instance);
   }
   return instance == nullptr ? unknown_table(request.sections[0].table) : Status();
 }
@@ -77,7 +71,7 @@ uint32_t pack_mask(std::span<const uint8_t> mask, uint64_t* bitmap) {
 }
 
 // Move the rows that were found to `to`, one after another. Return the end of the last one.
-std::byte* pack_rows(const Section& section, const uint8_t* mask, uint32_t rows_found,
+std::byte* pack_rows(const PullSection& section, const uint8_t* mask, uint32_t rows_found,
                      std::byte* to) {
   const size_t row_bytes = section.table->row_bytes;
   const std::byte* from = section.rows;
@@ -93,18 +87,32 @@ std::byte* pack_rows(const Section& section, const uint8_t* mask, uint32_t rows_
   return to;
 }
 
+// A worker starts no larger pulls, because its other callers wait meanwhile: this is about a
+// millisecond of its time.
+constexpr size_t kStartedKeys = 4'096;
+constexpr size_t kStartedSections = 64;
+constexpr size_t kStartedBytes = size_t{2} << 20;  // of the request and the reply
+
+// Set how long the servers may take for the next requests, and wait for the version.
+void set_times(const Shared& shared, PullWork& work) {
+  const uint64_t now = base::monotonic_ns();
+  work.left_ms = work.wait_until_ns > now ? (work.wait_until_ns - now) / 1'000'000 : 0;
+  work.options.wait_ms = static_cast<uint32_t>(std::min<uint64_t>(work.left_ms, kWaitSliceMs));
+  work.options.deadline_ms = shared.options.deadline_ms + work.options.wait_ms;
+}
+
+Result<client::PullReport> pull_once(Shared& shared, Job& job) {
+  PullWork& work = *job.pull;
+  if (const auto started = std::move(work.started)) return started->finish();
+  set_times(shared, work);
+  return job.caller->client().pull_many(work.pulls, work.options);
+}
+
 // Pull, and wait for a version in slices, so that a caller that leaves is noticed.
-Result<client::PullReport> pull_in_time(Shared& shared, Job& job,
-                                        std::span<const client::TablePull> pulls,
-                                        client::PullOptions& options) {
-  const uint64_t until = base::monotonic_ns() + uint64_t{job.wait_ms} * 1'000'000;
+Result<client::PullReport> pull_in_time(Shared& shared, Job& job) {
   for (;;) {
-    const uint64_t now = base::monotonic_ns();
-    const uint64_t left_ms = until > now ? (until - now) / 1'000'000 : 0;
-    options.wait_ms = static_cast<uint32_t>(std::min<uint64_t>(left_ms, kWaitSliceMs));
-    options.deadline_ms = shared.options.deadline_ms + options.wait_ms;
-    auto report = job.caller->client().pull_many(pulls, options);
-    if (report.status().code() != Code::kStale || left_ms == 0) return report;
+    auto report = pull_once(shared, job);
+    if (report.status().code() != Code::kStale || job.pull->left_ms == 0) return report;
     if (!job.is_awaited() || shared.stopping.load(std::memory_order_relaxed)) return report;
     std::this_thread::sleep_for(kStalePause);
   }
@@ -138,13 +146,14 @@ Status take_memory(Shared& shared, Job& job, size_t keys, size_t head_bytes, siz
 }
 
 // Write the reply's head and pack its rows, which lie where their keys are.
-void pack_reply(Job& job, const wire::PullRequest& request, std::span<const Section> sections,
-                std::span<std::byte> head, uint64_t applied_version) {
-  const wire::PullReplyParts parts = wire::start_pull_reply(request.sections, head);
+void pack_reply(Job& job, uint64_t applied_version) {
+  const std::vector<PullSection>& sections = job.pull->sections;
+  const std::span<std::byte> head = job.pull->head;
+  const wire::PullReplyParts parts = wire::start_pull_reply(job.pull->request.sections, head);
   uint64_t* bitmap = parts.bitmaps.data();
   std::byte* end = job.reply.room();
   for (size_t i = 0; i < sections.size(); ++i) {
-    const Section& section = sections[i];
+    const PullSection& section = sections[i];
     if (section.table == nullptr) {
       parts.sections[i].code = static_cast<uint16_t>(Code::kNotFound);
     } else {
@@ -163,53 +172,77 @@ void pack_reply(Job& job, const wire::PullRequest& request, std::span<const Sect
   job.reply.grow(rows_bytes);
 }
 
-}  // namespace
-
-Status pull(Shared& shared, Job& job) {
-  wire::PullRequest request;
+// Decode the request, and make room for its reply and for the rows at their places in it.
+Status prepare(Shared& shared, Job& job) {
+  if (job.pull == nullptr) job.pull = std::make_unique<PullWork>();
+  PullWork& work = *job.pull;
+  if (work.is_prepared) return {};
+  work.clear();
+  wire::PullRequest& request = work.request;
   PETPS_RETURN_IF_ERROR(wire::decode_pull(job.header, job.body(), shared.options.limits, request));
-  const ListingPointer listing = job.caller->names().listing();
-  std::vector<Section> sections;
-  const wire::InstanceInfo* instance = nullptr;
-  PETPS_RETURN_IF_ERROR(find_tables(*listing, request, sections, instance));
+  work.listing = job.caller->names().listing();
+  PETPS_RETURN_IF_ERROR(find_tables(work));
   const size_t head_bytes = wire::pull_reply_head_bytes(request.sections);
   size_t rows_bytes = 0;
-  for (const Section& section : sections) {
+  for (const PullSection& section : work.sections) {
     if (section.table != nullptr) rows_bytes += size_t{section.keys} * section.table->row_bytes;
   }
   PETPS_RETURN_IF_ERROR(take_memory(shared, job, request.keys.size(), head_bytes, rows_bytes));
-  const std::span<std::byte> head = job.reply.header(head_bytes, rows_bytes);
+  work.head = job.reply.header(head_bytes, rows_bytes);
   if (job.mask.size() < request.keys.size()) job.mask.resize(request.keys.size());
-  std::vector<client::TablePull> pulls;
   std::byte* rows = job.reply.room();
-  for (Section& section : sections) {
+  for (PullSection& section : work.sections) {
     if (section.table == nullptr) continue;
     section.rows = rows;
     const size_t bytes = size_t{section.keys} * section.table->row_bytes;
-    pulls.push_back({section.table->name, request.keys.subspan(section.first, section.keys),
-                     std::span(rows, bytes),
-                     std::span(job.mask.data() + section.first, section.keys),
-                     client::Form::kStored});
+    work.pulls.push_back({section.table->name, request.keys.subspan(section.first, section.keys),
+                          std::span(rows, bytes),
+                          std::span(job.mask.data() + section.first, section.keys),
+                          client::Form::kStored});
     rows += bytes;
   }
   job.keys = request.keys.size();
-  uint64_t applied_version = instance->applied_version;
-  if (request.keys.empty()) {
-    PETPS_RETURN_IF_ERROR(check_version(request, *instance));
+  work.trace.trace_id = request.trace.trace_id;
+  work.trace.span_id = request.trace.span_id;
+  work.options.min_version = request.min_version;
+  work.options.instance = work.instance->name;
+  work.options.on_unavailable = client::OnUnavailable::kError;
+  if (request.trace.is_sampled()) work.options.trace = &work.trace;
+  work.wait_until_ns = base::monotonic_ns() + uint64_t{job.wait_ms} * 1'000'000;
+  work.is_prepared = true;
+  return {};
+}
+
+}  // namespace
+
+bool start_pull(Shared& shared, Job& job) {
+  job.reply.clear();
+  const Status refusal = prepare(shared, job);
+  PullWork& work = *job.pull;
+  work.refusal = refusal;
+  const size_t keys = work.request.keys.size();
+  const bool is_small = refusal.ok() && keys > 0 && keys <= kStartedKeys &&
+                        work.sections.size() <= kStartedSections &&
+                        job.counted_bytes <= kStartedBytes;
+  if (!is_small) return false;
+  set_times(shared, work);
+  work.started = job.caller->forwarder().start_pull(work.pulls, work.options);
+  return work.started != nullptr;
+}
+
+Status pull(Shared& shared, Job& job) {
+  if (job.pull != nullptr) PETPS_RETURN_IF_ERROR(job.pull->refusal);
+  PETPS_RETURN_IF_ERROR(prepare(shared, job));
+  const PullWork& work = *job.pull;
+  uint64_t applied_version = work.instance->applied_version;
+  if (work.request.keys.empty()) {
+    PETPS_RETURN_IF_ERROR(check_version(work.request, *work.instance));
   } else {
-    client::PullTrace trace;
-    trace.trace_id = request.trace.trace_id;
-    trace.span_id = request.trace.span_id;
-    client::PullOptions options;
-    options.min_version = request.min_version;
-    options.instance = instance->name;
-    options.on_unavailable = client::OnUnavailable::kError;
-    if (request.trace.is_sampled()) options.trace = &trace;
-    const auto report = pull_in_time(shared, job, pulls, options);
+    const auto report = pull_in_time(shared, job);
     if (!report.ok()) return report.status();
     applied_version = report.value().applied_version;
   }
-  pack_reply(job, request, sections, head, applied_version);
+  pack_reply(job, applied_version);
   return {};
 }
 

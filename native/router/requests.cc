@@ -1,5 +1,6 @@
 #include "router/requests.h"
 
+#include "router/pull_work.h"
 #include "router/shared.h"
 
 namespace petps::router {
@@ -110,7 +111,8 @@ Status unknown_table(uint32_t id) {
 void answer(Shared& shared, Job& job) {
   if (job.caller != nullptr) job.caller->note_use();
   job.scratch.clear();
-  job.reply.clear();
+  const bool has_begun = job.pull != nullptr && job.pull->is_prepared;
+  if (!has_begun) job.reply.clear();
   Status status = run(shared, job);
   // To a caller it would mean that nothing is applied, and that a newer map helps. Here servers do
   // not agree on the map yet, and some may have applied their rows.

@@ -8,7 +8,12 @@ namespace petps::router {
 
 struct Shared;
 
-// Answer the job: fill its reply, its code and its counts. It waits for servers.
+// Send the servers the requests of a pull, if that needs no waiting. Return false if it does, or if
+// the pull is wrong: then answer() says why.
+bool start_pull(Shared& shared, Job& job);
+
+// Answer the job: fill its reply, its code and its counts. It waits for servers, except for a
+// started pull that is done.
 void answer(Shared& shared, Job& job);
 
 // The answers to pulls and pushes: pull.cc and push.cc.

@@ -81,6 +81,7 @@ RouterSnapshot Shared::snapshot() const {
   for (const auto& worker : workers) {
     worker->stats().add_to(snapshot.stats);
     server::add_counters(worker->endpoint().counters(), snapshot.stats);
+    snapshot.pulls_without_thread += worker->started_pulls();
   }
   server::add_transport(*transport, snapshot.stats);
   {
@@ -114,6 +115,7 @@ std::string Shared::status_json() const {
   json.member("workers", options.workers);
   json.member("calls", options.calls);
   json.member("calls_in_flight", now.calls_in_flight);
+  json.member("pulls_without_thread", now.pulls_without_thread);
   json.member("callers", now.callers);
   json.member("logins_failed", now.logins_failed);
   json.member("hedges", now.hedges);
@@ -161,6 +163,7 @@ base::Result<std::unique_ptr<Router>> Router::start(const RouterOptions& options
     shared.workers.push_back(std::make_unique<Worker>(shared, i, shared.transport->endpoint(i)));
   std::unique_ptr<Router> router(new Router(std::move(impl)));  // ~Router stops the threads
   PETPS_RETURN_IF_ERROR(shared.calls.start());
+  for (const auto& worker : shared.workers) PETPS_RETURN_IF_ERROR(worker->open());
   for (const auto& worker : shared.workers) {
     shared.threads.emplace_back([&worker = *worker] { worker.run(); });
     pthread_setname_np(shared.threads.back().native_handle(), "petps-worker");

@@ -65,6 +65,7 @@ struct RouterSnapshot {
   server::StatsSnapshot stats;  // of requests and connections
   uint32_t callers = 0;
   uint32_t calls_in_flight = 0;
+  uint64_t pulls_without_thread = 0;  // of stats.pulls: they went well at once
   uint64_t logins_failed = 0;
   uint64_t hedges = 0;
   uint64_t hedges_won = 0;

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/peer.h"
+#include "router/requests.h"
 #include "router/shared.h"
 
 namespace petps::router {
@@ -52,11 +53,17 @@ void count(const Job& job, server::WorkerStats& stats) {
   }
 }
 
+Status Worker::open() {
+  PETPS_RETURN_IF_ERROR(started_.open());
+  return endpoint_.watch(started_.file());
+}
+
 void Worker::run() {
   while (!shared_.stopping.load(std::memory_order_acquire)) {
     const bool waits = !blocked_.empty();
-    const std::span<const Event> events =
-        endpoint_.poll(waits ? kRetryMs : (held_.empty() ? kPollMs : kLookMs));
+    const int most_ms = waits ? kRetryMs : (held_.empty() ? kPollMs : kLookMs);
+    const std::span<const Event> events = endpoint_.poll(started_.wait_ms(most_ms));
+    take_arrivals();
     if (has_done_.load(std::memory_order_acquire)) post_replies();
     if (waits) resume_blocked();
     note_leavers();
@@ -66,13 +73,14 @@ void Worker::run() {
   drain();
 }
 
-// Hand the requests that have arrived to calls. Then wait for their replies, and read no new ones.
+// Take the requests that have arrived. Then wait for their replies, and read no new ones.
 void Worker::drain() {
   draining_ = true;
   for (const Event& event : endpoint_.poll(0)) handle(event);
   for (const ConnectionId connection : endpoint_.connections()) endpoint_.pause(connection);
   const uint64_t until = shared_.drain_until_ns.load(std::memory_order_acquire);
   while (true) {
+    take_arrivals();
     post_replies();
     resume_blocked();
     drained_ =
@@ -185,7 +193,8 @@ Worker::Outcome Worker::handle_frame(ConnectionId connection, std::span<const st
   return Outcome::kDone;
 }
 
-// Hand a request to a call. A connection that has not said hello logs in without a token first.
+// Start a pull, or hand a request to a call. A connection that has not said hello logs in without a
+// token first.
 Worker::Outcome Worker::submit(ConnectionState& state, const wire::FrameHeader& header,
                                std::span<const std::byte> frame, uint32_t wait_ms) {
   if (state.in_flight >= shared_.options.limits.in_flight) return Outcome::kWait;
@@ -223,7 +232,9 @@ Worker::Outcome Worker::submit(ConnectionState& state, const wire::FrameHeader& 
   }
   ++state.in_flight;
   ++in_flight_;
-  shared_.calls.submit(std::move(job));
+  const bool is_pull = static_cast<Opcode>(header.opcode) == Opcode::kPull;
+  if (is_pull && !job->is_only_login && start_pull(shared_, *job)) started_.add(job);
+  if (job != nullptr) shared_.calls.submit(std::move(job));
   return outcome;
 }
 
@@ -239,7 +250,19 @@ void Worker::finish(JobPointer job) {
   endpoint_.wake();
 }
 
+// Answer the pulls whose rows have arrived. Those that need more get the thread of a call.
+void Worker::take_arrivals() {
+  started_.look([this](JobPointer job, bool is_done) {
+    if (!is_done) return shared_.calls.submit(std::move(job));
+    transport::Counters::add(started_pulls_, 1);
+    answer(shared_, *job);
+    post_reply(std::move(job));
+  });
+  endpoint_.flush();
+}
+
 void Worker::drop_replies() {
+  for (JobPointer& job : started_.take_all()) done_.push_back(std::move(job));
   for (JobPointer& job : done_) {
     shared_.memory->change(job->counted_bytes, 0);
     shared_.calls.end(std::move(job));

@@ -1,4 +1,5 @@
-// One worker: receives requests, hands them to calls, and posts their replies. Internal to router.
+// One worker: receives requests, starts pulls or hands requests to calls, and posts the replies.
+// Internal to router.
 #pragma once
 
 #include <atomic>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "router/calls.h"
+#include "router/started_pulls.h"
 #include "server/stats.h"
 #include "transport/transport.h"
 #include "wire/wire.h"
@@ -26,12 +28,16 @@ class Worker {
   Worker(Shared& shared, size_t number, transport::Endpoint& endpoint)
       : shared_(shared), number_(number), endpoint_(endpoint) {}
 
+  // Prepare to wait for servers. Errors: kIoError.
+  base::Status open();
   void run();                                // serve until shared.stopping, then drain
   bool drained() const { return drained_; }  // after run(): whether nothing was left in flight
   void finish(JobPointer job);               // called by the thread of a call
   void drop_replies();                       // after run(), when no call runs any more
 
   const server::WorkerStats& stats() const { return stats_; }
+  // Return how many pulls were answered without the thread of a call.
+  uint64_t started_pulls() const { return started_pulls_.load(std::memory_order_relaxed); }
   uint64_t rounds() const { return rounds_.load(std::memory_order_relaxed); }
   transport::Endpoint& endpoint() { return endpoint_; }
 
@@ -59,6 +65,7 @@ class Worker {
                  std::span<const std::byte> frame, uint32_t wait_ms);
   void resume_blocked();
   void note_leavers();
+  void take_arrivals();
   void post_replies();
   void post_reply(JobPointer job);
   void refuse(transport::ConnectionId connection, const wire::FrameHeader& header,
@@ -72,6 +79,7 @@ class Worker {
   std::vector<transport::ConnectionId> blocked_;  // paused until there is a place
   std::vector<transport::ConnectionId> unblocked_;
   std::vector<transport::ConnectionId> held_;  // paused until a job is done
+  StartedPulls started_;
   uint32_t in_flight_ = 0;
   bool draining_ = false;
   bool drained_ = false;
@@ -83,6 +91,7 @@ class Worker {
   std::vector<JobPointer> done_now_;
   std::atomic<bool> has_done_{false};
   std::atomic<uint64_t> rounds_{0};
+  std::atomic<uint64_t> started_pulls_{0};
   server::WorkerStats stats_;
 };
 

@@ -181,6 +181,11 @@ class Endpoint {
 
   // Interrupt a poll that is waiting. Any thread may call it.
   virtual void wake() = 0;
+  // Let polls return when this file is readable too. The caller reads what waits in it, because a
+  // poll returns at once until then. Errors: kUnimplemented (only tcp does), kIoError.
+  virtual base::Status watch(int /*file*/) {
+    return base::Status(base::Code::kUnimplemented, "this transport watches no other files");
+  }
 
  protected:
   Counters counters_;

@@ -51,15 +51,16 @@ class RouterConfig(Section):
         default=0,
         ge=0,
         le=MAX_WORKERS,
-        description="Threads that receive requests and send replies; 0: one for each processor, at "
-        "most 8.",
+        description="Threads that receive requests, pull from servers, and send replies; 0: one "
+        "for each processor, at most 8.",
     )
     calls: int = Field(
         default=64,
         ge=1,
         le=MAX_CALLS,
-        description="Requests that may be at the servers at the same time, each with a thread. "
-        "Further ones wait. One token, or without one a host, has at most half of them.",
+        description="Requests that may be at the servers at the same time, and threads for those "
+        "that wait for more than replies. Further requests wait. One token, or without one a host, "
+        "has at most half of them.",
     )
     callers: int = Field(
         default=256,

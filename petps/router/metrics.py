@@ -20,6 +20,7 @@ __all__ = ["RouterMetrics"]
 
 _COUNTERS: Final = {
     "pulls": "Pulls answered.",
+    "pulls_without_thread": "Pulls that needed no thread of a call: they went well at once.",
     "keys": "Keys requested by pulls.",
     "rows_found": "Rows found by pulls.",
     "pushes": "Pushes answered.",

@@ -33,6 +33,27 @@ TEST(Tcp, RefusesAPortInUse) {
   EXPECT_NE(second.status().message().find("choose another port"), std::string_view::npos);
 }
 
+TEST(Tcp, APollReturnsWhenAWatchedFileIsReadable) {
+  TcpOptions options;
+  options.rules = test_rules();
+  auto transport = make_tcp(options);
+  ASSERT_TRUE(transport.ok());
+  Endpoint& endpoint = transport.value()->endpoint(0);
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);
+  ASSERT_TRUE(endpoint.watch(pipe[0]).ok());
+  EXPECT_EQ(endpoint.watch(pipe[0]).code(), Code::kIoError) << "it is watched already";
+  for (int round = 0; round < 3; ++round) {
+    char byte = 'x';
+    ASSERT_EQ(::write(pipe[1], &byte, 1), 1);
+    EXPECT_TRUE(endpoint.poll(-1).empty());  // without a limit: else it would hang
+    EXPECT_TRUE(endpoint.poll(-1).empty()) << "the byte still waits";
+    ASSERT_EQ(::read(pipe[0], &byte, 1), 1);
+  }
+  ::close(pipe[0]);
+  ::close(pipe[1]);
+}
+
 TEST(Tcp, SurvivesTheLackOfFileDescriptors) {
   TcpOptions options;
   options.rules = test_rules();

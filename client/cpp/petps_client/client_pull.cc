@@ -128,8 +128,6 @@ PullCall::PullCall(Client::Impl& client, std::span<const TablePull> pulls,
       wait_until_ns_(base::monotonic_ns() + uint64_t{options.wait_ms} * 1'000'000),
       may_leave_out_(client.on_unavailable(options) == OnUnavailable::kDefault) {}
 
-PullCall::~PullCall() = default;
-
 Status PullCall::run(const Routing& by, PullReport& report) {
   if (options_.trace != nullptr) {
     // Parts of an older shard map have ended, and the groups of this one have parts of their own.
@@ -181,11 +179,17 @@ bool PullCall::is_switched(const Routing& by,
 }
 
 Status PullCall::run_once(const Routing& by, PullReport& report) {
-  PETPS_RETURN_IF_ERROR(plan(by));
-  find_groups(by);
-  if (options_.trace != nullptr) trace_servers(by);
   bool has_asked = true;
-  for (int round = 0; round < kRoundsAtOnce && has_asked && !groups_.waiting.empty(); ++round) {
+  int round = 0;
+  if (std::optional<Round> first = std::exchange(started_, std::nullopt)) {
+    PETPS_RETURN_IF_ERROR(finish_round(by, *first, has_asked));
+    round = 1;
+  } else {
+    PETPS_RETURN_IF_ERROR(plan(by));
+    find_groups(by);
+    if (options_.trace != nullptr) trace_servers(by);
+  }
+  for (; round < kRoundsAtOnce && has_asked && !groups_.waiting.empty(); ++round) {
     if (round > 0 && deadline_.passed()) break;
     PETPS_RETURN_IF_ERROR(pull_at_once(by, round, has_asked));
   }
@@ -232,26 +236,31 @@ void PullCall::report_to(const Routing& by, PullReport& report) {
   if (options_.instance.empty()) client_.record_answer(by, report.instance);
 }
 
-// Find a catalogue that lists all tables of the call in the chosen instance: a known one, or else
-// the one of a server that replies now. Set `was_known` to false in the second case.
-Status PullCall::find_catalogue(const Routing& by, CataloguePointer& catalogue, bool& was_known) {
-  const auto lists_all = [&] {
-    return catalogue != nullptr &&
-           std::all_of(pulls_.begin(), pulls_.end(), [&](const TablePull& pull) {
-             return catalogue->find(pull.table, choice_.instance).ok();
-           });
-  };
-  for (const auto& server : by.all) {
-    catalogue = server->last_catalogue();
-    if (lists_all()) return {};
-  }
-  was_known = false;
+bool PullCall::lists_all(const Catalogue& catalogue) const {
+  return std::all_of(pulls_.begin(), pulls_.end(), [&](const TablePull& pull) {
+    return catalogue.find(pull.table, choice_.instance).ok();
+  });
+}
+
+// Find a known catalogue that lists all tables of the call in the chosen instance.
+bool PullCall::find_known_catalogue(const Routing& by) {
+  return std::any_of(by.all.begin(), by.all.end(), [&](const auto& server) {
+    catalogue_ = server->last_catalogue();
+    return catalogue_ != nullptr && lists_all(*catalogue_);
+  });
+}
+
+// The same, or else take the catalogue of a server that replies now. Set `was_known` to false in
+// the second case.
+Status PullCall::find_catalogue(const Routing& by, bool& was_known) {
+  was_known = find_known_catalogue(by);
+  if (was_known) return {};
   const auto attempt = [&](RemoteServer& server, const Deadline& until) -> Status {
     auto leased = server.lease(until);
     if (!leased.ok()) return leased.status();
     for (const TablePull& pull : pulls_) {
       const auto entry =
-          find_table(server, **leased, pull.table, until, catalogue, choice_.instance);
+          find_table(server, **leased, pull.table, until, catalogue_, choice_.instance);
       if (!entry.ok()) return entry.status();
     }
     return {};
@@ -262,17 +271,14 @@ Status PullCall::find_catalogue(const Routing& by, CataloguePointer& catalogue, 
 // Choose the instance, look up the tables' shapes and dedup the keys. With several servers the
 // instance is then requested by name from each, so that no answer mixes two.
 Status PullCall::plan(const Routing& by) {
-  CataloguePointer& catalogue = catalogue_;
   for (int plans = 1;; ++plans) {
     if (options_.instance.empty()) {
       PETPS_RETURN_IF_ERROR(client_.choose_instance(by, deadline_, choice_));
     } else {
-      choice_ = {};
-      choice_.instance = options_.instance;
-      choice_.all_agree = false;  // a server may lack it
+      take_choice();
     }
     bool was_known = true;
-    const Status status = find_catalogue(by, catalogue, was_known);
+    const Status status = find_catalogue(by, was_known);
     if (!status.ok() && status.code() != Code::kNotFound) return status;
     // A catalogue that was just read may change the choice.
     const bool is_changed = !was_known && options_.instance.empty() && by.all.size() > 1 &&
@@ -281,9 +287,20 @@ Status PullCall::plan(const Routing& by) {
     PETPS_RETURN_IF_ERROR(status);
     break;
   }
+  return plan_tables();
+}
+
+// Choose the instance that the caller names.
+void PullCall::take_choice() {
+  choice_ = {};
+  choice_.instance = options_.instance;
+  choice_.all_agree = false;  // a server may lack it
+}
+
+Status PullCall::plan_tables() {
   plans_ = std::vector<Plan>(pulls_.size());
   for (size_t i = 0; i < pulls_.size(); ++i) {
-    const auto entry = catalogue->find(pulls_[i].table, choice_.instance);
+    const auto entry = catalogue_->find(pulls_[i].table, choice_.instance);
     if (!entry.ok()) return entry.status();
     Plan& plan = plans_[i];
     plan.part.table = entry.value();
@@ -346,13 +363,17 @@ Status PullCall::check_instance(Flight& flight) const {
 // Find the tables in the server's own catalogue, because ids differ between servers. Then send the
 // first requests.
 Status PullCall::start(Flight& flight, bool may_wait) {
-  Connection& connection = *flight.leased;
   for (const TablePull& pull : pulls_) {
-    const auto entry = find_table(flight.server, connection, pull.table, flight.until,
+    const auto entry = find_table(flight.server, *flight.leased, pull.table, flight.until,
                                   flight.catalogue, choice_.instance);
     if (!entry.ok()) return entry.status();
   }
   PETPS_RETURN_IF_ERROR(check_instance(flight));
+  return request(flight, may_wait);
+}
+
+// Send the first requests, with the ids of the flight's catalogue.
+Status PullCall::request(Flight& flight, bool may_wait) {
   flight.parts.assign(pulls_.size(), {});
   for (size_t i = 0; i < pulls_.size(); ++i) {  // all from one catalogue, so of one instance
     PullPart& part = flight.parts[i];
@@ -377,7 +398,7 @@ Status PullCall::start(Flight& flight, bool may_wait) {
                           client_.options.requests_in_flight};
   const uint32_t instance = pulls_.empty() ? 0 : flight.catalogue->instance(choice_.instance);
   flight.exchange =
-      std::make_unique<PullExchange>(connection, limits, flight.parts, instance,
+      std::make_unique<PullExchange>(*flight.leased, limits, flight.parts, instance,
                                      PullVersion{options_.min_version, wait_ms(flight, may_wait)});
   if (options_.trace != nullptr) trace_request(flight);
   return flight.exchange->begin();

@@ -24,6 +24,10 @@ Status PullCall::pull_at_once(const Routing& by, int number, bool& has_asked) {
   if (may_leave_out_) leave_out_dead(by);
   Round round;
   for (Share& share : shares_of_round(by, number)) ask(by, std::move(share), round);
+  return finish_round(by, round, has_asked);
+}
+
+Status PullCall::finish_round(const Routing& by, Round& round, bool& has_asked) {
   while (!round.flights.empty()) {
     wait_for_any(round.flights);
     read_replies(by, round);
@@ -49,14 +53,14 @@ void PullCall::record_error(const Routing& by, const Share& share, const Status&
   if (status.code() == Code::kWrongShard) round.wrong_shard = &server;
 }
 
-void PullCall::ask(const Routing& by, Share share, Round& round) {
-  round.has_asked = true;
-  RemoteServer& server = *by.all[share.server];
+// Return the time that the server of this share has. Set `has_others` to whether each of its groups
+// has another owner that has not failed.
+Deadline PullCall::time_for(const Routing& by, const Share& share, bool& has_others) const {
   // Leave time for the other owners of each group, and a little for dead ones: they may be back by
   // then.
   size_t owners = SIZE_MAX;
   bool has_dead = false;
-  bool has_others = true;  // each group has another owner that has not failed
+  has_others = true;
   for (const uint32_t group : share.groups) {
     size_t able = 0;
     bool has_other = false;
@@ -76,7 +80,14 @@ void PullCall::ask(const Routing& by, Share share, Round& round) {
   }
   const uint64_t left_ns = deadline_.left_ns();
   const uint64_t kept_ns = has_dead ? std::min(left_ns / 4, kKeptForDeadNs) : 0;
-  const Deadline until = deadline_.share(owners).limited(left_ns - kept_ns);
+  return deadline_.share(owners).limited(left_ns - kept_ns);
+}
+
+void PullCall::ask(const Routing& by, Share share, Round& round) {
+  round.has_asked = true;
+  RemoteServer& server = *by.all[share.server];
+  bool has_others = false;
+  const Deadline until = time_for(by, share, has_others);
   if (options_.trace != nullptr) trace_attempt(share, server);
   // No hedge helps while a connection is opened and its names are read.
   auto leased = server.lease(until, Use::kRead, patience(), has_others);
@@ -85,7 +96,13 @@ void PullCall::ask(const Routing& by, Share share, Round& round) {
   auto flight = std::make_unique<Flight>(std::move(share), server, std::move(leased).value(),
                                          limit(start_until, server));
   const Status status = start(*flight, has_only_owner(by, flight->share));
-  flight->until = limit(until, server);
+  add_flight(by, std::move(flight), until, status, round);
+}
+
+// Add a flight whose first requests were sent with this status. Its replies have until `until`.
+void PullCall::add_flight(const Routing& by, std::unique_ptr<Flight> flight, const Deadline& until,
+                          const Status& status, Round& round) {
+  flight->until = limit(until, flight->server);
   if (status.ok()) {
     client_.hedge_budget.record_request();
     flight->hedge_at_ns = hedge_at_ns(by, *flight);
@@ -150,6 +167,10 @@ void PullCall::read_reply(const Routing& by, Flight& flight, Round& round) {
   drop_hedges(flight, round);
   Status status;
   if (!flight.exchange->is_done()) status = flight.exchange->receive_one(flight.until);
+  take_reply(by, flight, status, round);
+}
+
+void PullCall::take_reply(const Routing& by, Flight& flight, Status status, Round& round) {
   if (status.ok()) record_latency(flight);
   if (status.ok() && !flight.exchange->is_done()) {
     if (may_leave_out_) flight.until = limit(deadline_, flight.server);

@@ -167,6 +167,14 @@ Status Connection::wait(const Deadline& deadline) {
 }
 
 Status Connection::read_pieces(std::span<iovec> pieces, const Deadline& deadline) {
+  for (;;) {
+    PETPS_RETURN_IF_ERROR(read_now(pieces));
+    if (pieces.empty()) return {};
+    PETPS_RETURN_IF_ERROR(wait(deadline));
+  }
+}
+
+Status Connection::read_now(std::span<iovec>& pieces) {
   const auto advance = [&pieces](size_t n) {
     while (!pieces.empty() && n >= pieces.front().iov_len) {
       n -= pieces.front().iov_len;
@@ -181,9 +189,9 @@ Status Connection::read_pieces(std::span<iovec> pieces, const Deadline& deadline
     if (rdma_ != nullptr) {
       const size_t n = rdma_->receive(
           {static_cast<std::byte*>(pieces.front().iov_base), pieces.front().iov_len});
+      if (n == 0) return {};
       advance(n);
-      has_received_ = has_received_ || n > 0;
-      if (n == 0) PETPS_RETURN_IF_ERROR(wait(deadline));
+      has_received_ = true;
       continue;
     }
     if (has_read_ahead()) {
@@ -200,7 +208,8 @@ Status Connection::read_pieces(std::span<iovec> pieces, const Deadline& deadline
               ? std::span(static_cast<std::byte*>(pieces.front().iov_base), pieces.front().iov_len)
               : std::span(inbox_);
       size_t n = 0;
-      PETPS_RETURN_IF_ERROR(decrypt(out, deadline, n));
+      PETPS_RETURN_IF_ERROR(decrypt_now(out, n));
+      if (n == 0) return {};
       if (is_direct) {
         advance(n);
       } else {
@@ -226,9 +235,8 @@ Status Connection::read_pieces(std::span<iovec> pieces, const Deadline& deadline
     if (received == 0) return break_by_close();
     if (received < 0) {
       if (errno == EINTR) continue;
-      if (errno != EAGAIN && errno != EWOULDBLOCK) return break_by_errno("receive", errno);
-      PETPS_RETURN_IF_ERROR(wait(deadline));
-      continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return {};
+      return break_by_errno("receive", errno);
     }
     has_received_ = true;
     const size_t taken = std::min(wanted, static_cast<size_t>(received));
@@ -243,8 +251,14 @@ Status Connection::read_pieces(std::span<iovec> pieces, const Deadline& deadline
 Status Connection::read_header(wire::FrameHeader& header, const Deadline& deadline) {
   std::byte bytes[wire::kHeaderBytes];
   PETPS_RETURN_IF_ERROR(read(bytes, deadline));
+  return decode_header(bytes, header);
+}
+
+Status Connection::decode_header(std::span<const std::byte> bytes, wire::FrameHeader& header) {
   const Status decoded = wire::decode_reply_header(bytes, header);
   if (!decoded.ok()) return distrust(decoded.message());
+  if (header.code != 0 && header.body_bytes > wire::kMaxErrorBytes)
+    return distrust("an error text of " + std::to_string(header.body_bytes) + " bytes");
   return {};
 }
 
@@ -259,14 +273,16 @@ Result<std::span<const std::byte>> Connection::read_body(const wire::FrameHeader
 
 Status Connection::read_error(const wire::FrameHeader& header, const Deadline& deadline,
                               Status& error) {
-  if (header.body_bytes > wire::kMaxErrorBytes) {
-    return distrust("an error text of " + std::to_string(header.body_bytes) + " bytes");
-  }
   const auto body = read_body(header, deadline);
   if (!body.ok()) return body.status();
-  const Status decoded = wire::decode_error(header, body.value());
-  error = Status(decoded.code(), peer_ + ": " + std::string(decoded.message()));
+  error = error_of(header, body.value());
   return {};
+}
+
+Status Connection::error_of(const wire::FrameHeader& header,
+                            std::span<const std::byte> body) const {
+  const Status decoded = wire::decode_error(header, body);
+  return Status(decoded.code(), peer_ + ": " + std::string(decoded.message()));
 }
 
 Result<std::span<const std::byte>> Connection::send_and_read_reply(wire::FrameHeader& reply,

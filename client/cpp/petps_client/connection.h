@@ -59,13 +59,21 @@ class Connection {
   }
   // Read into several places, one after another. Changes `pieces`.
   base::Status read_pieces(std::span<iovec> pieces, const Deadline& deadline);
+  // The same, but read only what has arrived. `pieces` then holds the places that are left.
+  base::Status read_now(std::span<iovec>& pieces);
+  // Wait until something has arrived, and send queued bytes.
+  base::Status wait(const Deadline& deadline);
   base::Status read_header(wire::FrameHeader& header, const Deadline& deadline);
+  // Decode a header that was read.
+  base::Status decode_header(std::span<const std::byte> bytes, wire::FrameHeader& header);
   // Read the whole body of a small reply, 8-byte aligned. The span is valid until the next call.
   base::Result<std::span<const std::byte>> read_body(const wire::FrameHeader& header,
                                                      const Deadline& deadline);
   // Read the body of an error reply. `error` is the server's error, with the server's name.
   base::Status read_error(const wire::FrameHeader& header, const Deadline& deadline,
                           base::Status& error);
+  // Return the error in the body of an error reply, with the server's name.
+  base::Status error_of(const wire::FrameHeader& header, std::span<const std::byte> body) const;
   // Send the request in frame(), read its reply, and decode it by decode(header, body). Not for
   // pulls. Return an error reply as an error, and kUnavailable when the reply cannot be decoded.
   template <typename Decode>
@@ -80,7 +88,8 @@ class Connection {
   // Begin a call's use of the connection. `is_reused`: an earlier call has used it.
   void begin_use(bool is_reused);
   void end_use();
-  uint64_t idle_ns() const;  // time since end_use
+  uint64_t idle_ns() const;                            // time since end_use
+  bool has_received() const { return has_received_; }  // bytes, since begin_use
   // Return whether the connection failed. It is then closed instead of reused.
   bool is_broken() const { return is_broken_; }
   // Return how long this use waited until the caller's time ran out; 0: no timeout.
@@ -121,12 +130,12 @@ class Connection {
  private:
   Connection(int socket, std::string peer)
       : socket_(socket), peer_(std::move(peer)), inbox_(kInboxBytes) {}
-  base::Status wait(const Deadline& deadline);
   base::Status wait_rdma(const Deadline& deadline);
-  // TLS: decrypt at least one byte into `out`; set `n` to their number.
-  base::Status decrypt(std::span<std::byte> out, const Deadline& deadline, size_t& n);
+  // TLS: decrypt what has arrived into `out`; set `n` to the number of bytes.
+  base::Status decrypt_now(std::span<std::byte> out, size_t& n);
   // TLS: receive ciphertext, waiting for it.
   base::Status receive_ciphertext(const Deadline& deadline);
+  base::Status receive_ciphertext_now();
   // TLS: move what has arrived into the inbox, so that has_read_ahead() is right.
   void decrypt_ahead();
   base::Result<std::span<const std::byte>> send_and_read_reply(wire::FrameHeader& reply,

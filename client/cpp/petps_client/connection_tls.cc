@@ -41,6 +41,14 @@ Status Connection::start_tls(tls::ClientContext& context, const std::string& ser
 
 Status Connection::receive_ciphertext(const Deadline& deadline) {
   for (;;) {
+    PETPS_RETURN_IF_ERROR(receive_ciphertext_now());
+    if (!undecrypted_.empty()) return {};
+    PETPS_RETURN_IF_ERROR(wait(deadline));
+  }
+}
+
+Status Connection::receive_ciphertext_now() {
+  for (;;) {
     const ssize_t received = recv(socket_, ciphertext_.data(), ciphertext_.size(), 0);
     if (received > 0) {
       undecrypted_ = std::span(ciphertext_).first(static_cast<size_t>(received));
@@ -48,12 +56,12 @@ Status Connection::receive_ciphertext(const Deadline& deadline) {
     }
     if (received == 0) return break_by_close();
     if (errno == EINTR) continue;
-    if (errno != EAGAIN && errno != EWOULDBLOCK) return break_by_errno("receive", errno);
-    PETPS_RETURN_IF_ERROR(wait(deadline));
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return {};
+    return break_by_errno("receive", errno);
   }
 }
 
-Status Connection::decrypt(std::span<std::byte> out, const Deadline& deadline, size_t& n) {
+Status Connection::decrypt_now(std::span<std::byte> out, size_t& n) {
   for (;;) {
     const Status status = tls_->read(undecrypted_, out, n, outgoing_);
     if (!status.ok()) {
@@ -63,7 +71,8 @@ Status Connection::decrypt(std::span<std::byte> out, const Deadline& deadline, s
     has_received_ = has_received_ || n > 0;
     if (n > 0) return {};
     if (tls_->has_ended()) return break_by_close();
-    PETPS_RETURN_IF_ERROR(receive_ciphertext(deadline));
+    PETPS_RETURN_IF_ERROR(receive_ciphertext_now());
+    if (undecrypted_.empty()) return {};
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cstring>
+#include <random>
 
 #include "base/hash.h"
 
@@ -19,6 +20,12 @@ constexpr uint32_t kSampleEvery = 32;
 // Smaller pulls save nothing that can be measured.
 constexpr size_t kFewestKeys = 16;
 
+// Keys come from strangers, who must not be able to choose many that fall into one cell.
+uint64_t random_seed() {
+  std::random_device random;
+  return uint64_t{random()} << 32 | random();
+}
+
 }  // namespace
 
 void Distinct::build(std::span<const uint64_t> keys) {
@@ -27,10 +34,11 @@ void Distinct::build(std::span<const uint64_t> keys) {
   cells_.assign(cells, 0);
   keys_.resize(keys.size());
   positions_.resize(keys.size());
+  static const uint64_t seed = random_seed();
   uint32_t distinct = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
     const uint64_t key = keys[i];
-    size_t cell = base::index_hash(key) & mask;
+    size_t cell = base::index_hash(key ^ seed) & mask;
     while (cells_[cell] != 0 && keys_[cells_[cell] - 1] != key) cell = (cell + 1) & mask;
     if (cells_[cell] == 0) {
       keys_[distinct] = key;

@@ -2,7 +2,10 @@
 // router's callers name instances themselves, and their pushes have an order of their own.
 #pragma once
 
+#include <poll.h>
+
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -30,6 +33,33 @@ struct ForwardedPush {
   wire::PushOrder order;  // of the caller; client 0: it has none
 };
 
+// A pull whose requests were sent without waiting, for a caller with an epoll of its own.
+// ASSUMPTIONS: the client, and what start_pull() was given, outlive it. Threads: one at a time.
+class StartedPull {
+ public:
+  // kWaiting: more has to arrive. kDone: finish() does not wait. kUnusual: a server has answered
+  // with an error, or has failed; finish() may wait.
+  enum class State : uint8_t { kWaiting, kDone, kUnusual };
+
+  ~StartedPull();  // gives up the replies that are due, if it was not finished
+  // Return the connections that it waits for, with the events; valid until the next call.
+  std::span<const pollfd> awaited();
+  // Return when to call finish() although nothing has arrived, by base::monotonic_ns.
+  uint64_t due_ns() const;
+  // Take what has arrived on the connection with this file. A file that it does not wait for
+  // changes nothing.
+  State advance(int file);
+  // Wait for the rest, ask again what has failed, and return the result of Client::pull_many. The
+  // keys are not sampled for the hot set. This is the last call.
+  base::Result<PullReport> finish();
+
+ private:
+  friend class Forwarder;
+  struct Impl;
+  explicit StartedPull(std::unique_ptr<Impl> impl);
+  const std::unique_ptr<Impl> impl_;
+};
+
 // Threads: all methods from any.
 class Forwarder {
  public:
@@ -40,6 +70,11 @@ class Forwarder {
   // Errors: those of Client::tables.
   base::Status read_names(uint32_t deadline_ms) const;
   ClusterView view() const;
+  // Send the requests of a pull of a named instance, as Client::pull_many would, if nothing has to
+  // be waited for: connections are free, and the names are known. Null: call pull_many.
+  // ASSUMPTION: the arrays are as long as TablePull says.
+  std::unique_ptr<StartedPull> start_pull(std::span<const TablePull> pulls,
+                                          const PullOptions& options) const;
   // Push or delete rows. Errors: those of Client::push_stored. `report` has what the servers
   // acknowledged, also after an error.
   base::Status push(const ForwardedPush& push, PushReport& report) const;

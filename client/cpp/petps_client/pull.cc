@@ -115,64 +115,102 @@ Status PullExchange::begin() {
 }
 
 Status PullExchange::receive_one(const Deadline& deadline) {
-  PETPS_RETURN_IF_ERROR(receive(deadline));
+  for (;;) {
+    bool is_whole = false;
+    PETPS_RETURN_IF_ERROR(receive_now(is_whole));
+    if (is_whole) return {};
+    PETPS_RETURN_IF_ERROR(connection_.wait(deadline));
+  }
+}
+
+Status PullExchange::receive_now(bool& is_whole) {
+  is_whole = false;
+  if (stage_ == Stage::kNothing) expect(Stage::kHeader, header_bytes_);
+  while (stage_ != Stage::kNothing) {
+    PETPS_RETURN_IF_ERROR(connection_.read_now(left_));
+    if (!left_.empty()) return {};
+    PETPS_RETURN_IF_ERROR(take_stage());
+  }
+  is_whole = true;
   ++received_;
   send_requests();  // nothing after an error; the replies in flight are still read
   return connection_.flush();
 }
 
-Status PullExchange::receive(const Deadline& deadline) {
-  wire::FrameHeader header;
-  PETPS_RETURN_IF_ERROR(connection_.read_header(header, deadline));
-  const uint64_t number = header.request_id - first_id_;
-  const bool is_expected = number < sent_ && !requests_[number].has_reply;
-  if (header.code != 0) {
-    Status error;
-    PETPS_RETURN_IF_ERROR(connection_.read_error(header, deadline, error));
-    if (!is_expected) return connection_.break_by_error(error);
-    requests_[number].has_reply = true;
-    record_error(std::move(error));
-    return {};
+// Expect these bytes of the reply next.
+void PullExchange::expect(Stage stage, std::span<std::byte> bytes) {
+  stage_ = stage;
+  places_.assign(1, {bytes.data(), bytes.size()});
+  left_ = places_;
+}
+
+// Use what this stage has read, and set what to read next; kNothing: this was the reply's end.
+Status PullExchange::take_stage() {
+  switch (stage_) {
+    case Stage::kHeader:
+      return take_header();
+    case Stage::kError: {
+      Status error = connection_.error_of(header_, head());
+      if (answered_ == nullptr) return connection_.break_by_error(error);
+      answered_->has_reply = true;
+      record_error(std::move(error));
+      stage_ = Stage::kNothing;
+      return {};
+    }
+    case Stage::kHead:
+      PETPS_RETURN_IF_ERROR(take_head());
+      piece_ = 0;
+      bitmap_ = reply_.bitmaps.data();
+      expect_rows();
+      return {};
+    case Stage::kRows:
+      take_rows();
+      bitmap_ += wire::bitmap_words(piece().keys);
+      ++piece_;
+      expect_rows();
+      return {};
+    case Stage::kNothing:
+      return {};
   }
-  if (!is_expected) return connection_.distrust("a reply to a request that is not waiting for one");
-  Request& request = requests_[number];
-  request.has_reply = true;
-  wire::PullReply reply;
-  PETPS_RETURN_IF_ERROR(receive_head(header, request, deadline, reply));
-  const uint64_t* bitmap = reply.bitmaps.data();
-  for (size_t i = 0; i < request.pieces; ++i) {
-    const Piece& piece = pieces_[request.first_piece + i];
-    PETPS_RETURN_IF_ERROR(receive_rows(piece, reply.sections[i], bitmap, deadline));
-    bitmap += wire::bitmap_words(piece.keys);
-  }
-  applied_version_ = std::min(applied_version_, reply.applied_version);
   return {};
 }
 
-Status PullExchange::receive_head(const wire::FrameHeader& header, const Request& request,
-                                  const Deadline& deadline, wire::PullReply& reply) {
+Status PullExchange::take_header() {
+  PETPS_RETURN_IF_ERROR(connection_.decode_header(header_bytes_, header_));
+  const uint64_t number = header_.request_id - first_id_;
+  const bool is_expected = number < sent_ && !requests_[number].has_reply;
+  answered_ = is_expected ? &requests_[number] : nullptr;
+  if (header_.code != 0) {
+    expect(Stage::kError, head_of(header_.body_bytes));
+    return {};
+  }
+  if (!is_expected) return connection_.distrust("a reply to a request that is not waiting for one");
+  answered_->has_reply = true;
   // The request determines this length. The client reads no more, whatever the server says.
-  size_t expected = sizeof(wire::PullReplyPrefix) + request.pieces * sizeof(wire::PullReplySection);
-  for (size_t i = 0; i < request.pieces; ++i) {
-    expected += wire::bitmap_words(pieces_[request.first_piece + i].keys) * sizeof(uint64_t);
+  size_t expected =
+      sizeof(wire::PullReplyPrefix) + answered_->pieces * sizeof(wire::PullReplySection);
+  for (size_t i = 0; i < answered_->pieces; ++i) {
+    expected += wire::bitmap_words(pieces_[answered_->first_piece + i].keys) * sizeof(uint64_t);
   }
   const bool is_pull =
-      header.opcode == (static_cast<uint16_t>(wire::Opcode::kPull) | wire::kReplyBit);
-  if (!is_pull || header.sections != request.pieces || header.body_bytes < expected) {
+      header_.opcode == (static_cast<uint16_t>(wire::Opcode::kPull) | wire::kReplyBit);
+  if (!is_pull || header_.sections != answered_->pieces || header_.body_bytes < expected) {
     return connection_.distrust("a reply that does not fit the pull it answers");
   }
-  head_.resize(expected / sizeof(uint64_t));
-  const auto head = std::as_writable_bytes(std::span(head_));
-  PETPS_RETURN_IF_ERROR(connection_.read(head, deadline));
+  expect(Stage::kHead, head_of(expected));
+  return {};
+}
+
+Status PullExchange::take_head() {
   wire::PullReplyPrefix prefix;
-  Status decoded = wire::decode_pull_reply_prefix(header, head, prefix);
-  if (decoded.ok() && prefix.rows_offset != expected) {
+  Status decoded = wire::decode_pull_reply_prefix(header_, head(), prefix);
+  if (decoded.ok() && prefix.rows_offset != head().size()) {
     return connection_.distrust("a reply with other keys than requested");
   }
-  if (decoded.ok()) decoded = wire::decode_pull_reply_head(header, head, reply);
+  if (decoded.ok()) decoded = wire::decode_pull_reply_head(header_, head(), reply_);
   if (!decoded.ok()) return connection_.distrust(decoded.message());
-  for (size_t i = 0; i < request.pieces; ++i) {
-    PETPS_RETURN_IF_ERROR(check_section(reply.sections[i], pieces_[request.first_piece + i]));
+  for (size_t i = 0; i < answered_->pieces; ++i) {
+    PETPS_RETURN_IF_ERROR(check_section(reply_.sections[i], pieces_[answered_->first_piece + i]));
   }
   return {};
 }
@@ -200,70 +238,78 @@ Status PullExchange::check_section(const wire::PullReplySection& section, const 
   return {};
 }
 
-Status PullExchange::receive_rows(const Piece& piece, const wire::PullReplySection& section,
-                                  const uint64_t* bitmap, const Deadline& deadline) {
-  if (section.code != 0) return {};
-  PullPart& part = parts_[piece.part];
-  if (part.positions == nullptr) {
-    PETPS_RETURN_IF_ERROR(receive_in_order(piece, section.rows_found, bitmap, deadline));
-  } else {
-    PETPS_RETURN_IF_ERROR(receive_scattered(piece, section.rows_found, bitmap, deadline));
-  }
-  part.found_count += section.rows_found;
-  if (part.mask == nullptr) return {};
-  for (size_t i = 0; i < piece.keys; ++i)
-    part.mask[part.position(piece.first + i)] = is_present(bitmap, i) ? 1 : 0;
-  return {};
-}
-
-Status PullExchange::read_to_scratch(size_t bytes, const Deadline& deadline) {
-  std::vector<std::byte>& scratch = connection_.scratch();
-  if (scratch.size() < bytes) scratch.resize(bytes);
-  return connection_.read({scratch.data(), bytes}, deadline);
-}
-
-Status PullExchange::receive_in_order(const Piece& piece, size_t found_count,
-                                      const uint64_t* bitmap, const Deadline& deadline) {
-  const PullPart& part = parts_[piece.part];
-  const Table& table = part.table->table;
-  const size_t received = found_count * table.row_bytes;
-  std::byte* out = part.out + piece.first * part.out_row_bytes();
-  if (part.in_place()) {
-    PETPS_RETURN_IF_ERROR(connection_.read({out, received}, deadline));
-  } else {
-    PETPS_RETURN_IF_ERROR(read_to_scratch(received, deadline));
-    codec::decode(table.dtype, connection_.scratch().data(), found_count, table.dim,
-                  reinterpret_cast<float*>(out));
-  }
-  place_rows(bitmap, piece.keys, found_count, part.default_row(), part.out_row_bytes(), out);
-  return {};
-}
-
-// Receive each row straight into its place. Rows adjacent in the reply and in `out` are one piece.
-Status PullExchange::receive_scattered(const Piece& piece, size_t found_count,
-                                       const uint64_t* bitmap, const Deadline& deadline) {
-  const PullPart& part = parts_[piece.part];
-  const Table& table = part.table->table;
-  const size_t row_bytes = part.out_row_bytes();
-  if (!part.in_place())
-    PETPS_RETURN_IF_ERROR(read_to_scratch(found_count * table.row_bytes, deadline));
+// Expect the rows of the current piece, each straight in its place.
+void PullExchange::expect_rows() {
   places_.clear();
-  size_t row = 0;
-  for (size_t i = 0; i < piece.keys; ++i) {
-    std::byte* out = part.out + part.position(piece.first + i) * row_bytes;
-    if (!is_present(bitmap, i)) {
-      std::memcpy(out, part.default_row(), row_bytes);
-    } else if (!part.in_place()) {
-      codec::decode(table.dtype, connection_.scratch().data() + row++ * table.row_bytes, 1,
-                    table.dim, reinterpret_cast<float*>(out));
-    } else if (!places_.empty() &&
-               static_cast<std::byte*>(places_.back().iov_base) + places_.back().iov_len == out) {
+  left_ = {};
+  stage_ = Stage::kRows;
+  if (piece_ == answered_->pieces) {
+    applied_version_ = std::min(applied_version_, reply_.applied_version);
+    stage_ = Stage::kNothing;
+    return;
+  }
+  const wire::PullReplySection& section = reply_.sections[piece_];
+  if (section.code != 0) return;
+  const PullPart& part = parts_[piece().part];
+  if (!part.in_place()) {
+    const size_t bytes = size_t{section.rows_found} * part.table->table.row_bytes;
+    std::vector<std::byte>& scratch = connection_.scratch();
+    if (scratch.size() < bytes) scratch.resize(bytes);
+    places_.push_back({scratch.data(), bytes});
+  } else if (part.positions == nullptr) {
+    places_.push_back({part.out + piece().first * part.out_row_bytes(),
+                       section.rows_found * part.out_row_bytes()});
+  } else {
+    expect_scattered(part);
+  }
+  left_ = places_;
+}
+
+// Rows adjacent in the reply and in `out` are one piece of memory.
+void PullExchange::expect_scattered(const PullPart& part) {
+  const size_t row_bytes = part.out_row_bytes();
+  for (size_t i = 0; i < piece().keys; ++i) {
+    if (!is_present(bitmap_, i)) continue;
+    std::byte* out = part.out + part.position(piece().first + i) * row_bytes;
+    if (!places_.empty() &&
+        static_cast<std::byte*>(places_.back().iov_base) + places_.back().iov_len == out) {
       places_.back().iov_len += row_bytes;
     } else {
       places_.push_back({out, row_bytes});
     }
   }
-  return connection_.read_pieces(places_, deadline);
+}
+
+// The rows of the current piece have arrived: decode them, and fill in missing ones and the mask.
+void PullExchange::take_rows() {
+  const wire::PullReplySection& section = reply_.sections[piece_];
+  if (section.code != 0) return;
+  PullPart& part = parts_[piece().part];
+  const Table& table = part.table->table;
+  const size_t row_bytes = part.out_row_bytes();
+  const std::byte* scratch = connection_.scratch().data();
+  if (part.positions == nullptr) {
+    std::byte* out = part.out + piece().first * row_bytes;
+    if (!part.in_place()) {
+      codec::decode(table.dtype, scratch, section.rows_found, table.dim,
+                    reinterpret_cast<float*>(out));
+    }
+    place_rows(bitmap_, piece().keys, section.rows_found, part.default_row(), row_bytes, out);
+  } else {
+    for (size_t i = 0; i < piece().keys; ++i) {
+      std::byte* out = part.out + part.position(piece().first + i) * row_bytes;
+      if (!is_present(bitmap_, i)) {
+        std::memcpy(out, part.default_row(), row_bytes);
+      } else if (!part.in_place()) {
+        codec::decode(table.dtype, scratch, 1, table.dim, reinterpret_cast<float*>(out));
+        scratch += table.row_bytes;
+      }
+    }
+  }
+  part.found_count += section.rows_found;
+  if (part.mask == nullptr) return;
+  for (size_t i = 0; i < piece().keys; ++i)
+    part.mask[part.position(piece().first + i)] = is_present(bitmap_, i) ? 1 : 0;
 }
 
 }  // namespace petps::client

@@ -3,6 +3,7 @@
 
 #include <sys/uio.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -66,6 +67,9 @@ class PullExchange {
   base::Status begin();
   // Receive one reply and send further requests. After an error the exchange cannot go on.
   base::Status receive_one(const Deadline& deadline);
+  // The same, but read only what has arrived. Set `is_whole` to whether that was the reply's end;
+  // if not, a later call goes on from there.
+  base::Status receive_now(bool& is_whole);
   bool is_done() const { return received_ == sent_; }
   // Return the first error that the server sent; OK: none.
   const base::Status& error() const { return error_; }
@@ -84,20 +88,30 @@ class PullExchange {
     bool has_reply;
   };
 
+  // What of the next reply is to be read. kNothing: its reading has not begun.
+  enum class Stage : uint8_t { kNothing, kHeader, kError, kHead, kRows };
+
   void plan(const PullLimits& limits);
   void send_requests();
   void encode(const Request& request, uint64_t id);
-  base::Status receive(const Deadline& deadline);
-  base::Status receive_head(const wire::FrameHeader& header, const Request& request,
-                            const Deadline& deadline, wire::PullReply& reply);
+  void expect(Stage stage, std::span<std::byte> bytes);
+  void expect_rows();
+  void expect_scattered(const PullPart& part);
+  base::Status take_stage();
+  base::Status take_header();
+  base::Status take_head();
   base::Status check_section(const wire::PullReplySection& section, const Piece& piece);
-  base::Status receive_rows(const Piece& piece, const wire::PullReplySection& section,
-                            const uint64_t* bitmap, const Deadline& deadline);
-  base::Status receive_in_order(const Piece& piece, size_t found_count, const uint64_t* bitmap,
-                                const Deadline& deadline);
-  base::Status receive_scattered(const Piece& piece, size_t found_count, const uint64_t* bitmap,
-                                 const Deadline& deadline);
-  base::Status read_to_scratch(size_t bytes, const Deadline& deadline);
+  void take_rows();
+  const Piece& piece() const { return pieces_[answered_->first_piece + piece_]; }
+  // Return memory for the head of a reply, or for an error's text: 8-byte aligned.
+  std::span<std::byte> head_of(size_t bytes) {
+    head_.resize((bytes + 7) / 8);
+    head_bytes_ = bytes;
+    return std::as_writable_bytes(std::span(head_)).first(bytes);
+  }
+  std::span<const std::byte> head() const {
+    return std::as_bytes(std::span(head_)).first(head_bytes_);
+  }
   void record_error(base::Status error) {
     if (error_.ok()) error_ = std::move(error);
   }
@@ -118,8 +132,19 @@ class PullExchange {
   base::Status error_;  // the first error that the server sent
   std::vector<wire::PullSection> sections_;
   std::vector<uint64_t> keys_;
+
+  // The reply that is being read.
+  Stage stage_ = Stage::kNothing;
+  std::array<std::byte, wire::kHeaderBytes> header_bytes_{};
+  wire::FrameHeader header_;
+  Request* answered_ = nullptr;  // null: none that is waiting
   std::vector<uint64_t> head_;
-  std::vector<iovec> places_;
+  size_t head_bytes_ = 0;
+  wire::PullReply reply_;             // in head_
+  size_t piece_ = 0;                  // of the request, whose rows are being read
+  const uint64_t* bitmap_ = nullptr;  // of this piece
+  std::vector<iovec> places_;         // of what is being read
+  std::span<iovec> left_;             // of places_: not read yet
 };
 
 }  // namespace petps::client

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "petps_client/forward.h"
 #include "petps_client/impl.h"
 #include "petps_client/spread.h"
 
@@ -19,6 +21,16 @@ class PullCall {
            const Deadline& deadline);
   ~PullCall();
   base::Status run(const Routing& by, PullReport& report);
+  // Send the requests of the first round. Return false if that would have to wait, or if something
+  // is unusual; then nothing was sent. run() with the same routing goes on from here.
+  bool start_now(const Routing& by);
+  // Take what has arrived from this connection, without waiting. Return whether the call needs more
+  // than that.
+  StartedPull::State advance(const Routing& by, int file);
+  // After start_now(): the connections that are waited for, and until when (by
+  // base::monotonic_ns).
+  void awaited(std::vector<pollfd>& entries);
+  uint64_t due_ns() const;
   // Close the parts that have no answer: the call has ended.
   static void trace_failure(PullTrace& trace, const base::Status& status);
 
@@ -112,7 +124,11 @@ class PullCall {
   base::Status run_once(const Routing& by, PullReport& report);
   void report_to(const Routing& by, PullReport& report);
   base::Status plan(const Routing& by);
-  base::Status find_catalogue(const Routing& by, CataloguePointer& catalogue, bool& was_known);
+  void take_choice();
+  base::Status plan_tables();
+  bool lists_all(const Catalogue& catalogue) const;
+  bool find_known_catalogue(const Routing& by);
+  base::Status find_catalogue(const Routing& by, bool& was_known);
   bool is_outdated(const Routing& by) const;
   // Return whether the server of this catalogue can serve the instance of the call.
   bool can_serve(const Catalogue& catalogue) const;
@@ -122,6 +138,7 @@ class PullCall {
   uint32_t keys_per_request(const Share& share) const;
   uint32_t wait_ms(const Flight& flight, bool may_wait) const;
   base::Status start(Flight& flight, bool may_wait);
+  base::Status request(Flight& flight, bool may_wait);
   // Record the answer of a completed flight.
   void finish(Flight& flight);
   bool have_all_refused(const Routing& by, uint32_t group) const;
@@ -150,13 +167,20 @@ class PullCall {
 
   // client_pull_groups.cc: requests to several servers at the same time.
   base::Status pull_at_once(const Routing& by, int number, bool& has_asked);
+  base::Status finish_round(const Routing& by, Round& round, bool& has_asked);
+  Deadline time_for(const Routing& by, const Share& share, bool& has_others) const;
   void ask(const Routing& by, Share share, Round& round);
+  void add_flight(const Routing& by, std::unique_ptr<Flight> flight, const Deadline& until,
+                  const base::Status& status, Round& round);
   void record_error(const Routing& by, const Share& share, const base::Status& status,
                     Round& round);
   void read_replies(const Routing& by, Round& round);
   void read_reply(const Routing& by, Flight& flight, Round& round);
+  void take_reply(const Routing& by, Flight& flight, base::Status status, Round& round);
   void record_latency(Flight& flight);
   static void wait_for_any(const Flights& flights);
+  // client_pull_started.cc
+  bool is_complete(const Round& round) const;
   // client_hedge.cc
   uint64_t hedge_at_ns(const Routing& by, const Flight& flight) const;
   void hedge(const Routing& by, Flight& original, Round& round);
@@ -193,6 +217,7 @@ class PullCall {
   size_t first_traced_part_ = 0;  // of the current routing
   std::vector<Plan> plans_;       // by table of the call
   Groups groups_;
+  std::optional<Round> started_;  // by start_now()
 };
 
 }  // namespace petps::client

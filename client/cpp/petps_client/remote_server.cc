@@ -117,8 +117,11 @@ Result<Lease> RemoteServer::lease(const Deadline& deadline, Use use, Patience pa
   const auto is_over = [&] {
     return leased_ < options_.connections || (is_short && is_dead_locked());
   };
-  if (!returned_.wait_for(lock, std::chrono::nanoseconds(deadline.left_ns()), is_over))
-    return no_connection_error(deadline, since_ns, patience);
+  ++waiters_;
+  const bool is_free =
+      returned_.wait_for(lock, std::chrono::nanoseconds(deadline.left_ns()), is_over);
+  --waiters_;
+  if (!is_free) return no_connection_error(deadline, since_ns, patience);
   if (is_short && is_dead_locked()) {
     // Not kUnavailable: the callers would count that as a further failure.
     return Status(Code::kDeadlineExceeded, name_ + ": no reply since its last failure");
@@ -149,12 +152,23 @@ Result<Lease> RemoteServer::lease(const Deadline& deadline, Use use, Patience pa
   return Lease(this, std::move(opened).value());
 }
 
+// A call that waits for a connection comes first.
+bool RemoteServer::has_idle_locked() const {
+  return !idle_.empty() && leased_ < options_.connections && waiters_ == 0 &&
+         idle_.back()->has_read_catalogue;
+}
+
+bool RemoteServer::has_idle() const {
+  const std::lock_guard lock(mutex_);
+  return has_idle_locked();
+}
+
 std::optional<Lease> RemoteServer::lease_idle() {
   const std::lock_guard lock(mutex_);
-  if (idle_.empty() || leased_ >= options_.connections) return std::nullopt;
+  if (!has_idle_locked()) return std::nullopt;
   std::unique_ptr<Connection> connection = std::move(idle_.back());
   idle_.pop_back();
-  if (!connection->has_read_catalogue || !connection->is_reusable()) return std::nullopt;
+  if (!connection->is_reusable()) return std::nullopt;
   ++leased_;
   connection->begin_use(true);
   return Lease(this, std::move(connection));
@@ -223,12 +237,16 @@ std::shared_ptr<const Catalogue> RemoteServer::last_catalogue() const {
 
 Result<std::shared_ptr<const Catalogue>> RemoteServer::catalogue(Connection& connection,
                                                                  const Deadline& deadline) {
-  if (connection.has_read_catalogue) {
-    const std::lock_guard lock(mutex_);
-    const auto at = kept_.find(connection.hello.pool_uuid);
-    if (at != kept_.end() && at->second.value != nullptr) return at->second.value;
-  }
+  auto known = known_catalogue(connection);
+  if (known != nullptr) return known;
   return read_catalogue(connection, deadline);
+}
+
+std::shared_ptr<const Catalogue> RemoteServer::known_catalogue(const Connection& connection) const {
+  if (!connection.has_read_catalogue) return nullptr;
+  const std::lock_guard lock(mutex_);
+  const auto at = kept_.find(connection.hello.pool_uuid);
+  return at == kept_.end() ? nullptr : at->second.value;
 }
 
 Status RemoteServer::restored_pool_error(const Catalogue& seen, const Catalogue& now) const {

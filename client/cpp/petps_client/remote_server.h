@@ -95,6 +95,8 @@ class RemoteServer {
   // not read one yet, because the address may lead to another server, or to a restored pool.
   base::Result<std::shared_ptr<const Catalogue>> catalogue(Connection& connection,
                                                            const Deadline& deadline);
+  // The same, without reading it; null: this connection has not read one yet.
+  std::shared_ptr<const Catalogue> known_catalogue(const Connection& connection) const;
   // Read the catalogue. The result is a state that the server had at some time during this call.
   // The kept catalogue of a pool never goes back to an earlier state.
   // Errors: those of a request; kUnavailable while the pool is an older copy of itself, until its
@@ -114,6 +116,7 @@ class RemoteServer {
   void record_reply();
   // Return an idle connection that needs no exchange before a pull; none: open none, do not wait.
   std::optional<Lease> lease_idle();
+  bool has_idle() const;  // whether lease_idle() may return one
   // What a call considers when it chooses among servers.
   struct Condition {
     bool is_awake = false;  // not in backoff
@@ -169,6 +172,7 @@ class RemoteServer {
     return doubt_until_ns_ > now_ns || has_lost_all_locked();
   }
   bool has_lost_all_locked() const { return doubt_until_ns_ != 0 && idle_.empty(); }
+  bool has_idle_locked() const;
   bool is_dead_locked() const {
     return is_silent_ || failures_ >= backoff_options_.failures_until_gone;
   }
@@ -197,6 +201,7 @@ class RemoteServer {
   std::condition_variable returned_;
   std::vector<std::unique_ptr<Connection>> idle_;
   uint32_t leased_ = 0;
+  uint32_t waiters_ = 0;  // calls in lease() that wait for a connection to be returned
   wire::HelloReply hello_;
   bool has_hello_ = false;
   std::map<Uuid, KeptCatalogue> kept_;  // by pool: one address may lead to several

@@ -16,6 +16,7 @@ using base::Status;
 namespace {
 
 constexpr uint64_t kWakeSlot = ~uint64_t{0};
+constexpr uint64_t kWatchedSlot = kWakeSlot - 1;  // of files that are not ours
 
 }  // namespace
 
@@ -31,14 +32,18 @@ Status TcpEndpoint::open() {
   epoll_ = epoll_create1(EPOLL_CLOEXEC);
   if (epoll_ < 0) return base::errno_status(Code::kIoError, "epoll_create1", errno);
   PETPS_RETURN_IF_ERROR(open_wake());
+  return add_file(wake_, kWakeSlot);
+}
+
+Status TcpEndpoint::add_file(int file, uint64_t slot) {
   epoll_event event{};
   event.events = EPOLLIN;
-  event.data.u64 = kWakeSlot;
-  if (epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event) != 0) {
-    return base::errno_status(Code::kIoError, "epoll_ctl", errno);
-  }
-  return {};
+  event.data.u64 = slot;
+  if (epoll_ctl(epoll_, EPOLL_CTL_ADD, file, &event) == 0) return {};
+  return base::errno_status(Code::kIoError, "epoll_ctl", errno);
 }
+
+Status TcpEndpoint::watch(int file) { return add_file(file, kWatchedSlot); }
 
 void TcpEndpoint::set_interest(Connection& c) {
   uint32_t wanted = 0;
@@ -184,6 +189,7 @@ std::span<const Event> TcpEndpoint::poll(int timeout_ms) {
       clear_wake();
       continue;
     }
+    if (event.data.u64 == kWatchedSlot) continue;
     Connection& c = tcp(*slots_[slot_of(event.data.u64)]);
     if (c.state != State::kFree && c.id() == event.data.u64) handle(c, event.events);
   }

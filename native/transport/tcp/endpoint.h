@@ -92,6 +92,7 @@ class TcpEndpoint final : public StreamEndpoint {
   void post(ConnectionId connection, gather::GatherList&& list, epoch::Pin&& pin) override;
   void flush() override;
   PeerIdentity identity(ConnectionId connection) const override;
+  base::Status watch(int file) override;
 
   // Called by the acceptor's thread.
   void adopt(NewPeer peer);
@@ -108,6 +109,7 @@ class TcpEndpoint final : public StreamEndpoint {
 
   static Connection& tcp(StreamConnection& c) { return static_cast<Connection&>(c); }
   void set_interest(Connection& c);
+  base::Status add_file(int file, uint64_t slot);
 
   // Receive side: endpoint.cc.
   void adopt_new();

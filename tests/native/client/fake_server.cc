@@ -44,6 +44,14 @@ int listen_anywhere(uint16_t* port) {
   return listener;
 }
 
+void send_all(int socket, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t sent = send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (sent <= 0) return;
+    bytes = bytes.subspan(static_cast<size_t>(sent));
+  }
+}
+
 namespace {
 
 bool read_all(int socket, std::byte* out, size_t n) {
@@ -54,14 +62,6 @@ bool read_all(int socket, std::byte* out, size_t n) {
     n -= static_cast<size_t>(received);
   }
   return true;
-}
-
-void send_all(int socket, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t sent = send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (sent <= 0) return;
-    bytes = bytes.subspan(static_cast<size_t>(sent));
-  }
 }
 
 // Claim a port for this process, by a name that other tests look for too. Return whether it is new.

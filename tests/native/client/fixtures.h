@@ -125,6 +125,8 @@ class FakeServer {
   std::vector<std::thread> serving_;
 };
 
+// Send all bytes, unless the peer is gone.
+void send_all(int socket, std::span<const std::byte> bytes);
 // Return the header of a frame.
 wire::FrameHeader header_of(const wire::Frame& frame);
 // Replace the reply to a pull by an error.

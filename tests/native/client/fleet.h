@@ -38,8 +38,9 @@ class Fleet : public ::testing::Test {
  protected:
   // Add a server for a set of partitions (a bitmap). `filled`: the partitions whose rows its pool
   // holds; 0: the owned ones.
-  RealServer& add_server(uint64_t owned, uint64_t filled = 0) {
-    auto server = std::make_unique<RealServer>(server::ServerOptions{}, kPartitions);
+  RealServer& add_server(uint64_t owned, uint64_t filled = 0,
+                         const server::ServerOptions& options = {}) {
+    auto server = std::make_unique<RealServer>(options, kPartitions);
     const std::vector<uint64_t> keys = keys_of(filled != 0 ? filled : owned);
     // Give the same table another id on each server.
     for (size_t i = 0; i < servers_.size(); ++i)
