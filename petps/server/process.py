@@ -8,7 +8,6 @@ import json
 import os
 import resource
 import signal
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +23,7 @@ from petps.regular_file import read_regular_file
 from petps.server.lifecycle import Log, Serving
 from petps.server.notify import Notifier
 from petps.server.progress import Progress
+from petps.wake import Wake
 
 __all__ = [
     "Signals",
@@ -61,7 +61,7 @@ class Signals:
     def __init__(self) -> None:
         self.stopped_by: int | None = None
         self._is_reload_pending = False
-        self._wake = threading.Event()
+        self._wake = Wake()
         self._old_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -80,17 +80,16 @@ class Signals:
             if number == signal.SIGINT and self.stopped_by == signal.SIGINT:
                 os._exit(128 + number)  # as after a crash: the next open serves at once
             self.stopped_by = self.stopped_by or number
-        self._wake.set()
+        self._wake.send()
 
     def wait(self, seconds: float) -> bool:
         """Wait ``seconds``, or until a signal arrives. Return False if the process must stop."""
         self._wake.wait(seconds)
-        self._wake.clear()
         return self.stopped_by is None
 
     def wake(self) -> None:
         """End the running wait(), from any thread."""
-        self._wake.set()
+        self._wake.send()
 
     def take_reload(self) -> bool:
         """Return whether a SIGHUP arrived since the last call."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -39,12 +38,18 @@ def controller(
     from petps.errors import PetpsError
     from petps.server.cluster import access_of
     from petps.server.notify import Notifier
+    from petps.wake import Wake
 
     cluster = cluster_config(config)
     process_log.set_up("text", "info")
-    stopping = threading.Event()
+    wake, stopped_by = Wake(), set[int]()
+
+    def stop(number: int, frame: object) -> None:
+        stopped_by.add(number)
+        wake.send()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+        signal.signal(number, stop)
     etcd = Etcd(access_of(cluster))
     limits = Limits(
         moves=cluster.moves,
@@ -62,7 +67,10 @@ def controller(
     notifier = Notifier(os.environ)
     running.tick()
     notifier.ready("running")
-    while not stopping.wait(running.tick_seconds):
+    while True:
+        wake.wait(running.tick_seconds)
+        if stopped_by:
+            break
         running.tick()
         notifier.set_status("elected" if running.is_elected else "another controller is elected")
         notifier.alive()
