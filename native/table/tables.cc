@@ -169,7 +169,10 @@ Status Tables::switch_alias(const std::string& alias, uint32_t instance, bool un
 }
 
 // Make the other instances of the model pass over what the dropped instance had read of the log.
-// Otherwise they would read it again, and its base would bring the dropped instance back.
+// Otherwise they would read it again, and its base would bring the dropped instance back. An
+// instance that has no record of a partition is not loaded there, and gets none: with one it would
+// count as loaded. The instance that the model's name refers to is asked for such a partition, so
+// it gets a record.
 Status Tables::Impl::pass_over(uint32_t instance) {
   const auto fence = [](const pool::Progress& progress) {
     return progress.state == pool::ProgressState::kPassing ? progress.target : progress.run;
@@ -178,15 +181,21 @@ Status Tables::Impl::pass_over(uint32_t instance) {
   for (const auto& record : pool->instances()) {
     if (record.id == instance) model = record.model;
   }
+  uint32_t current = 0;
+  for (const pool::AliasRecord& alias : pool->aliases()) {
+    if (alias.name == model) current = alias.instance;
+  }
   std::vector<pool::Progress> heirs;
   for (const pool::Progress& read : pool->all_progress()) {
     if (read.instance != instance) continue;
     for (const auto& heir : pool->instances()) {
       if (heir.model != model || heir.id == instance) continue;
+      const auto known = pool->read_progress(heir.id, read.partition);
+      if (!known.has_value() && current != 0 && heir.id != current) continue;
       pool::Progress own;
       own.instance = heir.id;
       own.partition = read.partition;
-      own = pool->read_progress(heir.id, read.partition).value_or(own);
+      own = known.value_or(own);
       if (pool::needs_base(own.state) || fence(own) >= fence(read)) continue;
       own.state = pool::ProgressState::kPassing;
       own.target = fence(read);

@@ -242,6 +242,32 @@ def test_partitions_read_from_the_start_create_no_dropped_instance(
     again.close()
 
 
+def test_a_drop_makes_no_instance_that_is_not_loaded_yet_complete(
+    tmp_path: Path, world: World
+) -> None:
+    first_run(tmp_path, world).close()
+    second = Trainer(tmp_path)
+    second.base("two", instance="m@2")
+    assert world.ingest.wait_for(second.version(), 60)
+    wait_until(lambda: world.current_instance == "m@2")
+    second.close()
+    world.switch = False
+    world.reopen(range(1))
+    third = Trainer(tmp_path)
+    third.base("three", instance="m@3")
+    assert world.ingest.wait_for(third.version(), 60)
+    third.close()
+    world.tables.drop_instance(world.tables.resolve("m@1").id)
+    instance = world.tables.resolve("m@3").id
+    assert world.tables.progress(instance, 0) is not None
+    assert [world.tables.progress(instance, p) for p in range(1, P)] == [None] * (P - 1)
+    # With it the others would count as followed, and m@3 as complete.
+    world.switch = True
+    world.reopen()
+    wait_until(lambda: world.current_instance == "m@3")
+    assert versions(world, "m@3") == {5.0}
+
+
 def test_a_pool_whose_partitions_were_removed_creates_no_dropped_instance(
     tmp_path: Path, world: World
 ) -> None:
