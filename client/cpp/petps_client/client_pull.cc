@@ -425,25 +425,53 @@ bool PullCall::have_all_refused(const Routing& by, uint32_t group) const {
          });
 }
 
-// In the first round no replica may wait for the version, so that one that lags does not use up the
-// time of one that does not.
+// Return whether servers that could not serve the choice, by their last names, can by now. They are
+// looked at if all others are dead.
+bool PullCall::others_can_serve(const RemoteServers& owners, const RemoteServers& able) const {
+  if (able.size() == owners.size() || !Client::Impl::are_all_dead(able)) return false;
+  bool found = false;
+  for (const auto& server : owners) {
+    const bool is_able = std::find(able.begin(), able.end(), server) != able.end();
+    if (is_able || server->is_dead() || server->backoff_until_ns() > base::monotonic_ns()) continue;
+    (void)Client::Impl::read_catalogue_of(*server, deadline_.limited(server->patience_ns()));
+    const auto catalogue = server->last_catalogue();
+    found = found || (catalogue != nullptr && can_serve(*catalogue));
+  }
+  return found;
+}
+
 Status PullCall::pull_group(const Routing& by, uint32_t group) {
-  RemoteServers able;
-  const RemoteServers& replicas = Client::Impl::replicas_with(by.groups[group], choice_, able);
-  const auto is_choice_outdated = [&] {
-    if (choice_.all_agree) return false;
-    // The call requests rows only from servers of the chosen instance; others may be back by now.
-    if (choice_.no_server_is_live) Client::Impl::read_catalogues(by, deadline_, 1);
-    return is_outdated(by);
-  };
+  const RemoteServers& owners = by.groups[group];
   Status status = failure_of(by, group);
+  RemoteServers able;
+  (void)others_can_serve(owners, Client::Impl::replicas_with(owners, choice_, able));
+  bool is_again = false;
+  do {
+    const RemoteServers& replicas = Client::Impl::replicas_with(owners, choice_, able);
+    is_again = false;
+    const auto is_choice_outdated = [&] {
+      if (choice_.all_agree) return false;
+      // The call requests rows only from servers of the chosen instance; others may be back by now.
+      if (choice_.no_server_is_live) Client::Impl::read_catalogues(by, deadline_, 1);
+      is_again = others_can_serve(owners, replicas);
+      return is_again || is_outdated(by);
+    };
+    status = pull_replicas(by, group, replicas, is_choice_outdated, status);
+  } while (is_again && !status.ok() && !deadline_.passed());
+  return status;
+}
+
+// In the first round no replica may wait for the version, so that one that lags does not use up the
+// time of one that does not. `status`: why the keys have no answer yet.
+Status PullCall::pull_replicas(const Routing& by, uint32_t group, const RemoteServers& replicas,
+                               const std::function<bool()>& is_outdated, Status status) {
   const auto try_replicas = [&](bool may_wait) {
     return client_.try_servers(
         "pull", by, replicas, deadline_,
         [&](RemoteServer& server, const Deadline& until) {
           return pull_from(by, server, limit(until, server), may_wait);
         },
-        is_choice_outdated, patience(), status);
+        is_outdated, patience(), status);
   };
   if (!have_all_refused(by, group)) status = try_replicas(replicas.size() == 1);
   if (status.code() != Code::kStale || replicas.size() == 1 || options_.wait_ms == 0) return status;

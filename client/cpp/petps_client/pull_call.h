@@ -1,6 +1,7 @@
 // One call of Client::pull_many: the keys are split over the servers that own them.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -145,6 +146,9 @@ class PullCall {
   // Pull the keys of a group that is left, and those of others from the same servers, from one
   // server after another.
   base::Status pull_group(const Routing& by, uint32_t group);
+  bool others_can_serve(const RemoteServers& owners, const RemoteServers& able) const;
+  base::Status pull_replicas(const Routing& by, uint32_t group, const RemoteServers& replicas,
+                             const std::function<bool()>& is_outdated, base::Status status);
   bool wait_for_backoff(const RemoteServers& replicas, uint64_t since_ns) const;
   base::Status pull_from(const Routing& by, RemoteServer& server, const Deadline& until,
                          bool may_wait);

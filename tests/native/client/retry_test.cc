@@ -334,5 +334,51 @@ TEST_F(OlderMapTest, StaleOwnersMayBeThoseOfAnOlderMap) {
   }
 }
 
+// Two owners of one half of the keys and one of the other, with a second instance that each server
+// switches to by itself.
+class SwitchedOwnerTest : public testing::Fleet {
+ protected:
+  SwitchedOwnerTest() {
+    for (size_t i = 0; i < 3; ++i) {
+      pool::Pool& pool = add_server(i < 2 ? 0x0F : 0xF0, 0xFF).tables().pool();
+      const auto record = pool.create_instance("ranking", "ranking@2", testing::kPartitions);
+      EXPECT_TRUE(record.ok()) << record.status().to_string();
+      next_.push_back(record.value().id);
+      table::Table& table = servers_[i]->add_table("f32", codec::Dtype::kF32, testing::kDim, 4000,
+                                                   0, {}, pool::Feed::kPush, next_[i]);
+      testing::RealServer::fill(table, testing::keys_of(0xFF), 2);
+    }
+    publish();
+  }
+  void switch_to_next(size_t server) {
+    EXPECT_TRUE(servers_[server]->tables().pool().set_alias("ranking", next_[server]).ok());
+  }
+  std::vector<uint32_t> next_;
+};
+
+// The names of a server are read every few seconds. One that switched in between answers if it is
+// the last owner that is left.
+TEST_F(SwitchedOwnerTest, AnswersForADeadOneThatHadSwitchedBefore) {
+  const std::vector<uint64_t> keys = testing::first_keys(100);
+  std::vector<float> rows(keys.size() * testing::kDim);
+  const auto client = connect();
+  ASSERT_TRUE(client->pull("f32", keys, rows).ok());
+  switch_to_next(0);
+  switch_to_next(2);
+  std::string instance;
+  while (instance != "ranking@2") {  // until the client has read the names of these two
+    ASSERT_TRUE(client->tables().ok());
+    const auto report = client->pull("f32", keys, rows);
+    ASSERT_TRUE(report.ok()) << report.status().to_string();
+    instance = report.value().instance;
+  }
+  servers_[0]->stop();
+  switch_to_next(1);
+  const auto report = client->pull("f32", keys, rows);
+  ASSERT_TRUE(report.ok()) << report.status().to_string();
+  EXPECT_EQ(report.value().instance, "ranking@2");
+  EXPECT_EQ(rows, testing::rows_of(keys, testing::kDim, 2));
+}
+
 }  // namespace
 }  // namespace petps::client
