@@ -41,10 +41,6 @@ Worker::Outcome Worker::pull(const Request& request, Status& refusal) {
     return this->pull(request, refusal);
   }
   if (pull.min_version > applied.version) return park(request.connection, pull, applied, refusal);
-  if (applied.version == 0 && pull.instance != 0) {
-    refusal = check_loaded(pull);
-    if (!refusal.ok()) return Outcome::kDone;
-  }
 
   if (spans_ != nullptr) spans_->begin_lookup();
   list_.clear();
@@ -145,26 +141,6 @@ Worker::Applied Worker::applied_version(const wire::PullRequest& request) const 
     if (version < lowest.version) lowest = {version, last};
   }
   return lowest;
-}
-
-// Refuse keys of a frozen instance whose partition came to this server later. Nothing brings their
-// rows any more, and misses would look like an answer. Another owner may have them.
-Status Worker::check_loaded(const wire::PullRequest& request) const {
-  const bool has_map = ownership_->map.version != 0;
-  if (!has_map || !shared_.tables.is_partial(request.instance)) return {};
-  wire::PartitionSet loaded{};
-  for (const uint64_t key : request.keys) {
-    const uint32_t partition = wire::partition_of(key, ownership_->shard.partitions);
-    if (wire::has_partition(loaded, partition)) continue;
-    if (shared_.tables.lacks(request.instance, partition)) {
-      return Status(Code::kStale,
-                    "partition " + std::to_string(partition) +
-                        " came to this server when the requested instance was written no more: its "
-                        "rows are not here. Ask another owner, or pull from a newer instance");
-    }
-    loaded[partition / 64] |= uint64_t{1} << (partition % 64);
-  }
-  return {};
 }
 
 // The frame stays at the front of its connection, which is not read until the pull resumes. So a

@@ -131,7 +131,6 @@ class Worker {
   bool copies_rows(size_t keys, uint64_t rows_bytes_max) const;
   Applied applied_version(const wire::PullRequest& request) const;
   // Park a pull whose version is not applied yet, or refuse it as STALE.
-  base::Status check_loaded(const wire::PullRequest& request) const;
   Outcome park(transport::ConnectionId connection, const wire::PullRequest& request,
                const Applied& applied, base::Status& refusal);
   void gather_section(std::span<const uint64_t> keys, const table::Table& table,

@@ -199,7 +199,6 @@ struct Table::Impl final : epoch::Reclaimer {
 struct Applied {
   std::atomic<uint32_t> instance{0};
   std::atomic<uint64_t> version{0};
-  std::atomic<bool> is_partial{false};  // see Tables::is_partial
 };
 
 struct Tables::Impl final : epoch::Reclaimer {

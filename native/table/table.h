@@ -360,12 +360,6 @@ class Tables {
   // Return the highest version committed in all counted partitions of the instance; 0 while one
   // of them has recorded none.
   uint64_t applied_version(uint32_t instance) const;
-  // Return whether this pool lacks a counted partition of an instance that is frozen, and was
-  // loaded from the log in others: the partition came to this pool when only newer instances were
-  // still written. Rows that are missing there may exist elsewhere.
-  bool is_partial(uint32_t instance) const;
-  // Return whether that is so for this partition. It is slow.
-  bool lacks(uint32_t instance, uint32_t partition) const;
   // Set the partitions that applied versions count, for every instance: bit p of word p / 64. All
   // partitions count before the first call.
   void count_partitions(std::span<const uint64_t> partitions);

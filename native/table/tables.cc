@@ -165,10 +165,7 @@ Status Tables::switch_alias(const std::string& alias, uint32_t instance, bool un
                       std::to_string(expected) +
                       " partitions: wait for the others (petps status), then switch");
   }
-  PETPS_RETURN_IF_ERROR(impl_->pool->set_alias(alias, instance, unless_frozen));
-  for (const auto& record : impl_->pool->instances())  // one is frozen now
-    impl_->refresh_applied(record.id);
-  return {};
+  return impl_->pool->set_alias(alias, instance, unless_frozen);
 }
 
 // Make the other instances of the model pass over what the dropped instance had read of the log.
@@ -357,24 +354,17 @@ uint64_t Tables::Impl::counted_partitions(const pool::InstanceRecord& instance) 
 void Tables::Impl::refresh_applied(uint32_t instance) {
   const std::lock_guard lock(applied_mutex);
   bool exists = false;
-  bool is_frozen = false;
   uint64_t expected = 0;
   for (const auto& record : pool->instances()) {
     if (record.id != instance) continue;
     exists = true;
-    is_frozen = record.frozen;
     expected = counted_partitions(record);
   }
   uint64_t lowest = UINT64_MAX;
   uint64_t recorded = 0;
-  uint64_t loaded = 0;
-  bool has_loaded_any = false;
   for (const pool::Progress& progress : pool->all_progress()) {
-    if (progress.instance != instance) continue;
-    has_loaded_any = has_loaded_any || progress.run > 0;
-    if (!counts(progress.partition)) continue;
+    if (progress.instance != instance || !counts(progress.partition)) continue;
     recorded += 1;
-    loaded += progress.run > 0 ? 1 : 0;
     lowest = std::min(lowest, progress.version);
   }
   if (!exists) return;  // the instance was dropped
@@ -387,7 +377,6 @@ void Tables::Impl::refresh_applied(uint32_t instance) {
     at = find(0);  // a free place
     PETPS_CHECK(at != applied.end(), "more instances than a pool may have");
   }
-  at->is_partial.store(is_frozen && has_loaded_any && loaded < expected, std::memory_order_release);
   at->version.store(recorded >= expected && recorded > 0 ? lowest : 0, std::memory_order_release);
   at->instance.store(instance, std::memory_order_release);
 }
@@ -425,20 +414,6 @@ uint64_t Tables::applied_version(uint32_t instance) const {
     if (applied.instance.load(std::memory_order_acquire) == instance) return version;
   }
   return 0;
-}
-
-bool Tables::is_partial(uint32_t instance) const {
-  for (const Applied& applied : impl_->applied) {
-    if (applied.instance.load(std::memory_order_acquire) == instance)
-      return applied.is_partial.load(std::memory_order_acquire);
-  }
-  return false;
-}
-
-bool Tables::lacks(uint32_t instance, uint32_t partition) const {
-  if (!is_partial(instance)) return false;
-  const auto progress = impl_->pool->read_progress(instance, partition);
-  return !progress.has_value() || progress->run == 0;
 }
 
 // ---- background ----

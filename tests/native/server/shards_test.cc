@@ -249,37 +249,6 @@ TEST_F(ShardsTest, TheAppliedVersionCountsOnlyOwnedPartitions) {
   expect_error(pull({keys_[0][0]}).error(), Code::kWrongShard, "map version 4");
 }
 
-// A partition that comes to the server after a switch is loaded into the new instance only. Misses
-// of the old one would look like an answer.
-TEST_F(ShardsTest, AFrozenInstanceIsStaleForPartitionsThatCameLater) {
-  start_with(0b01);
-  const auto named = [&](const std::vector<uint64_t>& keys) {
-    return connect()->call(pull_frame(1, {{users_.id(), keys}}, pool_.instance)).error();
-  };
-  ASSERT_TRUE(pool_.tables->switch_alias("ranking", pool_.instance).ok());
-  const auto next = pool_.tables->pool().create_instance("ranking", "ranking@2", 2);
-  ASSERT_TRUE(next.ok());
-  pool_.record_version(0, 5);
-  change_map(2, 0b11);
-  EXPECT_TRUE(named(keys_[1]).ok()) << "it is written still: its rows may be on their way";
-  ASSERT_TRUE(pool_.tables->switch_alias("ranking", next.value().id).ok());
-  EXPECT_TRUE(named(keys_[0]).ok());
-  expect_error(named(keys_[1]), Code::kStale, "partition 1 came to this server");
-  EXPECT_TRUE(decode_pulled(pull(keys_[1])).status.ok()) << "whatever instance it is of";
-  pool_.record_version(1, 0);
-  EXPECT_TRUE(named(keys_[1]).ok()) << "loaded from a base of version 0";
-}
-
-// An instance that `petps load` filled has no progress.
-TEST_F(ShardsTest, AFrozenInstanceThatNoLogFedIsAnswered) {
-  start_with(0b11);
-  ASSERT_TRUE(pool_.tables->switch_alias("ranking", pool_.instance).ok());
-  const auto next = pool_.tables->pool().create_instance("ranking", "ranking@2", 2);
-  ASSERT_TRUE(pool_.tables->switch_alias("ranking", next.value().id).ok());
-  EXPECT_TRUE(
-      connect()->call(pull_frame(1, {{users_.id(), keys_[1]}}, pool_.instance)).error().ok());
-}
-
 // Partition 0 is at version 9, partition 1 at version 2, and the map changes back and forth. A
 // pull of partition 1 never claims more than version 2. A pull of both is answered as a whole or
 // refused, and never misses a row.
