@@ -25,6 +25,7 @@ class Wake:
     def wait(self, seconds: float) -> None:
         """Wait ``seconds``, or until send() is called. Only one thread may wait."""
         with suppress(queue.Empty):
-            self._wakes.get(timeout=max(seconds, 0.0))
+            if seconds > 0:  # with 0, some versions of Python may wait for ever
+                self._wakes.get(timeout=seconds)
             while True:  # several are one
                 self._wakes.get_nowait()

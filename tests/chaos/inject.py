@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -82,7 +83,11 @@ class Injector:
         elif fault.kind == "pause":
             process.pause()
         elif fault.kind == "restart":
-            process.stop(STOP_SECONDS)
+            try:
+                process.stop(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                text = f"{fault.node} has not ended {STOP_SECONDS} s after SIGTERM"
+                raise TimeoutError(text) from None
         elif fault.kind == "clock":
             self._fleet.set_clock(fault.node, fault.amount)
         elif fault.kind == "disk":

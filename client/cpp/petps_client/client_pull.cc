@@ -425,8 +425,8 @@ bool PullCall::have_all_refused(const Routing& by, uint32_t group) const {
          });
 }
 
-// Return whether servers that could not serve the choice, by their last names, can by now. They are
-// looked at if all others are dead.
+// Return whether servers that could not serve the choice, by their last names, can by now: then
+// replicas_with() returns more. They are looked at if all others are dead.
 bool PullCall::others_can_serve(const RemoteServers& owners, const RemoteServers& able) const {
   if (able.size() == owners.size() || !Client::Impl::are_all_dead(able)) return false;
   bool found = false;
@@ -435,7 +435,7 @@ bool PullCall::others_can_serve(const RemoteServers& owners, const RemoteServers
     if (is_able || server->is_dead() || server->backoff_until_ns() > base::monotonic_ns()) continue;
     (void)Client::Impl::read_catalogue_of(*server, deadline_.limited(server->patience_ns()));
     const auto catalogue = server->last_catalogue();
-    found = found || (catalogue != nullptr && can_serve(*catalogue));
+    found = found || (catalogue != nullptr && catalogue->can_serve(choice_.instance));
   }
   return found;
 }
