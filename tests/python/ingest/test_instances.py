@@ -265,7 +265,7 @@ def test_a_drop_makes_no_instance_that_is_not_loaded_yet_complete(
     world.switch = True
     world.reopen()
     wait_until(lambda: world.current_instance == "m@3")
-    assert versions(world, "m@3") == {5.0}
+    wait_until(lambda: versions(world, "m@3") == {5.0})
 
 
 def test_a_pool_whose_partitions_were_removed_creates_no_dropped_instance(
