@@ -87,7 +87,7 @@ std::byte* pack_rows(const PullSection& section, const uint8_t* mask, uint32_t r
   return to;
 }
 
-// A worker starts no larger pulls, because its other callers wait meanwhile: this is about a
+// A worker starts no larger pulls, because its other callers wait while it works: this is about a
 // millisecond of its time.
 constexpr size_t kStartedKeys = 4'096;
 constexpr size_t kStartedSections = 64;

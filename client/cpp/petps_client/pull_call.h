@@ -25,8 +25,7 @@ class PullCall {
   // Send the requests of the first round. Return false if that would have to wait, or if something
   // is unusual; then nothing was sent. run() with the same routing goes on from here.
   bool start_now(const Routing& by);
-  // Take what has arrived from this connection, without waiting. Return whether the call needs more
-  // than that.
+  // Take what has arrived on the connection with this file, without waiting.
   StartedPull::State advance(const Routing& by, int file);
   // After start_now(): the connections that are waited for, and until when (by
   // base::monotonic_ns).

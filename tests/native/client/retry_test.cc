@@ -334,8 +334,8 @@ TEST_F(OlderMapTest, StaleOwnersMayBeThoseOfAnOlderMap) {
   }
 }
 
-// Two owners of one half of the keys and one of the other, with a second instance that each server
-// switches to by itself.
+// Two owners of one half of the keys and one of the other, with a second instance. Each server
+// switches to it at a time of its own.
 class SwitchedOwnerTest : public testing::Fleet {
  protected:
   SwitchedOwnerTest() {

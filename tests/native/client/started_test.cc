@@ -72,7 +72,14 @@ State wait_and_advance(StartedPull& pull) {
   return state;
 }
 
-// Read a started pull to its end, while each piece of a reply is read before the next one passes.
+// Read a started pull to its end. Return the last state.
+State read_to_end(StartedPull& pull) {
+  State state = State::kWaiting;
+  while (state == State::kWaiting) state = wait_and_advance(pull);
+  return state;
+}
+
+// The same, while each piece of a reply is read before the next one passes.
 // Return the last state, and count the pieces.
 State read_in_pieces(StartedPull& pull, std::span<const std::unique_ptr<Drip>> drips, size_t most,
                      std::mt19937_64& random, uint64_t& pieces) {
@@ -301,22 +308,25 @@ class StartedTest : public Fleet {
     TablePull pull;
     PullOptions options = of_instance();
   };
+  // Start two servers, and return a client with a connection to each.
+  std::unique_ptr<Client> connect_to_two() {
+    start_two();
+    auto client = connect();
+    Pull first(testing::first_keys(800));
+    EXPECT_TRUE(client->pull_many({&first.pull, 1}, first.options).ok());
+    return client;
+  }
 };
 
 TEST_F(StartedTest, ReadsFromSeveralServers) {
-  start_two();
-  const auto client = connect();
-  Pull first(testing::first_keys(800));
-  ASSERT_TRUE(client->pull_many({&first.pull, 1}, first.options).ok());  // opens the connections
+  const auto client = connect_to_two();
   for (int round = 0; round < 20; ++round) {
     Pull pull(testing::first_keys(800));
     const auto started = pull.start(*client);
     ASSERT_NE(started, nullptr);
     EXPECT_EQ(started->awaited().size(), 2u);
     EXPECT_EQ(started->advance(-1), State::kWaiting) << "not a file of this pull";
-    State state = State::kWaiting;
-    while (state == State::kWaiting) state = wait_and_advance(*started);
-    ASSERT_EQ(state, State::kDone);
+    ASSERT_EQ(read_to_end(*started), State::kDone);
     const auto report = started->finish();
     ASSERT_TRUE(report.ok()) << report.status().to_string();
     EXPECT_EQ(report.value().found, pull.keys.size());
@@ -326,10 +336,7 @@ TEST_F(StartedTest, ReadsFromSeveralServers) {
 
 // finish() may be called at any time: it waits for what is left.
 TEST_F(StartedTest, CanBeFinishedByWaiting) {
-  start_two();
-  const auto client = connect();
-  Pull first(testing::first_keys(800));
-  ASSERT_TRUE(client->pull_many({&first.pull, 1}, first.options).ok());
+  const auto client = connect_to_two();
   for (int round = 0; round < 20; ++round) {
     Pull pull(testing::first_keys(800));
     const auto started = pull.start(*client);
@@ -371,17 +378,13 @@ TEST_F(StartedTest, StartsNothingThatWouldHaveToWait) {
 
 // A refusal is no result of the first round: finish() reads the newer map and asks again.
 TEST_F(StartedTest, LeavesRefusalsToFinish) {
-  start_two();
-  const auto client = connect();
+  const auto client = connect_to_two();
   Pull pull(testing::first_keys(800));
-  ASSERT_TRUE(client->pull_many({&pull.pull, 1}, pull.options).ok());
   split_between_two(0x3C);
   for (const auto& server : servers_) server->set_shard_map(map());
   const auto started = pull.start(*client);
   ASSERT_NE(started, nullptr);
-  State state = State::kWaiting;
-  while (state == State::kWaiting) state = wait_and_advance(*started);
-  EXPECT_EQ(state, State::kUnusual);
+  EXPECT_EQ(read_to_end(*started), State::kUnusual);
   EXPECT_GT(wrong_shards(), 0u);
   const auto report = started->finish();
   ASSERT_TRUE(report.ok()) << report.status().to_string();
@@ -406,9 +409,7 @@ TEST_F(StartedTest, LeavesLostConnectionsToFinish) {
       ASSERT_EQ(wait_and_advance(*started), State::kWaiting);
     }
     drip.close_all();
-    State state = State::kWaiting;
-    while (state == State::kWaiting) state = wait_and_advance(*started);
-    EXPECT_EQ(state, State::kUnusual);
+    EXPECT_EQ(read_to_end(*started), State::kUnusual);
     drip.hold(false);
     const auto report = started->finish();
     ASSERT_TRUE(report.ok()) << report.status().to_string();
@@ -418,10 +419,8 @@ TEST_F(StartedTest, LeavesLostConnectionsToFinish) {
 
 // The reply to a pull that was given up must not answer the next pull of the connection.
 TEST_F(StartedTest, GivenUpPullsLeaveNothingBehind) {
-  start_two();
-  const auto client = connect();
+  const auto client = connect_to_two();
   Pull pull(testing::first_keys(800));
-  ASSERT_TRUE(client->pull_many({&pull.pull, 1}, pull.options).ok());
   for (int round = 0; round < 5; ++round) {
     ASSERT_NE(pull.start(*client), nullptr);  // and destroyed at once
     Pull next(testing::first_keys(700));

@@ -1,5 +1,5 @@
-// Pulls that a worker sends and reads by itself: how many these are, and how they end when a
-// server, a caller or the router is not as usual.
+// Pulls that a worker sends and reads without a thread of a call: how many these are, and how they
+// end when a server, a caller or the router is not as usual.
 #include <atomic>
 #include <random>
 
