@@ -146,6 +146,13 @@ struct Progress {
   uint32_t publisher = 0;  // mark of the writer of `run`, at most kMaxPublisherMark; 0 = unknown
 };
 
+// Return true if the record claims nothing: its partition was removed from this pool. `target` is
+// then the newest run that it had applied.
+inline bool is_blank(const Progress& progress) {
+  return progress.state == ProgressState::kFollowing && progress.run == 0 && progress.seq == 0 &&
+         progress.offset == 0 && progress.version == 0 && progress.publisher == 0;
+}
+
 struct Options {
   media::Options media;
   uint64_t unit_bytes = kDefaultUnitBytes;  // create only

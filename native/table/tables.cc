@@ -156,7 +156,7 @@ Status Tables::switch_alias(const std::string& alias, uint32_t instance, bool un
       begun = true;
       const bool is_mixed = progress.state == pool::ProgressState::kCatchingUp ||
                             progress.state == pool::ProgressState::kLostPower;
-      loaded += is_mixed ? 0 : 1;
+      loaded += is_mixed || pool::is_blank(progress) ? 0 : 1;
     }
   }
   if (begun && loaded < expected) {
@@ -165,7 +165,10 @@ Status Tables::switch_alias(const std::string& alias, uint32_t instance, bool un
                       std::to_string(expected) +
                       " partitions: wait for the others (petps status), then switch");
   }
-  return impl_->pool->set_alias(alias, instance, unless_frozen);
+  PETPS_RETURN_IF_ERROR(impl_->pool->set_alias(alias, instance, unless_frozen));
+  for (const auto& record : impl_->pool->instances())  // others are past now
+    impl_->refresh_applied(record.id);
+  return {};
 }
 
 // Make the other instances of the model pass over what the dropped instance had read of the log.
@@ -191,7 +194,8 @@ Status Tables::Impl::pass_over(uint32_t instance) {
     for (const auto& heir : pool->instances()) {
       if (heir.model != model || heir.id == instance) continue;
       const auto known = pool->read_progress(heir.id, read.partition);
-      if (!known.has_value() && current != 0 && heir.id != current) continue;
+      const bool is_unloaded = !known.has_value() || pool::is_blank(*known);
+      if (is_unloaded && current != 0 && heir.id != current) continue;
       pool::Progress own;
       own.instance = heir.id;
       own.partition = read.partition;
@@ -353,21 +357,26 @@ uint64_t Tables::Impl::counted_partitions(const pool::InstanceRecord& instance) 
 
 void Tables::Impl::refresh_applied(uint32_t instance) {
   const std::lock_guard lock(applied_mutex);
-  bool exists = false;
-  uint64_t expected = 0;
-  for (const auto& record : pool->instances()) {
-    if (record.id != instance) continue;
-    exists = true;
-    expected = counted_partitions(record);
-  }
+  const pool::Names names = pool->names();
+  const auto record = std::ranges::find(names.instances, instance, &pool::InstanceRecord::id);
+  if (record == names.instances.end()) return;  // the instance was dropped
+  const uint64_t expected = counted_partitions(*record);
+  const auto is_past_for = [&](const pool::AliasRecord& alias) {
+    return alias.name == record->model && alias.instance > instance;
+  };
+  const bool is_past = record->frozen || std::ranges::any_of(names.aliases, is_past_for);
   uint64_t lowest = UINT64_MAX;
   uint64_t recorded = 0;
+  uint64_t loaded = 0;
+  bool is_fed = false;
   for (const pool::Progress& progress : pool->all_progress()) {
-    if (progress.instance != instance || !counts(progress.partition)) continue;
+    if (progress.instance != instance) continue;
+    is_fed = is_fed || progress.run > 0 || pool::is_blank(progress);
+    if (!counts(progress.partition)) continue;
+    loaded += progress.run > 0 ? 1 : 0;
     recorded += 1;
     lowest = std::min(lowest, progress.version);
   }
-  if (!exists) return;  // the instance was dropped
   const auto find = [&](uint32_t id) {
     return std::find_if(applied.begin(), applied.end(),
                         [&](const Applied& place) { return place.instance.load() == id; });
@@ -377,6 +386,8 @@ void Tables::Impl::refresh_applied(uint32_t instance) {
     at = find(0);  // a free place
     PETPS_CHECK(at != applied.end(), "more instances than a pool may have");
   }
+  at->is_partial.store(is_past && loaded < expected, std::memory_order_release);
+  at->is_fed.store(is_fed, std::memory_order_release);
   at->version.store(recorded >= expected && recorded > 0 ? lowest : 0, std::memory_order_release);
   at->instance.store(instance, std::memory_order_release);
 }
@@ -414,6 +425,32 @@ uint64_t Tables::applied_version(uint32_t instance) const {
     if (applied.instance.load(std::memory_order_acquire) == instance) return version;
   }
   return 0;
+}
+
+const Applied* Tables::Impl::find_applied(uint32_t instance) const {
+  const auto at = std::ranges::find_if(applied, [&](const Applied& place) {
+    return place.instance.load(std::memory_order_acquire) == instance;
+  });
+  return at == applied.end() ? nullptr : &*at;
+}
+
+bool Tables::is_partial(uint32_t instance) const {
+  const Applied* applied = impl_->find_applied(instance);
+  return applied != nullptr && applied->is_partial.load(std::memory_order_acquire);
+}
+
+// An instance without any progress was filled by `petps load`, or nothing has been loaded into it.
+bool Tables::lacks(uint32_t instance, uint32_t partition) const {
+  if (!is_partial(instance)) return false;
+  const auto progress = impl_->pool->read_progress(instance, partition);
+  if (progress.has_value() && progress->run > 0) return false;
+  const Applied* applied = impl_->find_applied(instance);
+  if (applied != nullptr && applied->is_fed.load(std::memory_order_acquire)) return true;
+  const auto is_filled = [&](const TablePointer& table) {
+    const pool::TableSpec& spec = table->record().spec;
+    return spec.instance == instance && spec.feed == pool::Feed::kDelta && table->status().rows > 0;
+  };
+  return walked() && std::ranges::none_of(tables(), is_filled);
 }
 
 // ---- background ----

@@ -88,8 +88,8 @@ Status PullCall::failure_of(const Routing& by, uint32_t group) const {
   std::string names;
   for (const bool has_refused : {true, false}) {
     for (const uint32_t owner : by.owners[group]) {
-      if (!groups_.failures[owner].ok() && groups_.has_refused[owner] == has_refused)
-        return groups_.failures[owner];
+      const bool is_answer = groups_.has_refused[owner] || groups_.lacks_some[owner];
+      if (!groups_.failures[owner].ok() && is_answer == has_refused) return groups_.failures[owner];
     }
   }
   for (const uint32_t owner : by.owners[group]) {

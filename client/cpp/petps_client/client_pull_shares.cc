@@ -23,6 +23,7 @@ void PullCall::find_groups(const Routing& by) {
   groups_ = {};
   groups_.failures.resize(by.all.size());
   groups_.has_refused.resize(by.all.size());
+  groups_.lacks_some.resize(by.all.size());
   groups_.keys.resize(by.groups.size());
   if (by.groups.size() == 1) {
     groups_.waiting = {0};  // also without keys, so that the servers refuse what is wrong
@@ -67,7 +68,8 @@ std::vector<Candidate> PullCall::candidates(const Routing& by, int round,
     Candidate& candidate = candidates[i];
     candidate.in_flight = condition.in_flight;
     candidate.latency_ns = condition.latency_ns;
-    if (!condition.is_awake || groups_.has_refused[i] || !groups_.is_able[i]) continue;
+    const bool has_refused = groups_.has_refused[i] || groups_.lacks_some[i];
+    if (!condition.is_awake || has_refused || !groups_.is_able[i]) continue;
     if (hedged != nullptr && (hedged->server == i || condition.is_dead)) continue;
     if (condition.is_dead) {
       // Later a reachable server comes first, though it refused: pull_group asks both.
@@ -135,7 +137,8 @@ std::vector<PullCall::Share> PullCall::shares_of_round(const Routing& by, int ro
   return shares;
 }
 
-// Return all keys without an answer that this server owns.
+// Return all keys without an answer that this server owns; if it lacks some of them, those of its
+// first group.
 PullCall::Share PullCall::rest_for(const Routing& by, const RemoteServer& server) const {
   const auto at = std::find_if(by.all.begin(), by.all.end(),
                                [&](const auto& other) { return other.get() == &server; });
@@ -145,7 +148,9 @@ PullCall::Share PullCall::rest_for(const Routing& by, const RemoteServer& server
     const std::vector<uint32_t>& owners = by.owners[group];
     const bool is_owner = std::find(owners.begin(), owners.end(), number) != owners.end();
     servers.push_back(is_owner ? number : kNoServer);
+    if (is_owner && groups_.lacks_some[number]) break;
   }
+  servers.resize(groups_.waiting.size(), kNoServer);
   std::vector<Share> shares = make_shares(by, groups_.waiting, servers);
   return std::move(shares.at(0));
 }

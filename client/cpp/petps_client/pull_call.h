@@ -108,6 +108,8 @@ class PullCall {
     // By server: the last error, and whether it answered with one, so that another owner is better.
     std::vector<base::Status> failures;
     std::vector<bool> has_refused;
+    // By server: whether it answered that it lacks keys, and may still answer for other groups.
+    std::vector<bool> lacks_some;
     // By server, for owners of waiting groups: as they were at the beginning of this round.
     std::vector<RemoteServer::Condition> conditions;
     std::vector<bool> is_able;  // to serve the instance of the call, as far as the client knows

@@ -490,11 +490,7 @@ class Ingest:
             elif not follower.instance.is_live():
                 raise _Left
         if not self._is_complete and len(self._followers) == 1:
-            states = self._states.values()
-            if all(
-                state.is_following and state.full is None and not state.recorded.standing.needs_base
-                for state in states
-            ):
+            if all(state.is_loaded for state in self._states.values()):
                 self._is_complete = True
                 self._instances.complete(next(iter(self._followers.values())).instance)
 

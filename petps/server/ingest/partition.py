@@ -139,6 +139,14 @@ class PartitionState:
         return self.mode is Mode.FOLLOWING
 
     @property
+    def is_loaded(self) -> bool:
+        """Return whether the pool has the rows of the instance, and nothing stops the log's."""
+        recorded = self.recorded
+        is_unread = recorded.run == 0 and recorded.standing is Standing.FOLLOWING
+        is_stored = not is_unread and not recorded.standing.needs_base
+        return is_stored and self.is_following and self.full is None
+
+    @property
     def passed_run(self) -> int:
         """Return the run that feeds another instance and that ingest skips here; 0 if none."""
         return self.target if self.standing is Standing.PASSING else 0

@@ -249,6 +249,108 @@ TEST_F(ShardsTest, TheAppliedVersionCountsOnlyOwnedPartitions) {
   expect_error(pull({keys_[0][0]}).error(), Code::kWrongShard, "map version 4");
 }
 
+class CameLaterTest : public ShardsTest {
+ protected:
+  void start_named(uint64_t own) {
+    start_with(own);
+    ASSERT_TRUE(pool_.tables->switch_alias("ranking", pool_.instance).ok());
+  }
+  uint32_t create_next() {
+    const auto next = pool_.tables->pool().create_instance("ranking", "ranking@2", 2);
+    EXPECT_TRUE(next.ok());
+    return next.value().id;
+  }
+  Status switch_to(uint32_t instance) { return pool_.tables->switch_alias("ranking", instance); }
+  // Pull keys of the old instance.
+  Status pull_old(const table::Table& table, uint32_t partition, uint64_t min_version = 0) {
+    const wire::Frame frame =
+        pull_frame(1, {{table.id(), keys_[partition]}}, pool_.instance, min_version, 60'000);
+    return connect()->call(frame).error();
+  }
+  Status record(uint32_t instance, uint32_t partition, uint64_t run, uint64_t target = 0,
+                pool::ProgressState state = pool::ProgressState::kFollowing) {
+    pool::Progress progress;
+    progress.instance = instance;
+    progress.partition = partition;
+    progress.run = run;
+    progress.target = target;
+    progress.state = state;
+    return pool_.tables->record_progress(progress);
+  }
+
+  static constexpr const char* kText =
+      "partition 1 of this instance is not at here:1: it came when the model's name referred to a "
+      "newer instance";
+  table::Table& fed_ = pool_.add_table("fed", 16, 64, 1000, pool::Feed::kDelta);
+};
+
+// A partition that comes to the server after a switch is loaded into the new instance only. Misses
+// of the old one would look like an answer.
+TEST_F(CameLaterTest, KeysOfThePartitionAreNotFoundInTheOldInstance) {
+  start_named(0b01);
+  pool_.record_version(0, 5);
+  const uint32_t next = create_next();
+  change_map(2, 0b11);
+  EXPECT_TRUE(pull_old(fed_, 1).ok()) << "it is written still: its rows may be on their way";
+  change_map(3, 0b01);
+  ASSERT_TRUE(switch_to(next).ok());
+  EXPECT_TRUE(pull_old(fed_, 0).ok());
+  change_map(4, 0b11);
+  EXPECT_TRUE(pull_old(fed_, 0).ok());
+  expect_error(pull_old(fed_, 1), Code::kNotFound, kText);
+  expect_error(pull_old(fed_, 1, 6), Code::kNotFound, kText);  // and does not wait for a version
+  wire::Frame unnamed = pull_frame(1, {{fed_.id(), keys_[1]}});
+  expect_error(connect()->call(unnamed).error(), Code::kNotFound, kText);
+  unnamed = pull_frame(1, {{users_.id(), keys_[1]}, {fed_.id(), keys_[1]}});
+  expect_error(connect()->call(unnamed).error(), Code::kNotFound, kText);
+  EXPECT_TRUE(pull_old(users_, 1).ok()) << "pushes feed this table";
+  pool_.record_version(1, 0);
+  EXPECT_TRUE(pull_old(fed_, 1).ok()) << "loaded from a base of version 0";
+}
+
+// The record of a partition that was removed claims nothing, also where no other is left.
+TEST_F(CameLaterTest, ARemovedPartitionThatComesBackIsNotLoaded) {
+  start_named(0b10);
+  ASSERT_TRUE(record(pool_.instance, 1, 0, 3).ok());
+  const uint32_t next = create_next();
+  for (const uint64_t target : {0, 3}) {
+    ASSERT_TRUE(record(next, 1, 0, target).ok());
+    expect_error(switch_to(next), Code::kFailedPrecondition, "is loaded in 0 of 1 partitions");
+  }
+  EXPECT_TRUE(pull_old(fed_, 1).ok());
+  change_map(2, 0b01);
+  ASSERT_TRUE(switch_to(next).ok());
+  change_map(3, 0b10);
+  expect_error(pull_old(fed_, 1), Code::kNotFound, kText);
+}
+
+// The name may switch past an instance that is being loaded, and clients may know it from servers
+// that have switched to it.
+TEST_F(CameLaterTest, AnInstanceThatTheNamePassedOverAnswersForWhatIsLoaded) {
+  start_named(0b11);
+  ASSERT_TRUE(record(pool_.instance, 0, 2).ok());
+  EXPECT_TRUE(pull_old(fed_, 1).ok());
+  const uint32_t next = create_next();
+  ASSERT_TRUE(pool_.tables->pool().set_alias("ranking", next).ok());
+  ASSERT_TRUE(record(pool_.instance, 0, 3).ok());
+  EXPECT_TRUE(pull_old(fed_, 0).ok());
+  expect_error(pull_old(fed_, 1), Code::kNotFound, kText);
+  ASSERT_TRUE(record(pool_.instance, 1, 0, 3, pool::ProgressState::kCatchingUp).ok());
+  expect_error(pull_old(fed_, 1), Code::kNotFound, kText);
+  ASSERT_TRUE(record(pool_.instance, 1, 3).ok());
+  EXPECT_TRUE(pull_old(fed_, 1).ok());
+}
+
+// An instance that `petps load` filled has no progress. An empty one has nothing to answer with.
+TEST_F(CameLaterTest, AnInstanceThatNoLogFedIsAnsweredIfItHasRows) {
+  start_named(0b11);
+  pool_.tables->walk();  // which counts the rows
+  ASSERT_TRUE(switch_to(create_next()).ok());
+  expect_error(pull_old(fed_, 1), Code::kNotFound, kText);
+  fill(fed_, 1, 1);
+  EXPECT_TRUE(pull_old(fed_, 1).ok());
+}
+
 // Partition 0 is at version 9, partition 1 at version 2, and the map changes back and forth. A
 // pull of partition 1 never claims more than version 2. A pull of both is answered as a whole or
 // refused, and never misses a row.
