@@ -146,11 +146,16 @@ struct Progress {
   uint32_t publisher = 0;  // mark of the writer of `run`, at most kMaxPublisherMark; 0 = unknown
 };
 
+// Return true if something of the log has been applied, or a base without a position.
+inline bool has_applied(const Progress& progress) {
+  return progress.run > 0 || progress.version > 0;
+}
+
 // Return true if the record claims nothing: its partition was removed from this pool. `target` is
 // then the newest run that it had applied.
 inline bool is_blank(const Progress& progress) {
-  return progress.state == ProgressState::kFollowing && progress.run == 0 && progress.seq == 0 &&
-         progress.offset == 0 && progress.version == 0 && progress.publisher == 0;
+  return progress.state == ProgressState::kFollowing && !has_applied(progress) &&
+         progress.seq == 0 && progress.offset == 0 && progress.publisher == 0;
 }
 
 struct Options {

@@ -35,15 +35,14 @@ Worker::Outcome Worker::pull(const Request& request, Status& refusal) {
   refusal = check_reply_size(pull, head_bytes, rows_bytes_max);
   if (!refusal.ok()) return Outcome::kDone;
   const Applied applied = applied_version(pull);
-  const bool may_lack = applied.version == 0 && ownership_->map.version != 0 &&
-                        shared_.tables.is_partial(applied.instance);
+  const bool may_lack = applied.version == 0 && ownership_->map.version != 0 && is_any_partial();
   if (!has_current_map()) {  // changed since the keys were checked: `applied` may be of the new map
     pin.drop();
     take_map();
     return this->pull(request, refusal);
   }
   if (may_lack) {
-    refusal = check_loaded(pull, applied.instance);
+    refusal = check_loaded(pull);
     if (!refusal.ok()) return Outcome::kDone;
   }
   if (pull.min_version > applied.version) return park(request.connection, pull, applied, refusal);
@@ -149,21 +148,27 @@ Worker::Applied Worker::applied_version(const wire::PullRequest& request) const 
   return lowest;
 }
 
+bool Worker::is_any_partial() const {
+  return std::ranges::any_of(section_tables_, [&](const table::Table* table) {
+    return table != nullptr && shared_.tables.is_partial(table->record().spec.instance);
+  });
+}
+
 // Refuse keys of an instance that the model's name has left, if their partition came to this server
 // afterwards: misses would look like an answer, and another owner may have the rows. Pushes feed a
 // table in all its partitions.
-Status Worker::check_loaded(const wire::PullRequest& request, uint32_t instance) const {
-  wire::PartitionSet loaded{};
+Status Worker::check_loaded(const wire::PullRequest& request) const {
   size_t begin = 0;
   for (size_t i = 0; i < request.sections.size(); ++i) {
     const std::span<const uint64_t> keys = request.keys.subspan(begin, request.sections[i].keys);
     begin += keys.size();
     const table::Table* table = section_tables_[i];
     if (table == nullptr || table->record().spec.feed != pool::Feed::kDelta) continue;
+    wire::PartitionSet loaded{};
     for (const uint64_t key : keys) {
       const uint32_t partition = wire::partition_of(key, ownership_->shard.partitions);
       if (wire::has_partition(loaded, partition)) continue;
-      if (shared_.tables.lacks(instance, partition)) {
+      if (shared_.tables.lacks(table->record().spec.instance, partition)) {
         return Status(Code::kNotFound,
                       "partition " + std::to_string(partition) + " of this instance is not at " +
                           shared_.address +

@@ -130,7 +130,8 @@ class Worker {
                                 uint64_t& rows_bytes_max) const;
   bool copies_rows(size_t keys, uint64_t rows_bytes_max) const;
   Applied applied_version(const wire::PullRequest& request) const;
-  base::Status check_loaded(const wire::PullRequest& request, uint32_t instance) const;
+  bool is_any_partial() const;
+  base::Status check_loaded(const wire::PullRequest& request) const;
   // Park a pull whose version is not applied yet, or refuse it as STALE.
   Outcome park(transport::ConnectionId connection, const wire::PullRequest& request,
                const Applied& applied, base::Status& refusal);

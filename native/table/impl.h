@@ -200,7 +200,6 @@ struct Applied {
   std::atomic<uint32_t> instance{0};
   std::atomic<uint64_t> version{0};
   std::atomic<bool> is_partial{false};  // see Tables::is_partial
-  std::atomic<bool> is_fed{false};      // by the log, at least one partition
 };
 
 struct Tables::Impl final : epoch::Reclaimer {
@@ -221,7 +220,6 @@ struct Tables::Impl final : epoch::Reclaimer {
   bool counts(uint64_t partition) const;
   uint64_t counted_partitions(const pool::InstanceRecord& instance) const;
   void refresh_applied(uint32_t instance);
-  const Applied* find_applied(uint32_t instance) const;  // null if unknown
   std::vector<TablePointer> list_tables();
   base::Status pass_over(uint32_t instance);
   // Take the tables, which no superblock names any more, from writers; return their ids. The caller

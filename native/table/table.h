@@ -360,9 +360,9 @@ class Tables {
   // Return the highest version committed in all counted partitions of the instance; 0 while one
   // of them has recorded none.
   uint64_t applied_version(uint32_t instance) const;
-  // Return whether counted partitions of an instance that the model's name has left are not loaded.
-  // A partition that comes to a pool is loaded into the newest instances only, so a row that is
-  // missing from an older one may exist in another pool.
+  // Return whether counted partitions of an instance that the model's name has left are not loaded,
+  // and others are, from the log. A partition that comes to a pool is loaded into the newest
+  // instances only, so a row that is missing from an older one may exist in another pool.
   bool is_partial(uint32_t instance) const;
   // Return whether that is so of this partition. It is slow.
   bool lacks(uint32_t instance, uint32_t partition) const;

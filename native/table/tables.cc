@@ -141,8 +141,10 @@ Result<TablePointer> Tables::create_table(const pool::TableSpec& spec) {
 
 Status Tables::switch_alias(const std::string& alias, uint32_t instance, bool unless_frozen) {
   uint64_t loaded = 0;
+  uint64_t unfed = 0;  // records of partitions whose log was only passed over
   uint64_t expected = 0;
   bool begun = false;
+  bool is_fed = false;
   std::string name;
   {
     const std::lock_guard lock(impl_->applied_mutex);
@@ -156,9 +158,12 @@ Status Tables::switch_alias(const std::string& alias, uint32_t instance, bool un
       begun = true;
       const bool is_mixed = progress.state == pool::ProgressState::kCatchingUp ||
                             progress.state == pool::ProgressState::kLostPower;
-      loaded += is_mixed || pool::is_blank(progress) ? 0 : 1;
+      const bool has_applied = pool::has_applied(progress);
+      is_fed = is_fed || is_mixed || has_applied || pool::is_blank(progress);
+      (has_applied ? loaded : unfed) += is_mixed || pool::is_blank(progress) ? 0 : 1;
     }
   }
+  if (!is_fed) loaded += unfed;  // `petps load` filled it
   if (begun && loaded < expected) {
     return Status(Code::kFailedPrecondition,
                   "instance '" + name + "' is loaded in " + std::to_string(loaded) + " of " +
@@ -368,12 +373,12 @@ void Tables::Impl::refresh_applied(uint32_t instance) {
   uint64_t lowest = UINT64_MAX;
   uint64_t recorded = 0;
   uint64_t loaded = 0;
-  bool is_fed = false;
+  bool is_fed = false;  // if not, `petps load` filled the instance, or nothing did
   for (const pool::Progress& progress : pool->all_progress()) {
     if (progress.instance != instance) continue;
-    is_fed = is_fed || progress.run > 0 || pool::is_blank(progress);
+    is_fed = is_fed || pool::has_applied(progress) || pool::is_blank(progress);
     if (!counts(progress.partition)) continue;
-    loaded += progress.run > 0 ? 1 : 0;
+    loaded += pool::has_applied(progress) ? 1 : 0;
     recorded += 1;
     lowest = std::min(lowest, progress.version);
   }
@@ -386,8 +391,7 @@ void Tables::Impl::refresh_applied(uint32_t instance) {
     at = find(0);  // a free place
     PETPS_CHECK(at != applied.end(), "more instances than a pool may have");
   }
-  at->is_partial.store(is_past && loaded < expected, std::memory_order_release);
-  at->is_fed.store(is_fed, std::memory_order_release);
+  at->is_partial.store(is_past && is_fed && loaded < expected, std::memory_order_release);
   at->version.store(recorded >= expected && recorded > 0 ? lowest : 0, std::memory_order_release);
   at->instance.store(instance, std::memory_order_release);
 }
@@ -427,30 +431,17 @@ uint64_t Tables::applied_version(uint32_t instance) const {
   return 0;
 }
 
-const Applied* Tables::Impl::find_applied(uint32_t instance) const {
-  const auto at = std::ranges::find_if(applied, [&](const Applied& place) {
+bool Tables::is_partial(uint32_t instance) const {
+  const auto at = std::ranges::find_if(impl_->applied, [&](const Applied& place) {
     return place.instance.load(std::memory_order_acquire) == instance;
   });
-  return at == applied.end() ? nullptr : &*at;
+  return at != impl_->applied.end() && at->is_partial.load(std::memory_order_acquire);
 }
 
-bool Tables::is_partial(uint32_t instance) const {
-  const Applied* applied = impl_->find_applied(instance);
-  return applied != nullptr && applied->is_partial.load(std::memory_order_acquire);
-}
-
-// An instance without any progress was filled by `petps load`, or nothing has been loaded into it.
 bool Tables::lacks(uint32_t instance, uint32_t partition) const {
   if (!is_partial(instance)) return false;
   const auto progress = impl_->pool->read_progress(instance, partition);
-  if (progress.has_value() && progress->run > 0) return false;
-  const Applied* applied = impl_->find_applied(instance);
-  if (applied != nullptr && applied->is_fed.load(std::memory_order_acquire)) return true;
-  const auto is_filled = [&](const TablePointer& table) {
-    const pool::TableSpec& spec = table->record().spec;
-    return spec.instance == instance && spec.feed == pool::Feed::kDelta && table->status().rows > 0;
-  };
-  return walked() && std::ranges::none_of(tables(), is_filled);
+  return !progress.has_value() || !pool::has_applied(*progress);
 }
 
 // ---- background ----

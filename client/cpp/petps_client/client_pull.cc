@@ -210,6 +210,7 @@ Status PullCall::run_once(const Routing& by, PullReport& report) {
     if (status.code() == Code::kStale && by.version != 0 &&
         client_.find_newer_map(by, owners, deadline_.limited(owners[0]->patience_ns())))
       return map_has_changed();
+    if (may_leave_out_ && are_owners_dead(by, group)) continue;  // all that do not lack its keys
     if (!may_leave_out_ || !is_unreachable(status.code())) return status;
     give_up(by, group, status);
   }
@@ -441,15 +442,23 @@ bool PullCall::others_can_serve(const RemoteServers& owners, const RemoteServers
 }
 
 Status PullCall::pull_group(const Routing& by, uint32_t group) {
-  const RemoteServers& owners = by.groups[group];
   Status status = failure_of(by, group);
+  RemoteServers owners = by.groups[group];
+  erase_lacking(by, group, owners);
   RemoteServers able;
   (void)others_can_serve(owners, Client::Impl::replicas_with(owners, choice_, able));
-  bool is_again = false;
-  do {
+  bool is_again = !owners.empty();
+  while (is_again) {
     const RemoteServers& replicas = Client::Impl::replicas_with(owners, choice_, able);
     is_again = false;
+    const size_t lacking = groups_.lacking.size();
+    const std::vector<bool> lacked_some = groups_.lacks_some;
+    // A server that lacks some keys may have those of the group, and others may have these.
+    const auto knows_more = [&] {
+      return groups_.lacking.size() != lacking || groups_.lacks_some != lacked_some;
+    };
     const auto is_choice_outdated = [&] {
+      if (knows_more()) return true;
       if (choice_.all_agree) return false;
       // The call requests rows only from servers of the chosen instance; others may be back by now.
       if (choice_.no_server_is_live) Client::Impl::read_catalogues(by, deadline_, 1);
@@ -457,8 +466,20 @@ Status PullCall::pull_group(const Routing& by, uint32_t group) {
       return is_again || is_outdated(by);
     };
     status = pull_replicas(by, group, replicas, is_choice_outdated, status);
-  } while (is_again && !status.ok() && !deadline_.passed());
+    if (status.ok() || deadline_.passed()) break;
+    erase_lacking(by, group, owners);
+    is_again = (is_again || knows_more()) && !owners.empty();
+    if (is_again && knows_more() && !have_all_refused(by, group)) status = {};  // of another owner
+  }
   return status;
+}
+
+// Erase the owners that lack keys of the group.
+void PullCall::erase_lacking(const Routing& by, uint32_t group, RemoteServers& owners) const {
+  std::erase_if(owners, [&](const auto& server) {
+    const auto at = std::find(by.all.begin(), by.all.end(), server);
+    return lacks(group, static_cast<uint32_t>(at - by.all.begin()));
+  });
 }
 
 // In the first round no replica may wait for the version, so that one that lags does not use up the
@@ -517,6 +538,7 @@ Status PullCall::pull_from(const Routing& by, RemoteServer& server, const Deadli
     }
     share = std::move(flight.share);
   }
+  (void)record_lack(by, share, status);
   if (options_.trace != nullptr) trace_end(share, status.code());
   return status;
 }

@@ -43,14 +43,8 @@ void PullCall::record_error(const Routing& by, const Share& share, const Status&
   RemoteServer& server = *by.all[share.server];
   if (status.code() == Code::kUnavailable) server.record_failure();
   if (is_reply(status.code())) server.record_reply();
-  // It may have the instance of the call, but not in all partitions (Worker::check_loaded).
-  const auto catalogue = server.last_catalogue();
-  const bool lists_all_here = catalogue != nullptr && lists_all(*catalogue);
-  if (status.code() == Code::kNotFound && lists_all_here && by.groups.size() > 1) {
-    groups_.lacks_some[share.server] = true;
-  } else if (!is_unreachable(status.code())) {
+  if (!record_lack(by, share, status) && !is_unreachable(status.code()))
     groups_.has_refused[share.server] = true;
-  }
   groups_.failures[share.server] = status;
   if (options_.trace != nullptr) trace_end(share, status.code());
   // The only owner of a partition has already waited for the version, so its STALE is final.

@@ -53,10 +53,12 @@ void PullCall::leave_out(const Routing& by, std::span<const uint32_t> groups) {
 // Return whether all servers that a call would ask for the group are dead, by conditions of now.
 bool PullCall::are_owners_dead(const Routing& by, uint32_t group) const {
   const std::vector<uint32_t>& owners = by.owners[group];
-  const bool has_able = std::any_of(owners.begin(), owners.end(),
-                                    [&](uint32_t owner) { return groups_.is_able[owner]; });
+  const auto is_able = [&](uint32_t owner) {
+    return groups_.is_able[owner] && !lacks(group, owner);
+  };
+  const bool has_able = std::any_of(owners.begin(), owners.end(), is_able);
   return std::all_of(owners.begin(), owners.end(), [&](uint32_t owner) {
-    return groups_.conditions[owner].is_dead || (has_able && !groups_.is_able[owner]);
+    return groups_.conditions[owner].is_dead || (has_able && !is_able(owner));
   });
 }
 
@@ -83,13 +85,16 @@ void PullCall::give_up(const Routing& by, uint32_t group, const Status& status) 
 }
 
 // Return why the group has no answer. An answer of an owner explains more than another one's being
-// unreachable.
+// unreachable, unless it says that this owner lacks the keys: then they depend on the other one.
 Status PullCall::failure_of(const Routing& by, uint32_t group) const {
   std::string names;
-  for (const bool has_refused : {true, false}) {
+  const auto rank_of = [&](uint32_t owner) {
+    if (groups_.lacks_some[owner]) return 2;
+    return groups_.has_refused[owner] ? 0 : 1;
+  };
+  for (const int rank : {0, 1, 2}) {
     for (const uint32_t owner : by.owners[group]) {
-      const bool is_answer = groups_.has_refused[owner] || groups_.lacks_some[owner];
-      if (!groups_.failures[owner].ok() && is_answer == has_refused) return groups_.failures[owner];
+      if (!groups_.failures[owner].ok() && rank_of(owner) == rank) return groups_.failures[owner];
     }
   }
   for (const uint32_t owner : by.owners[group]) {

@@ -155,6 +155,22 @@ PullCall::Share PullCall::rest_for(const Routing& by, const RemoteServer& server
   return std::move(shares.at(0));
 }
 
+// If the server answered that it lacks keys of the share, record so and return true. It has the
+// instance of the call, but not in all of its partitions.
+bool PullCall::record_lack(const Routing& by, const Share& share, const Status& status) {
+  if (status.code() != Code::kNotFound || by.groups.size() == 1) return false;
+  const auto catalogue = by.all[share.server]->last_catalogue();
+  if (catalogue == nullptr || !lists_all(*catalogue)) return false;
+  groups_.lacks_some[share.server] = true;
+  if (share.groups.size() == 1) groups_.lacking.emplace_back(share.groups[0], share.server);
+  return true;
+}
+
+bool PullCall::lacks(uint32_t group, uint32_t server) const {
+  return std::find(groups_.lacking.begin(), groups_.lacking.end(), std::pair(group, server)) !=
+         groups_.lacking.end();
+}
+
 bool PullCall::has_only_owner(const Routing& by, const Share& share) {
   return std::any_of(share.groups.begin(), share.groups.end(),
                      [&](uint32_t group) { return by.owners[group].size() == 1; });

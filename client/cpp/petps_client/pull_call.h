@@ -108,8 +108,10 @@ class PullCall {
     // By server: the last error, and whether it answered with one, so that another owner is better.
     std::vector<base::Status> failures;
     std::vector<bool> has_refused;
-    // By server: whether it answered that it lacks keys, and may still answer for other groups.
+    // By server: whether it answered that it lacks keys (Worker::check_loaded). It may answer for
+    // other groups, and is asked for one group at a time. Then the group and the server are a pair.
     std::vector<bool> lacks_some;
+    std::vector<std::pair<uint32_t, uint32_t>> lacking;
     // By server, for owners of waiting groups: as they were at the beginning of this round.
     std::vector<RemoteServer::Condition> conditions;
     std::vector<bool> is_able;  // to serve the instance of the call, as far as the client knows
@@ -155,6 +157,9 @@ class PullCall {
                          bool may_wait);
 
   base::Status exchange(Flight& flight, bool may_wait);
+  bool record_lack(const Routing& by, const Share& share, const base::Status& status);
+  bool lacks(uint32_t group, uint32_t server) const;
+  void erase_lacking(const Routing& by, uint32_t group, RemoteServers& owners) const;
 
   // client_pull_shares.cc: which server answers which keys.
   void find_groups(const Routing& by);

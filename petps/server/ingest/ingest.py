@@ -489,10 +489,10 @@ class Ingest:
                 del self._followers[name]
             elif not follower.instance.is_live():
                 raise _Left
-        if not self._is_complete and len(self._followers) == 1:
-            if all(state.is_loaded for state in self._states.values()):
-                self._is_complete = True
-                self._instances.complete(next(iter(self._followers.values())).instance)
+        is_loaded = all(state.is_loaded for state in self._states.values())
+        if not self._is_complete and len(self._followers) == 1 and is_loaded:
+            self._is_complete = True
+            self._instances.complete(next(iter(self._followers.values())).instance)
 
     def _poll(self, subscription: Subscription) -> None:
         is_catching_up = any(follower.catching_up for follower in self._followers.values())

@@ -142,8 +142,8 @@ class PartitionState:
     def is_loaded(self) -> bool:
         """Return whether the pool has the rows of the instance, and nothing stops the log's."""
         recorded = self.recorded
-        is_unread = recorded.run == 0 and recorded.standing is Standing.FOLLOWING
-        is_stored = not is_unread and not recorded.standing.needs_base
+        has_applied = recorded.run > 0 or recorded.version > 0
+        is_stored = has_applied and not recorded.standing.needs_base
         return is_stored and self.is_following and self.full is None
 
     @property

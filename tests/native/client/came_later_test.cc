@@ -2,6 +2,8 @@
 // loads it into the newer one only, so it must not answer for the older one any more.
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "fleet.h"
 
 namespace petps::client {
@@ -157,6 +159,45 @@ TEST_F(CameLaterTest, AServerThatLacksAPartitionAnswersForItsOthers) {
     const Status status = pull_all(*client, version, 0b00011111);
     ASSERT_TRUE(status.ok()) << status.to_string();
     ASSERT_EQ(version, kOld);
+  }
+}
+
+// The other owner of partition 4 restarts during the call.
+TEST_F(CameLaterTest, TheOwnerThatHasTheRowsIsWaitedFor) {
+  start_all({0b00001111, 0b11111111, 0b11110000});
+  switch_to_new(0);
+  const auto client = connect();
+  uint64_t version = 0;
+  ASSERT_TRUE(pull_all(*client, version).ok());
+  move_partition();
+  servers_[2]->stop();
+  std::thread restart([&] {
+    while (refusals() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    servers_[2]->start();
+  });
+  const Status status = pull_all(*client, version);
+  restart.join();
+  ASSERT_TRUE(status.ok()) << status.to_string();
+  EXPECT_EQ(version, kOld);
+}
+
+TEST_F(CameLaterTest, KeysAreUnavailableIfTheOwnerThatHasTheRowsIsDead) {
+  start_all({0b00001111, 0b11111111, 0b11110000});
+  switch_to_new(0);
+  Options options = quiet();
+  options.on_unavailable = OnUnavailable::kDefault;
+  const auto client = connect(options);
+  uint64_t version = 0;
+  ASSERT_TRUE(pull_all(*client, version).ok());
+  move_partition();
+  servers_[2]->stop();
+  const std::vector<uint64_t> keys = keys_of(0xFF);
+  std::vector<float> rows(keys.size() * kDim);
+  for (int round = 0; round < 10; ++round) {
+    const auto report = client->pull("fed", keys, rows);
+    ASSERT_TRUE(report.ok()) << report.status().to_string();
+    EXPECT_EQ(report.value().unavailable, keys_of(0b00010000).size());
+    EXPECT_EQ(report.value().found, keys_of(0b11101111).size());
   }
 }
 

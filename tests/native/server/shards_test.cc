@@ -341,14 +341,46 @@ TEST_F(CameLaterTest, AnInstanceThatTheNamePassedOverAnswersForWhatIsLoaded) {
   EXPECT_TRUE(pull_old(fed_, 1).ok());
 }
 
-// An instance that `petps load` filled has no progress. An empty one has nothing to answer with.
-TEST_F(CameLaterTest, AnInstanceThatNoLogFedIsAnsweredIfItHasRows) {
+// An instance that `petps load` filled has no progress, or only passes over the log.
+TEST_F(CameLaterTest, AnInstanceThatNoLogFedIsAnswered) {
   start_named(0b11);
-  pool_.tables->walk();  // which counts the rows
   ASSERT_TRUE(switch_to(create_next()).ok());
-  expect_error(pull_old(fed_, 1), Code::kNotFound, kText);
-  fill(fed_, 1, 1);
   EXPECT_TRUE(pull_old(fed_, 1).ok());
+  for (const uint32_t partition : {0, 1})
+    ASSERT_TRUE(record(pool_.instance, partition, 0, 3, pool::ProgressState::kPassing).ok());
+  EXPECT_TRUE(pull_old(fed_, 1).ok());
+  EXPECT_TRUE(switch_to(pool_.instance).ok());
+}
+
+// Nothing of the instance is in partition 1 yet: ingest reads older runs there.
+TEST_F(CameLaterTest, APartitionThatPassesOverTheLogIsNotLoadedWhereOthersAre) {
+  start_named(0b11);
+  const uint32_t next = create_next();
+  ASSERT_TRUE(record(next, 0, 4).ok());
+  ASSERT_TRUE(record(next, 1, 0, 3, pool::ProgressState::kPassing).ok());
+  expect_error(switch_to(next), Code::kFailedPrecondition, "is loaded in 1 of 2 partitions");
+  ASSERT_TRUE(record(next, 1, 4, 3, pool::ProgressState::kPassing).ok());
+  EXPECT_TRUE(switch_to(next).ok());
+}
+
+// Tables of several instances in one request: each is checked by itself.
+TEST_F(CameLaterTest, ARequestWithoutAnInstanceIsCheckedByTable) {
+  start_named(0b11);
+  pool_.record_version(0, 5);
+  const uint32_t next = create_next();
+  pool::TableSpec spec = fed_.record().spec;
+  spec.instance = next;
+  const auto newer = pool_.tables->create_table(spec);
+  ASSERT_TRUE(newer.ok());
+  for (const uint32_t partition : {0, 1}) ASSERT_TRUE(record(next, partition, 4).ok());
+  ASSERT_TRUE(switch_to(next).ok());
+  const auto pull_both = [&](uint32_t of_old, uint32_t of_new) {
+    const wire::Frame frame =
+        pull_frame(1, {{newer.value()->id(), keys_[of_new]}, {fed_.id(), keys_[of_old]}});
+    return connect()->call(frame).error();
+  };
+  EXPECT_TRUE(pull_both(0, 1).ok());
+  expect_error(pull_both(1, 0), Code::kNotFound, kText);
 }
 
 // Partition 0 is at version 9, partition 1 at version 2, and the map changes back and forth. A

@@ -27,6 +27,7 @@ from petps.server.ingest.dense import DenseLocations
 from petps.server.ingest.follow import Follower
 from petps.server.ingest.native_tables import NativeInstances, NativeInstanceTables
 from petps.server.ingest.partition import PartitionState
+from petps.server.ingest.protocols import Progress, Standing
 from tests.python.ingest.world import P, World, damage_chunk, write_rows
 from tests.python.waiting import wait_until
 
@@ -280,6 +281,23 @@ def test_a_drop_makes_no_instance_that_is_not_loaded_yet_complete(
     world.reopen()
     wait_until(lambda: world.current_instance == "m@3")
     wait_until(lambda: versions(world, "m@3") == {5.0})
+
+
+@pytest.mark.parametrize(
+    ("progress", "expected"),
+    [
+        (Progress(0, run=2, version=5), True),
+        (Progress(0, run=2, version=5, standing=Standing.PASSING, target=3), True),
+        (Progress(0, version=5, offset=9), True),  # a base without a position
+        (Progress(0, target=3), False),  # the partition was removed
+        (Progress(0, offset=9, standing=Standing.PASSING, target=3), False),  # older runs
+        (Progress(0, run=2, version=5, standing=Standing.CATCHING_UP), False),
+    ],
+)
+def test_a_partition_is_loaded_once_something_of_the_instance_was_applied(
+    progress: Progress, expected: bool
+) -> None:
+    assert PartitionState.of(0, progress, start=7).is_loaded is expected
 
 
 def test_a_pool_whose_partitions_were_removed_creates_no_dropped_instance(
