@@ -155,8 +155,8 @@ bool Worker::is_any_partial() const {
 }
 
 // Refuse keys of an instance that the model's name has left, if their partition came to this server
-// afterwards: misses would look like an answer, and another owner may have the rows. Pushes feed a
-// table in all its partitions.
+// afterwards: misses would look like an answer, and another owner may have the rows (decision 122).
+// Pushes feed a table in all its partitions.
 Status Worker::check_loaded(const wire::PullRequest& request) const {
   size_t begin = 0;
   for (size_t i = 0; i < request.sections.size(); ++i) {

@@ -210,6 +210,7 @@ Status PullCall::run_once(const Routing& by, PullReport& report) {
     if (status.code() == Code::kStale && by.version != 0 &&
         client_.find_newer_map(by, owners, deadline_.limited(owners[0]->patience_ns())))
       return map_has_changed();
+    if (may_leave_out_) look_at_servers(by);
     if (may_leave_out_ && are_owners_dead(by, group)) continue;  // all that do not lack its keys
     if (!may_leave_out_ || !is_unreachable(status.code())) return status;
     give_up(by, group, status);
@@ -459,17 +460,18 @@ Status PullCall::pull_group(const Routing& by, uint32_t group) {
     };
     const auto is_choice_outdated = [&] {
       if (knows_more()) return true;
-      if (choice_.all_agree) return false;
+      if (choice_.all_agree && groups_.lacking.empty()) return false;
       // The call requests rows only from servers of the chosen instance; others may be back by now.
       if (choice_.no_server_is_live) Client::Impl::read_catalogues(by, deadline_, 1);
       is_again = others_can_serve(owners, replicas);
       return is_again || is_outdated(by);
     };
     status = pull_replicas(by, group, replicas, is_choice_outdated, status);
-    if (status.ok() || deadline_.passed()) break;
+    if (status.ok()) break;
     erase_lacking(by, group, owners);
-    is_again = (is_again || knows_more()) && !owners.empty();
-    if (is_again && knows_more() && !have_all_refused(by, group)) status = {};  // of another owner
+    if (owners.empty()) break;
+    if (knows_more() && !have_all_refused(by, group)) status = no_reply(owners);
+    is_again = (is_again || knows_more()) && !deadline_.passed();
   }
   return status;
 }

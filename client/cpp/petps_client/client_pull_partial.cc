@@ -79,27 +79,29 @@ void PullCall::leave_out_dead(const Routing& by) {
 void PullCall::give_up(const Routing& by, uint32_t group, const Status& status) {
   for (const uint32_t owner : by.owners[group]) {
     client_.want_probe(*by.all[owner]);
-    groups_.failures[owner] = status;
+    if (!groups_.lacks_some[owner]) groups_.failures[owner] = status;
   }
   leave_out(by, {&group, 1});
 }
 
 // Return why the group has no answer. An answer of an owner explains more than another one's being
-// unreachable, unless it says that this owner lacks the keys: then they depend on the other one.
+// unreachable. One that lacks the keys explains nothing while another owner may have them.
 Status PullCall::failure_of(const Routing& by, uint32_t group) const {
-  std::string names;
-  const auto rank_of = [&](uint32_t owner) {
-    if (groups_.lacks_some[owner]) return 2;
-    return groups_.has_refused[owner] ? 0 : 1;
-  };
-  for (const int rank : {0, 1, 2}) {
-    for (const uint32_t owner : by.owners[group]) {
-      if (!groups_.failures[owner].ok() && rank_of(owner) == rank) return groups_.failures[owner];
+  const std::vector<uint32_t>& owners = by.owners[group];
+  for (const bool has_refused : {true, false}) {
+    for (const uint32_t owner : owners) {
+      const bool counts = !groups_.failures[owner].ok() && !groups_.lacks_some[owner];
+      if (counts && groups_.has_refused[owner] == has_refused) return groups_.failures[owner];
     }
   }
-  for (const uint32_t owner : by.owners[group]) {
-    names.append(names.empty() ? "" : ", ").append(by.all[owner]->name());
-  }
+  const bool do_all_lack = std::all_of(owners.begin(), owners.end(),
+                                       [&](uint32_t owner) { return lacks(group, owner); });
+  return do_all_lack ? groups_.failures[owners[0]] : no_reply(by.groups[group]);
+}
+
+Status PullCall::no_reply(const RemoteServers& owners) {
+  std::string names;
+  for (const auto& owner : owners) names.append(names.empty() ? "" : ", ").append(owner->name());
   return Status(Code::kUnavailable, "pull: no reply since the last failure of " + names);
 }
 

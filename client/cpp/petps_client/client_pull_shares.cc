@@ -158,10 +158,11 @@ PullCall::Share PullCall::rest_for(const Routing& by, const RemoteServer& server
 // If the server answered that it lacks keys of the share, record so and return true. It has the
 // instance of the call, but not in all of its partitions.
 bool PullCall::record_lack(const Routing& by, const Share& share, const Status& status) {
-  if (status.code() != Code::kNotFound || by.groups.size() == 1) return false;
+  if (status.code() != Code::kNotFound || by.version == 0) return false;
   const auto catalogue = by.all[share.server]->last_catalogue();
   if (catalogue == nullptr || !lists_all(*catalogue)) return false;
   groups_.lacks_some[share.server] = true;
+  groups_.failures[share.server] = status;
   if (share.groups.size() == 1) groups_.lacking.emplace_back(share.groups[0], share.server);
   return true;
 }

@@ -208,6 +208,7 @@ class PullCall {
   void leave_out(const Routing& by, std::span<const uint32_t> groups);
   void give_up(const Routing& by, uint32_t group, const base::Status& status);
   base::Status failure_of(const Routing& by, uint32_t group) const;
+  static base::Status no_reply(const RemoteServers& owners);
   base::Status check_any_answers(const Routing& by) const;
 
   // For traced calls only: client_trace.cc. A part is what the call asked of one server.

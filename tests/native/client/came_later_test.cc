@@ -2,6 +2,7 @@
 // loads it into the newer one only, so it must not answer for the older one any more.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <thread>
 
 #include "fleet.h"
@@ -179,6 +180,32 @@ TEST_F(CameLaterTest, TheOwnerThatHasTheRowsIsWaitedFor) {
   restart.join();
   ASSERT_TRUE(status.ok()) << status.to_string();
   EXPECT_EQ(version, kOld);
+}
+
+// Both servers own all partitions, so there is one group. Server 0 lacks partition 4.
+TEST_F(CameLaterTest, TheOnlyOtherReplicaIsWaitedFor) {
+  start_all({0b11101111, 0b11111111});
+  switch_to_new(0);
+  const auto client = connect();
+  uint64_t version = 0;
+  ASSERT_TRUE(pull_all(*client, version).ok());
+  ASSERT_EQ(version, kOld);
+  load(0, 0b00010000);
+  owned_[0] = 0xFF;
+  publish();
+  ASSERT_TRUE(pull_all(*client, version).ok());  // reads the map
+  const uint64_t before = refusals();
+  servers_[1]->stop();
+  std::atomic<bool> is_done{false};
+  std::thread restart([&] {
+    while (refusals() == before && !is_done)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    servers_[1]->start();
+  });
+  const Status status = pull_all(*client, version);  // the new one if server 1 counts as gone
+  is_done = true;
+  restart.join();
+  ASSERT_TRUE(status.ok()) << status.to_string();
 }
 
 TEST_F(CameLaterTest, KeysAreUnavailableIfTheOwnerThatHasTheRowsIsDead) {
