@@ -11,6 +11,7 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
@@ -103,8 +104,11 @@ class Fleet:
     def status(self, name: str, seconds: float = 2.0) -> dict[str, Any]:
         """Return the status of a server by HTTP. Raise OSError."""
         url = f"http://{self.network.address(name)}:{HTTP_PORT}/status.json"
-        with urllib.request.urlopen(url, timeout=seconds) as reply:
-            status: dict[str, Any] = json.load(reply)
+        try:
+            with urllib.request.urlopen(url, timeout=seconds) as reply:
+                status: dict[str, Any] = json.load(reply)
+        except HTTPException as error:  # it was killed in the middle of a reply
+            raise OSError(f"{url}: {error!r}") from error
         return status
 
     def is_ready(self, name: str) -> bool:
