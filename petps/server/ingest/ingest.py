@@ -17,6 +17,7 @@ from petps.errors import FailedPrecondition, InvalidArgument, PetpsError, Unavai
 from petps.log import code_of, log_event
 from petps.server.ingest.applier import Applier, InlineApplier, ThreadApplier
 from petps.server.ingest.dense import DenseLocations
+from petps.server.ingest.emptied import EmptiedLogs
 from petps.server.ingest.follow import Follower
 from petps.server.ingest.hold import Hold
 from petps.server.ingest.instances import SingleInstance
@@ -119,6 +120,7 @@ class Ingest:
         self._owners: dict[int, Follower] = {}  # by partition
         self._is_complete = False  # whether all partitions feed one instance, reported complete
         self._lag = Lag()
+        self._emptied = EmptiedLogs(log)
         self._has_reached_end = False  # once True, at low priority: see _yield_to_pulls()
         self._has_polled = False  # whether the log has answered since the last error
         self._end_reached = threading.Event()  # see wait_for_end()
@@ -416,6 +418,7 @@ class Ingest:
     def _load_states(self) -> None:
         """Create states and followers from the recorded progress; counters and samples continue."""
         starts = self._log.start_offsets(self._partitions)
+        self._emptied.begin({} if self._bases is None else starts)
         states: dict[int, PartitionState] = {}
         instances: dict[str, InstanceTables] = {}
         by_instance: dict[str, dict[int, PartitionState]] = {}
@@ -498,6 +501,8 @@ class Ingest:
         is_catching_up = any(follower.catching_up for follower in self._followers.values())
         timeout = 0.0 if is_catching_up or self._is_reading else POLL_SECONDS
         events = subscription.poll(max_bytes=self._poll_bytes, timeout=timeout)
+        if not events:
+            events = self._emptied.find(self._states, self._owners)
         self._is_reading = bool(events) and not self._has_reached_end
         self._clear_error("follow")
         read_again: set[int] = set()

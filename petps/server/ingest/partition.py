@@ -139,11 +139,20 @@ class PartitionState:
         return self.mode is Mode.FOLLOWING
 
     @property
+    def has_applied(self) -> bool:
+        """Return whether the pool has applied a message here, or a base, also one of run 0."""
+        return self.recorded.run > 0 or self.recorded.version > 0
+
+    @property
+    def is_unread(self) -> bool:
+        """Return whether the partition waits for its first message."""
+        is_waiting = self.is_following and self.recorded.standing is Standing.FOLLOWING
+        return is_waiting and not self.has_applied
+
+    @property
     def is_loaded(self) -> bool:
         """Return whether the pool has the rows of the instance, and nothing stops the log's."""
-        recorded = self.recorded
-        has_applied = recorded.run > 0 or recorded.version > 0
-        is_stored = has_applied and not recorded.standing.needs_base
+        is_stored = self.has_applied and not self.recorded.standing.needs_base
         return is_stored and self.is_following and self.full is None
 
     @property
