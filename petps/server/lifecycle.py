@@ -555,10 +555,12 @@ class Serving:
         ingest = self._ingest
         if ingest is None:
             return None if self._own_partitions() == [] else "the log is not followed yet"
+        served = self._tables.resolve(self._config.ingest_model())
         reason = partition_reason(
             ingest.health(),
-            self._tables.resolve(self._config.ingest_model()).name,
+            served.name,
             self._config.server.ready_lag_seconds,
+            served_progress=lambda partition: self._tables.progress(served.id, partition),
             shard_map=None if self._cluster is None else self._map,
             address=self._server.address,
         )

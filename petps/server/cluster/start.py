@@ -174,16 +174,16 @@ def _instances(
     records = [record for record in tables.instances() if record.model == model]
     health: list[PartitionHealth] = [] if ingest is None else ingest.health()
 
-    def has(record: _native.InstanceRecord, partition: int) -> bool:
-        progress = tables.progress(record.id, partition)
-        return progress is not None and progress.run > 0  # 0: it was removed (removal.py)
-
     def is_whole(record: _native.InstanceRecord) -> bool:
         if is_fed and ingest is None:
             return False
+        recorded = [tables.progress(record.id, part.partition) for part in health]
         if record.frozen:  # the state of one version, of the partitions that it had then
-            return all(has(record, part.partition) for part in health)
-        return all(_is_caught_up(part, record.name) for part in health)
+            return all(map(_has_rows, recorded))
+        return all(
+            _is_caught_up(part, record.name, progress)
+            for part, progress in zip(health, recorded, strict=True)
+        )
 
     return (
         tuple(sorted(record.name for record in records)),
@@ -191,9 +191,24 @@ def _instances(
     )
 
 
-def _is_caught_up(partition: PartitionHealth, instance: str) -> bool:
+def _has_rows(progress: _native.Progress | None) -> bool:
+    """Return whether the pool has rows of the partition, all of one version."""
+    if progress is None or progress.state in ("catching_up", "lost_power"):
+        return False
+    return progress.run > 0 or progress.version > 0
+
+
+def _is_caught_up(
+    partition: PartitionHealth, instance: str, progress: _native.Progress | None
+) -> bool:
+    """Return whether the log feeds the instance, up to its end. ``progress``: of the instance.
+
+    A partition that only passes over the log has no rows. One that follows it may have none, if the
+    log has never held any.
+    """
+    states = ("following", "passing") if _has_rows(progress) else ("following",)
     return (
-        partition.state in ("following", "passing")
+        partition.state in states
         and partition.instance == instance
         and partition.lag_seconds is not None
         and partition.lag_seconds <= CAUGHT_UP_SECONDS
@@ -211,7 +226,8 @@ def _reports(tables: _native.Tables, model: str, ingest: Any) -> Mapping[int, Pa
         progress = tables.progress(served.id, partition.partition)
         version = 0 if progress is None else int(progress.version)
         # If the log feeds a newer instance by now, this one stays as it is.
-        has_rows = progress is not None and progress.run > 0
-        is_caught_up = _is_caught_up(partition, partition.instance if has_rows else served.name)
+        is_stopped = progress is not None and progress.state in ("incomplete", "conflict")
+        fed = partition.instance if _has_rows(progress) and not is_stopped else served.name
+        is_caught_up = _is_caught_up(partition, fed, progress)
         reports[partition.partition] = PartitionReport(version, is_caught_up)
     return reports

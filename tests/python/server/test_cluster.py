@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import petps
+from petps import _native
 from petps.admin.client import AdminClient
 from petps.cluster.etcd import Access, Read
 from petps.cluster.maps import ClusterMap
@@ -360,8 +362,6 @@ def test_rows_are_not_removed_while_ingest_still_applies_them(
 
 
 def rows_in(partition: int) -> int:
-    from petps import _native
-
     return int((_native.partition_of(ALL, PARTITIONS) == partition).sum())
 
 
@@ -423,14 +423,27 @@ def test_a_partition_that_others_serve_does_not_make_a_server_unready() -> None:
     behind = PartitionHealth(7, "default@0", "catching_up", "reading a base", None)
     stopped = PartitionHealth(0, "default@0", "stale", "a gap", None)
 
-    def reason(*health: PartitionHealth, known: bool = True) -> str | None:
+    def reason(
+        *health: PartitionHealth, known: bool = True, served: str = "following"
+    ) -> str | None:
         return partition_reason(
-            health, "default@0", 60.0, shard_map=shard_map if known else None, address=HERE
+            health,
+            "default@0",
+            60.0,
+            served_progress=lambda partition: _native.Progress(
+                instance=1, partition=partition, run=1, seq=1, offset=1, version=1, state=served
+            ),
+            shard_map=shard_map if known else None,
+            address=HERE,
         )
 
     assert reason(behind) is None
     assert reason(behind, known=False) == "partition 7 is catching_up: reading a base"
     assert reason(behind, stopped) == "partition 0 is stale: a gap"
+    newer = PartitionHealth(0, "default@1", "following", "", 0.1)
+    assert reason(newer) is None
+    assert reason(newer, served="lost_power") == "partition 0 of default@0 is lost_power"
+    assert reason(replace(newer, partition=7), served="lost_power") is None
 
 
 def test_a_partition_that_was_removed_begins_at_the_start_of_the_log() -> None:

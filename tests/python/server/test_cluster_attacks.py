@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from petps import _native
 from petps.admin.client import AdminClient
 from petps.checkpoint.files import LocalFiles
 from petps.cluster.records import Choice, Drop, Member, Sent, dump
@@ -18,8 +19,7 @@ from petps.errors import ResourceExhausted, Unavailable
 from petps.server import Serving
 from petps.server.cluster.parts import write_part
 from petps.server.cluster.pauses import Pauses
-from petps.server.cluster.start import _reports
-from petps.server.ingest.protocols import Progress
+from petps.server.cluster.start import _instances, _reports
 from petps.server.ingest.status import PartitionHealth
 from tests.python.server.test_cluster import (
     HERE,
@@ -284,15 +284,23 @@ def test_a_switch_that_fails_stops_no_reports(
     follow(serving, lambda: (m := member_of(etcd)) is not None and m.map_version == 3)
 
 
+def progress_of(
+    partition: int, run: int = 0, version: int = 0, state: str = "following"
+) -> _native.Progress:
+    return _native.Progress(
+        instance=1, partition=partition, run=run, seq=0, offset=0, version=version, state=state
+    )
+
+
 def test_a_partition_whose_log_feeds_a_newer_instance_may_still_move() -> None:
     """With ingest.switch = "manual" the served instance stays as it is while that one loads."""
-    progress = {0: Progress(0, run=3, version=7), 1: Progress(1)}  # 1: only of the newer one
+    progress = {0: progress_of(0, run=3, version=7), 1: progress_of(1)}  # 1: only of the newer one
 
     class Tables:
         def resolve(self, model: str) -> Any:
             return SimpleNamespace(id=1, name="default@0")
 
-        def progress(self, instance: int, partition: int) -> Progress | None:
+        def progress(self, instance: int, partition: int) -> _native.Progress | None:
             return progress.get(partition)
 
     class Ingest:
@@ -304,3 +312,42 @@ def test_a_partition_whose_log_feeds_a_newer_instance_may_still_move() -> None:
         0: True, 1: False, 2: False,
     }  # fmt: skip
     assert reports[0].version == 7
+
+
+@pytest.mark.parametrize(
+    ("run", "version", "state", "is_served", "expected"),
+    [
+        (3, 7, "following", False, True),
+        (0, 7, "following", False, True),  # a base without a position
+        (3, 7, "passing", False, True),
+        (3, 7, "catching_up", False, False),  # rows of two versions
+        (3, 7, "incomplete", False, False),
+        (3, 7, "lost_power", False, False),
+        (0, 0, "following", True, True),  # the log has never held anything
+        (0, 0, "passing", True, False),  # a dropped instance's messages
+    ],
+)
+def test_a_partition_without_sound_rows_is_not_caught_up(
+    run: int, version: int, state: str, is_served: bool, expected: bool
+) -> None:
+    class Tables:
+        def resolve(self, model: str) -> Any:
+            return SimpleNamespace(id=1, name="default@0")
+
+        def progress(self, instance: int, partition: int) -> _native.Progress | None:
+            return progress_of(0, run, version, state)
+
+        def instances(self) -> list[Any]:
+            return [SimpleNamespace(id=1, name="default@0", model="default", frozen=False)]
+
+    class Ingest:
+        def health(self) -> list[PartitionHealth]:
+            instance = "default@0" if is_served else "default@1"
+            follows = state if is_served else "following"
+            return [PartitionHealth(0, instance, follows, "", 0.1)]
+
+    tables = cast(Any, Tables())
+    assert _reports(tables, "default", Ingest())[0].is_caught_up is expected
+    if is_served:
+        whole = ("default@0",) if expected else ()
+        assert _instances(tables, "default", Ingest(), is_fed=True)[1] == whole
