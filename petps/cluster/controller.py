@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from petps.cluster.etcd import LEASE_SHARE, Compare, Read
+from petps.cluster.obstacles import find_obstacle, find_restored
 from petps.cluster.records import FORMAT, HANDOVER, SWITCH, Keys, Move, State, read_state
-from petps.cluster.steps import Limits, Step, find_obstacle, find_restored, find_step
+from petps.cluster.steps import Limits, Step, find_step
 from petps.errors import PetpsError
 from petps.log import INFO, WARNING, Line
 

@@ -75,6 +75,10 @@ class ClusterMap:
             }
         )
 
+    def owners_of(self, partition: int) -> tuple[str, ...]:
+        """Return the owners of a partition; none of one that does not exist."""
+        return self.owners[partition] if partition < len(self.owners) else ()
+
     def ingested_by(self, address: str) -> frozenset[int]:
         """Return the partitions that an address owns or follows."""
         return self.follows.get(address, frozenset()) | {

@@ -43,10 +43,14 @@ Numbered = TypeVar("Numbered", "Move", "Sent", "Received", "Wish")
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """The state of a partition that a member follows or owns."""
+    """The state of a partition that a member follows or owns.
+
+    version: the last one that is applied, and run: of which publisher's run; 0 if that is unknown.
+    """
 
     version: int
     is_caught_up: bool
+    run: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +260,14 @@ class Keys:
         """Return the key of a Drop."""
         return f"{self.drops_of(address)}{partition}"
 
+    @property
+    def members(self) -> str:
+        """Return the prefix of what servers report."""
+        return f"{self.root}members/"
+
     def member(self, address: str) -> str:
         """Return the key of a Member."""
-        return f"{self.root}members/{address}"
+        return f"{self.members}{address}"
 
     def registration(self, address: str) -> str:
         """Return the key of a Registration."""

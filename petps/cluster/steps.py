@@ -15,6 +15,7 @@ from petps.cluster.maps import ClusterMap
 from petps.cluster.model import Member as Planned
 from petps.cluster.model import Model
 from petps.cluster.model import Move as PlannedMove
+from petps.cluster.obstacles import fault_of, find_obstacle, find_restored, refusal_of_move
 from petps.cluster.plan import make_plan
 from petps.cluster.records import (
     FOLLOW,
@@ -31,22 +32,14 @@ from petps.cluster.records import (
 from petps.cluster.switch import is_due, lacking, refusal_of_switch
 
 __all__ = [
-    "NO_STORE",
     "Limits",
     "Step",
     "Times",
-    "find_obstacle",
-    "find_restored",
     "find_step",
-    "refusal_of_move",
 ]
 
-NO_STORE = (
-    "model '{model}' has tables that pushes feed, and their rows move through a store, which "
-    "{address} does not have: set cluster.store of all its servers to one folder or URL that all "
-    "of them reach, and restart them"
-)
 OUTWAIT_SECONDS: Final = 300.0  # for which a switch of the model waits for a move
+FAULT_SECONDS: Final = 60.0  # for which a move waits for a target that reports an error
 FENCE_SECONDS: Final = 1.0  # that a controller waits for longer than the source answers pulls
 
 
@@ -87,28 +80,6 @@ class Step:
     deletes: tuple[str, ...] = ()
 
 
-def find_obstacle(state: State) -> str:
-    """Return why no partition of the model can move; '' if they can."""
-    if state.is_pushed:
-        for address, registration in sorted(state.registrations.items()):
-            if not registration.has_store:
-                return NO_STORE.format(model=state.model, address=address)
-    return ""
-
-
-def find_restored(state: State) -> str:
-    """Return what says that etcd is older than what servers have seen of it; '': nothing does."""
-    newest = max(state.members.values(), key=lambda member: member.map_version, default=None)
-    if state.map is None or newest is None or newest.map_version <= state.map.version:
-        return ""
-    return (
-        f"etcd has version {state.map.version} of the map of model '{state.model}', and "
-        f"{newest.address} uses version {newest.map_version}: etcd was restored from a backup. "
-        "Nothing is done until it has the newest map again: petps cluster init POOL.map.json "
-        "--restored, with the file of the highest version of all servers"
-    )
-
-
 def find_step(state: State, keys: Keys, limits: Limits, times: Times) -> Step | None:
     """Return the next step, or None if there is nothing to do, or something to wait for.
 
@@ -118,31 +89,6 @@ def find_step(state: State, keys: Keys, limits: Limits, times: Times) -> Step | 
         return None
     work = _Work(state, state.map, keys, limits, times)
     return next(work.steps(), None)
-
-
-def refusal_of_move(state: State, partition: int, source: str, target: str) -> str:
-    """Return why an operator cannot move a partition; '' if nothing speaks against it."""
-    if state.map is None:
-        return f"model '{state.model}' has no map yet: petps cluster init"
-    if reason := find_obstacle(state):
-        return reason
-    if not 0 <= partition < len(state.map.owners):
-        return f"partition {partition} is none of 0 to {len(state.map.owners) - 1}"
-    owners = state.map.owners[partition]
-    if source not in owners:
-        return f"{source} does not own partition {partition}; its owners are {', '.join(owners)}"
-    if target in owners:
-        return f"{target} owns partition {partition} already"
-    if target not in state.members:
-        known = ", ".join(sorted(state.members)) or "none"
-        return f"{target} is no member that is present; present are {known}"
-    if target in state.drained:
-        return f"{target} is drained; petps cluster drain --undo {target} ends that"
-    if partition in state.moves:
-        return f"partition {partition} moves already ({state.moves[partition].phase})"
-    if (target, partition) in state.drops:
-        return f"{target} still removes its old rows of partition {partition}: try again later"
-    return ""
 
 
 class _Work:
@@ -212,13 +158,20 @@ class _Work:
                 yield self._switch(move)
             elif self._is_outwaited(move):
                 yield self._abandon(move, move.target, because="the model is switched first")
+            elif fault := self._lasting_fault(move):
+                yield self._abandon(move, move.target, because=f"{move.target} reports: {fault}")
             return
-        target = move.target
-        if target is not None and not self._is_present(target):
-            if move.source is None:
-                yield self._end(move)  # nothing waits for it, and the planner replaces it
-            elif self._is_lost(target) and self._is_whole(move.source, move.partition):
-                yield self._give_back(move, target, move.source)
+        source, target = move.source, move.target
+        is_away = target is not None and not self._is_present(target)
+        if source is None and is_away:
+            yield self._end(move)  # nothing waits for it, and the planner replaces it
+            return
+        if source is not None and self._is_whole(source, move.partition):
+            has_owner = any(map(self._is_present, self._map.owners[move.partition]))
+            if not has_owner or (is_away and target is not None and self._is_lost(target)):
+                yield self._give_back(move, source)
+                return
+        if is_away:
             return
         is_switched = all(
             self._uses(address, move.map_version)
@@ -244,6 +197,8 @@ class _Work:
                 yield self._abandon(move, target, because=f"{source} is away, and stays the owner")
             elif move.phase == FOLLOW and self._is_close(move):
                 yield self._hand_over(move)
+            elif move.phase == FOLLOW and (fault := self._lasting_fault(move)):
+                yield self._abandon(move, target, because=f"{target} reports: {fault}")
         elif move.phase == HANDOVER:
             if is_there and self._has_all(move) and self._has_caught_up(target, move):
                 yield self._switch(move)
@@ -271,6 +226,16 @@ class _Work:
     def _is_outwaited(self, move: Move) -> bool:
         """Return whether a switch waits for the move for long, which may itself wait for that."""
         return self._has_held(move, "outwaited", is_due(self._state), OUTWAIT_SECONDS)
+
+    def _lasting_fault(self, move: Move) -> str:
+        """Return what keeps the target from owning the partition, if it has done so for long."""
+        assert move.target is not None
+        fault = fault_of(self._state, move.target)
+        if not fault and self._has_other_runs(move.target, move.partition):
+            fault = (
+                "its pool has applied runs that the owners' pools have not: those of another log"
+            )
+        return fault if self._has_held(move, "faulty", bool(fault), FAULT_SECONDS) else ""
 
     def _is_close(self, move: Move) -> bool:
         """Return whether the source has sent almost all, and the target has almost all of that."""
@@ -361,14 +326,21 @@ class _Work:
             "move_abandoned", new_map, move, target,
         )  # fmt: skip
 
-    def _give_back(self, move: Move, target: str, source: str) -> Step:
+    def _give_back(self, move: Move, source: str) -> Step:
+        target = move.target
         new_map = self._map.with_owner(move.partition, target, source)
+        if target is None:
+            return self._step(
+                f"partition {move.partition}: no other owner is present, and {source} has every "
+                "row, so it owns the partition again",
+                "move_undone", new_map, move, {}, (self._keys.move(move.partition),),
+            )  # fmt: skip
         new_map = replace(
             new_map.without_follower(move.partition, target), version=self._map.version + 1
         )
         return self._dropping(
-            f"partition {move.partition}: {target} does not come back, and {source} has every row, "
-            "so it owns the partition again",
+            f"partition {move.partition}: {target} is away, and {source} has every row, so it owns "
+            "the partition again",
             "move_undone", new_map, move, target,
         )  # fmt: skip
 
@@ -466,6 +438,8 @@ class _Work:
         weight = 1.0 if registration is None else registration.weight
         if not self._is_present(address):
             return Planned(address, zone, weight, "away", self._times.away_seconds(address))
+        if fault_of(self._state, address):  # it keeps what it owns, and gets nothing
+            return Planned(address, zone, weight, "away", 0.0)
         is_drained = address in self._state.drained
         return Planned(address, zone, weight, "draining" if is_drained else "in")
 
@@ -547,7 +521,23 @@ class _Work:
             other = self._state.members.get(owner)
             if other is not None and other.instance != member.instance:
                 return False
+        if self._has_other_runs(target, move.partition):
+            return False
         return report.version >= move.version
+
+    def _has_other_runs(self, target: str, partition: int) -> bool:
+        """Return whether the last run that a target has applied is not that of a whole owner.
+
+        A pool that followed another log, with newer runs, passes over all messages of this one.
+        """
+        report = self._state.members[target].partitions.get(partition)
+        for owner in self._map.owners[partition]:
+            if report is None or not report.run or not self._is_whole(owner, partition):
+                continue
+            its = self._state.members[owner].partitions.get(partition)
+            if its is not None and its.run and its.run != report.run:
+                return True
+        return False
 
     def _has_whole_owner(self, partition: int, besides: str | None = None) -> bool:
         owners = [owner for owner in self._map.owners[partition] if owner != besides]

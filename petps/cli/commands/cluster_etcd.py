@@ -188,8 +188,8 @@ def move(
 
         petps cluster move 3 --to 127.0.0.1:8070 --config cluster.toml
     """
+    from petps.cluster.obstacles import refusal_of_move
     from petps.cluster.records import Wish, dump
-    from petps.cluster.steps import refusal_of_move
 
     with open_target(config, model) as target:
         state = target.state()
@@ -317,7 +317,7 @@ def _check_known(state: State, address: str) -> None:
 
 def check_moves(state: State) -> None:
     """Raise FailedPrecondition if no partition of the model can move."""
-    from petps.cluster.steps import find_obstacle
+    from petps.cluster.obstacles import find_obstacle
 
     if state.map is None:
         raise FailedPrecondition(f"model '{state.model}' has no map yet: petps cluster init")
@@ -411,7 +411,7 @@ def _wait_until_drained(target: ClusterTarget, address: str, seconds: float) -> 
 
 def unsettled(state: State) -> str:
     """Return what is still to be done; '': nothing."""
-    from petps.cluster.steps import find_restored
+    from petps.cluster.obstacles import find_restored
     from petps.cluster.switch import late
 
     if state.map is None:

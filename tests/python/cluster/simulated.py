@@ -184,6 +184,7 @@ class World:
         self.controllers = [SimulatedController() for _ in range(controllers)]
         self.kills = kills
         self.is_lost_replaced = is_lost_replaced
+        self.partitions = len(cluster_map.owners)
         self._read: tuple[int, State] | None = None  # the state at a revision
         self.etcd.commit((), {KEYS.map: cluster_map.dump()})
         for server in servers:
@@ -430,8 +431,9 @@ class World:
     def _register(self, server: SimulatedServer) -> None:
         server.lease = self.etcd.grant(10)
         registration = Registration(
-            server.address, None, "", 1.0, f"pool of {server.address}", "petps", False, 1
-        )
+            server.address, None, "", 1.0, f"pool of {server.address}", "petps", False,
+            self.partitions,
+        )  # fmt: skip
         self.etcd.commit((), {KEYS.registration(server.address): dump(registration)})
 
     def _take_map(self, server: SimulatedServer) -> None:

@@ -456,7 +456,8 @@ class PushWorld(World):
     def _register(self, server: SimulatedServer) -> None:
         server.lease = self.etcd.grant(10)
         registration = Registration(
-            server.address, None, "", 1.0, f"pool of {server.address}", "petps", True, 1,
+            server.address, None, "", 1.0, f"pool of {server.address}", "petps", True,
+            self.partitions,
             is_fed=False, has_store=True,
         )  # fmt: skip
         self.etcd.commit((), {KEYS.registration(server.address): dump(registration)})

@@ -10,6 +10,7 @@ import pytest
 from petps.cluster.controller import TICK_SECONDS, Controller
 from petps.cluster.etcd import Compare
 from petps.cluster.maps import ClusterMap
+from petps.cluster.obstacles import refusal_of_move
 from petps.cluster.records import (
     Drop,
     Keys,
@@ -24,7 +25,7 @@ from petps.cluster.records import (
     Wish,
     dump,
 )
-from petps.cluster.steps import Limits, Step, find_step, refusal_of_move
+from petps.cluster.steps import Limits, Step, find_step
 from petps.errors import Unavailable
 from petps.log import Line
 from tests.python.cluster.simulated import KEYS, LIMITS, MODEL, PREFIX, FakeEtcd, FixedTimes
@@ -58,23 +59,38 @@ class Rig:
         )  # fmt: skip
 
     def register(
-        self, name: str, *, is_pushed: bool = False, has_store: bool = False, zone: str = ""
+        self,
+        name: str,
+        *,
+        is_pushed: bool = False,
+        has_store: bool = False,
+        zone: str = "",
+        partitions: int = 0,
     ) -> None:
+        count = partitions or len(self.map().owners)
         record = Registration(
-            name, f"{name}-grpc:1", zone, 1.0, "pool", "petps", is_pushed, 1,
+            name, f"{name}-grpc:1", zone, 1.0, "pool", "petps", is_pushed, count,
             is_fed=not is_pushed, has_store=has_store,
         )  # fmt: skip
         self.etcd.commit((), {KEYS.registration(name): dump(record)})
 
     def report(
-        self, name: str, *, is_caught_up: bool = True, version: int = 7, instance: str = MODEL
+        self,
+        name: str,
+        *,
+        is_caught_up: bool = True,
+        version: int = 7,
+        instance: str = MODEL,
+        run: int = 0,
+        error: str = "",
     ) -> None:
         state = self.state()
         assert state.map is not None
         partitions = {
-            number: PartitionReport(version, is_caught_up) for number in state.map.ingested_by(name)
+            number: PartitionReport(version, is_caught_up, run)
+            for number in state.map.ingested_by(name)
         }
-        member = Member(name, "pool", state.map.version, instance, partitions)
+        member = Member(name, "pool", state.map.version, instance, partitions, error)
         self.etcd.commit((), {KEYS.member(name): dump(member)})
 
     def move(self) -> Move:

@@ -36,7 +36,7 @@ GOLDEN: dict[str, tuple[str, object]] = {
         (
             '{"address": "h1:7070", "error": "", "format": 1, "instance": "ranking@1", '
             '"instances": ["ranking@1", "ranking@2"], "map_version": 12, "partitions": '
-            '{"0": {"is_caught_up": true, "version": 840}}, "pool": "5f0c", '
+            '{"0": {"is_caught_up": true, "run": 3, "version": 840}}, "pool": "5f0c", '
             '"whole": ["ranking@1"]}'
         ),
         Member(
@@ -44,7 +44,7 @@ GOLDEN: dict[str, tuple[str, object]] = {
             "5f0c",
             12,
             "ranking@1",
-            {0: PartitionReport(840, True)},
+            {0: PartitionReport(840, True, 3)},
             "",
             ("ranking@1", "ranking@2"),
             ("ranking@1",),
