@@ -13,6 +13,22 @@ namespace petps::server {
 using base::Code;
 using base::Status;
 
+namespace {
+
+std::string text_of(table::Lack lack, uint32_t partition, const std::string& address) {
+  const std::string where = "partition " + std::to_string(partition) + " of this instance is not ";
+  if (lack == table::Lack::kUnread) {
+    return where + "yet at " + address +
+           ": the log has not been read to its end since the pool was opened without its rows. Ask "
+           "another owner of the partition, or wait (petps status shows how far it is)";
+  }
+  return where + "at " + address +
+         ": it came when the model's name referred to a newer instance. Pull that one, or ask "
+         "another owner of the partition";
+}
+
+}  // namespace
+
 Worker::Outcome Worker::pull(const Request& request, Status& refusal) {
   wire::PullRequest pull;
   refusal = wire::decode_pull(request.header, request.body(), shared_.options.limits, pull);
@@ -154,9 +170,9 @@ bool Worker::is_any_partial() const {
   });
 }
 
-// Refuse keys of an instance that the model's name has left, if their partition came to this server
-// afterwards: misses would look like an answer, and another owner may have the rows (decision 122).
-// Pushes feed a table in all its partitions.
+// Refuse keys of partitions that this server has not loaded, because misses would look like an
+// answer, and another owner may have the rows (decisions 122 and 123). Pushes feed a table in all
+// its partitions.
 Status Worker::check_loaded(const wire::PullRequest& request) const {
   size_t begin = 0;
   for (size_t i = 0; i < request.sections.size(); ++i) {
@@ -168,13 +184,9 @@ Status Worker::check_loaded(const wire::PullRequest& request) const {
     for (const uint64_t key : keys) {
       const uint32_t partition = wire::partition_of(key, ownership_->shard.partitions);
       if (wire::has_partition(loaded, partition)) continue;
-      if (shared_.tables.lacks(table->record().spec.instance, partition)) {
-        return Status(Code::kNotFound,
-                      "partition " + std::to_string(partition) + " of this instance is not at " +
-                          shared_.address +
-                          ": it came when the model's name referred to a newer instance. Pull "
-                          "that one, or ask another owner of the partition");
-      }
+      const auto lack = shared_.tables.lack_of(table->record().spec.instance, partition);
+      if (lack != table::Lack::kNone)
+        return Status(Code::kNotFound, text_of(lack, partition, shared_.address));
       loaded[partition / 64] |= uint64_t{1} << (partition % 64);
     }
   }

@@ -220,6 +220,8 @@ struct Tables::Impl final : epoch::Reclaimer {
   bool counts(uint64_t partition) const;
   uint64_t counted_partitions(const pool::InstanceRecord& instance) const;
   void refresh_applied(uint32_t instance);
+  // Set one of the bitmaps below, and refresh every instance.
+  void refresh_all_applied(std::vector<uint64_t>& bitmap, std::span<const uint64_t> partitions);
   std::vector<TablePointer> list_tables();
   base::Status pass_over(uint32_t instance);
   // Take the tables, which no superblock names any more, from writers; return their ids. The caller
@@ -238,9 +240,10 @@ struct Tables::Impl final : epoch::Reclaimer {
   std::mutex walk_mutex;   // one walk at a time
   std::mutex moves_mutex;  // one hot move at a time: the pool has one journal
   std::atomic<bool> walked{false};
-  // Serialises writers of `applied`, so that the later of two refreshes wins; guards `counted`.
+  // Serialises writers of `applied`, so that the later of two refreshes wins; guards the bitmaps.
   std::mutex applied_mutex;
   std::vector<uint64_t> counted;  // bitmap of partitions; empty: all
+  std::vector<uint64_t> unread;   // likewise; empty: none
   std::array<Applied, pool::kMaxInstances> applied;
   bool runs_background = false;
   std::atomic<bool> stopping{false};

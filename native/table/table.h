@@ -297,6 +297,13 @@ struct TablesOptions {
   bool background = true;
 };
 
+// Why keys of a partition may have rows, but not in this pool.
+enum class Lack : uint8_t {
+  kNone,
+  kCameLater,  // the partition came to the pool when the model's name had left the instance
+  kUnread,     // the log has not been read yet
+};
+
 class Tables {
  public:
   static base::Result<std::unique_ptr<Tables>> create(const TablesOptions& options);
@@ -360,12 +367,15 @@ class Tables {
   // Return the highest version committed in all counted partitions of the instance; 0 while one
   // of them has recorded none.
   uint64_t applied_version(uint32_t instance) const;
-  // Return whether counted partitions of an instance that the model's name has left are not loaded,
-  // and others are, from the log. A partition that comes to a pool is loaded into the newest
-  // instances only, so a row that is missing from an older one may exist in another pool.
+  // Return whether a row that is missing from the instance may exist in another pool, because the
+  // log has not fed one of its counted partitions.
   bool is_partial(uint32_t instance) const;
-  // Return whether that is so of this partition. It is slow.
-  bool lacks(uint32_t instance, uint32_t partition) const;
+  // Return why that is so of this partition. It is slow.
+  Lack lack_of(uint32_t instance, uint32_t partition) const;
+  // Set the partitions whose log has not been read to its end since the pool was opened, as a
+  // bitmap: where the pool has applied nothing of one, it cannot know whether rows exist. None are
+  // before the first call.
+  void set_unread(std::span<const uint64_t> partitions);
   // Set the partitions that applied versions count, for every instance: bit p of word p / 64. All
   // partitions count before the first call.
   void count_partitions(std::span<const uint64_t> partitions);

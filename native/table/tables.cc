@@ -14,6 +14,18 @@ using media::Flusher;
 using media::Site;
 
 namespace {
+
+bool has_bit(std::span<const uint64_t> bitmap, uint64_t number) {
+  return number / 64 < bitmap.size() && ((bitmap[number / 64] >> (number % 64)) & 1) != 0;
+}
+
+// Return whether the model's name has left the instance.
+bool is_past(const pool::Names& names, const pool::InstanceRecord& record) {
+  return record.frozen || std::ranges::any_of(names.aliases, [&](const pool::AliasRecord& alias) {
+           return alias.name == record.model && alias.instance > record.id;
+         });
+}
+
 // The pause between two checks for retired items to reclaim.
 constexpr auto kBackgroundPause = std::chrono::milliseconds(100);
 // How long a close waits for readers, in this process or another, to release replaced rows.
@@ -350,8 +362,7 @@ Result<pool::InstanceRecord> Tables::resolve(const std::string& model) const {
 // ---- progress ----
 
 bool Tables::Impl::counts(uint64_t partition) const {
-  return counted.empty() || (partition / 64 < counted.size() &&
-                             ((counted[partition / 64] >> (partition % 64)) & 1) != 0);
+  return counted.empty() || has_bit(counted, partition);
 }
 
 uint64_t Tables::Impl::counted_partitions(const pool::InstanceRecord& instance) const {
@@ -366,19 +377,22 @@ void Tables::Impl::refresh_applied(uint32_t instance) {
   const auto record = std::ranges::find(names.instances, instance, &pool::InstanceRecord::id);
   if (record == names.instances.end()) return;  // the instance was dropped
   const uint64_t expected = counted_partitions(*record);
-  const auto is_past_for = [&](const pool::AliasRecord& alias) {
-    return alias.name == record->model && alias.instance > instance;
-  };
-  const bool is_past = record->frozen || std::ranges::any_of(names.aliases, is_past_for);
+  uint64_t expected_unread = 0;
+  for (uint64_t p = 0; p < record->partitions; ++p)
+    expected_unread += counts(p) && has_bit(unread, p) ? 1 : 0;
   uint64_t lowest = UINT64_MAX;
   uint64_t recorded = 0;
   uint64_t loaded = 0;
+  uint64_t loaded_unread = 0;
   bool is_fed = false;  // if not, `petps load` filled the instance, or nothing did
   for (const pool::Progress& progress : pool->all_progress()) {
     if (progress.instance != instance) continue;
     is_fed = is_fed || pool::has_applied(progress) || pool::is_blank(progress);
     if (!counts(progress.partition)) continue;
-    loaded += pool::has_applied(progress) ? 1 : 0;
+    if (pool::has_applied(progress)) {
+      loaded += 1;
+      loaded_unread += has_bit(unread, progress.partition) ? 1 : 0;
+    }
     recorded += 1;
     lowest = std::min(lowest, progress.version);
   }
@@ -391,18 +405,28 @@ void Tables::Impl::refresh_applied(uint32_t instance) {
     at = find(0);  // a free place
     PETPS_CHECK(at != applied.end(), "more instances than a pool may have");
   }
-  at->is_partial.store(is_past && is_fed && loaded < expected, std::memory_order_release);
+  const bool is_partial =
+      is_past(names, *record) ? is_fed && loaded < expected : loaded_unread < expected_unread;
+  at->is_partial.store(is_partial, std::memory_order_release);
   at->version.store(recorded >= expected && recorded > 0 ? lowest : 0, std::memory_order_release);
   at->instance.store(instance, std::memory_order_release);
 }
 
-void Tables::count_partitions(std::span<const uint64_t> partitions) {
+void Tables::Impl::refresh_all_applied(std::vector<uint64_t>& bitmap,
+                                       std::span<const uint64_t> partitions) {
   {
-    const std::lock_guard lock(impl_->applied_mutex);
-    impl_->counted.assign(partitions.begin(), partitions.end());
+    const std::lock_guard lock(applied_mutex);
+    bitmap.assign(partitions.begin(), partitions.end());
   }
-  for (const pool::InstanceRecord& instance : impl_->pool->instances())
-    impl_->refresh_applied(instance.id);
+  for (const pool::InstanceRecord& instance : pool->instances()) refresh_applied(instance.id);
+}
+
+void Tables::count_partitions(std::span<const uint64_t> partitions) {
+  impl_->refresh_all_applied(impl_->counted, partitions);
+}
+
+void Tables::set_unread(std::span<const uint64_t> partitions) {
+  impl_->refresh_all_applied(impl_->unread, partitions);
 }
 
 Status Tables::record_progress(std::span<const pool::Progress> all,
@@ -438,10 +462,16 @@ bool Tables::is_partial(uint32_t instance) const {
   return at != impl_->applied.end() && at->is_partial.load(std::memory_order_acquire);
 }
 
-bool Tables::lacks(uint32_t instance, uint32_t partition) const {
-  if (!is_partial(instance)) return false;
+Lack Tables::lack_of(uint32_t instance, uint32_t partition) const {
+  if (!is_partial(instance)) return Lack::kNone;
   const auto progress = impl_->pool->read_progress(instance, partition);
-  return !progress.has_value() || !pool::has_applied(*progress);
+  if (progress.has_value() && pool::has_applied(*progress)) return Lack::kNone;
+  const pool::Names names = impl_->pool->names();
+  const auto record = std::ranges::find(names.instances, instance, &pool::InstanceRecord::id);
+  if (record == names.instances.end()) return Lack::kNone;  // dropped
+  if (is_past(names, *record)) return Lack::kCameLater;
+  const std::lock_guard lock(impl_->applied_mutex);
+  return has_bit(impl_->unread, partition) ? Lack::kUnread : Lack::kNone;
 }
 
 // ---- background ----

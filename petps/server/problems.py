@@ -288,6 +288,12 @@ def _shard_map(status: Status) -> Iterator[Problem]:
             "etcd", "warning", f"The cluster's etcd cannot be used, so no partition moves: {text}",
             "Repair etcd; the server goes on with its map.", "runbook/etcd-silent.md",
         )  # fmt: skip
+    if kept := cluster.get("kept"):
+        more = f"; likewise {len(kept) - 1} more" if len(kept) > 1 else ""
+        yield Problem(
+            "rows-kept", "warning", f"{kept[0]}{more}.",
+            "Publish the newest rows again, or write a base of them.", "how-to/cluster.md",
+        )  # fmt: skip
     shard, ingest = status.get("shard") or {}, status.get("ingest") or {}
     if shard.get("map_version") and not shard.get("owned") and not ingest.get("partitions"):
         is_member = bool(cluster)

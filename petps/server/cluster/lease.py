@@ -25,6 +25,7 @@ class Lease:
         self._condition = threading.Condition()  # over the next two
         self._number = 0
         self._error = ""
+        self._is_to_end = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="petps-lease", daemon=True)
 
@@ -41,6 +42,10 @@ class Lease:
                 raise Unavailable(self._error)
             return self._number
 
+    def replace(self) -> None:
+        """End the lease, and with it what was written, and get another one."""
+        self._is_to_end.set()
+
     def close(self) -> None:
         """End it at once if etcd answers."""
         self._stopping.set()
@@ -52,6 +57,10 @@ class Lease:
         while True:
             error, asked_at = "", time.monotonic()
             try:
+                if number and self._is_to_end.is_set():
+                    ended, number = number, 0
+                    self._etcd.revoke(ended)  # if that fails, it ends after its time
+                self._is_to_end.clear()
                 if self._is_working() and not (number and self._etcd.keep_alive(number)):
                     number = 0
                     number = self._etcd.grant(self._seconds)

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from petps import _native
 from petps.cluster.etcd import Access, Compare, Etcd, Read, Value
+from petps.cluster.maps import ClusterMap
 from petps.cluster.records import (
     Choice,
     Drop,
@@ -28,7 +29,9 @@ from petps.log import INFO, WARNING, Line
 from petps.server.cluster.handover import Handovers
 from petps.server.cluster.lease import Lease
 from petps.server.cluster.map import MapCopy
+from petps.server.cluster.newest import find_newer
 from petps.server.cluster.pauses import Pauses
+from petps.server.cluster.unread import Unread
 from petps.server.shard_map import ShardMap, parse
 
 __all__ = ["ClusterPart", "Facts", "access_of"]
@@ -36,9 +39,10 @@ __all__ = ["ClusterPart", "Facts", "access_of"]
 LOOK_SECONDS: Final = 0.25  # between two looks at etcd
 HANDOVER_SECONDS: Final = 0.05  # likewise, while pushes wait for the end of a move, or soon will
 REPORT_SECONDS: Final = 1.0  # between two reports in which only versions differ
-STUCK_SECONDS: Final = 60.0  # a round that takes longer costs the server its lease
+STUCK_SECONDS: Final = 60.0  # without a round that succeeds; then its last report goes
 SWITCH_RETRY_SECONDS: Final = 10.0  # between two tries to obey an order to switch the model
 WHOLE_SECONDS: Final = 60.0  # between two reads of all keys, whatever their revisions are
+KEPT_SECONDS: Final = 10.0  # for which an order may wait before the status says why
 CLOSE_SECONDS: Final = 3.0
 CAUGHT_UP_SECONDS: Final = 2.0  # the largest lag of a partition that may get an owner
 
@@ -62,6 +66,8 @@ class Facts:
     registration: Callable[[], Registration]
     instance: Callable[[], str]
     partitions: Callable[[], Mapping[int, PartitionReport]]
+    applied: Callable[[int], PartitionReport]
+    """Returns what the served instance has of a partition, which may be followed no more."""
     instances: Callable[[], tuple[tuple[str, ...], tuple[str, ...]]]
     """Returns all instances of the model, and those that are whole (records.Member)."""
     switch: Callable[[str], None]
@@ -111,6 +117,7 @@ class ClusterPart:
         self._used_version = 0
         self._map_error = ""
         self._good_at = time.monotonic()  # when the last round with etcd succeeded; first: now
+        self._able_at = self._good_at  # likewise, or when it failed for a reason that all share
         self._error = ""
         self._round_at = time.monotonic()  # when the last round with etcd began
         self._lease = 0  # of the reports in etcd
@@ -119,10 +126,16 @@ class ClusterPart:
         self._since = 0  # keys that changed before this revision are known
         self._whole_at = 0.0
         self._drops: dict[int, tuple[Drop, int]] = {}
+        self._kept: dict[int, tuple[str, float]] = {}  # orders that wait: why, and since when
+        self._settled: dict[int, int] = {}  # orders that may be obeyed: their revisions
+        self._map: ClusterMap | None = None  # of etcd, when it was read last
+        self._asked_at = 0.0  # when the reports of all servers were read
         self._choice: Choice | None = None
         self._switch_error, self._switch_at = "", 0.0  # the last one, and when to try again
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self.unread: Unread | None = None
+        """None: the server follows no log."""
         self._wake: Callable[[], None] = lambda: None
 
     def read(self) -> ShardMap:
@@ -204,9 +217,18 @@ class ClusterPart:
             "has_answered": self._etcd.answered_at is not None,
             "is_registered": bool(self._sent[0]),
             "error": self._error,
-            "removing": self._remover.waiting() if self._thread is not None else [],
+            "removing": [] if self._thread is None else self._removing(),
+            "kept": self._long_kept(),
             **(self._handovers.status() if self._thread is not None else {}),
         }
+
+    def _removing(self) -> list[int]:
+        return sorted({*self._remover.waiting(), *self._kept})
+
+    def _long_kept(self) -> list[str]:
+        """Return why orders have waited for longer than an owner's report may need."""
+        until = time.monotonic() - KEPT_SECONDS
+        return [text for text, since in self._kept.values() if since <= until]
 
     def close(self) -> None:
         """Stop, and leave the cluster at once if etcd answers."""
@@ -225,16 +247,23 @@ class ClusterPart:
         while True:
             error, self._round_at = "", time.monotonic()
             try:
+                if self.unread is not None:  # also while etcd is away
+                    self.unread.note(self._facts.partitions())
                 self._look()
             except PetpsError as failure:
                 error = str(failure)
+                if isinstance(failure, (InvalidArgument, FailedPrecondition)):
+                    self._able_at = time.monotonic()  # a record that no server can use
             except Exception as failure:  # report any error, but continue to serve
                 error = f"{type(failure).__name__}: {failure}"
             if not error:
-                self._good_at = time.monotonic()
+                self._good_at = self._able_at = time.monotonic()
             else:  # perhaps it was restored from a backup, so everything is read and written again
                 self._since = 0
                 self._forget_reports()
+                if time.monotonic() - self._able_at >= STUCK_SECONDS:
+                    self._able_at = time.monotonic()
+                    self._lease_keeper.replace()  # for what it has reported may be wrong by now
             self._note(error)
             if self._stopping.wait(HANDOVER_SECONDS if self._handovers.is_urgent else LOOK_SECONDS):
                 break
@@ -251,6 +280,8 @@ class ClusterPart:
         if not self._sent[0]:
             self._refuse_another(own)
         self._read_orders(own.address)
+        self._keep_newest()
+        self._set_orders()
         for partition in self._remover.take_done():
             self._end_drop(partition)
         self._obey_choice(own)
@@ -298,12 +329,35 @@ class ClusterPart:
                 self._drops[partition] = (drop, read.values[key].changed)
         if (value := read.values.get(self._keys.map)) is not None:
             self._take_map(value)
+        if state.map is not None:
+            self._map = state.map
         if state.choice is not None or is_whole:
             self._choice = state.choice
-        self._set_orders()
 
     def _set_orders(self) -> None:
-        self._remover.set_orders({partition: drop for partition, (drop, _) in self._drops.items()})
+        orders = {p: drop for p, (drop, _) in self._drops.items() if p not in self._kept}
+        self._remover.set_orders(orders)
+
+    def _keep_newest(self) -> None:
+        """Find the orders that wait, because no owner has the rows in their newest state."""
+        drops = {partition: revision for partition, (_, revision) in self._drops.items()}
+        self._settled = {p: at for p, at in self._settled.items() if drops.get(p) == at}
+        before, self._kept = self._kept, {}
+        open_orders = {p: self._facts.applied(p) for p in drops if p not in self._settled}
+        if not open_orders:
+            return
+        now = time.monotonic()
+        if all(p in before for p in open_orders) and now - self._asked_at < REPORT_SECONDS:
+            self._kept = {p: before[p] for p in open_orders}
+            return
+        self._asked_at = now
+        state = self._state_of(self._etcd.read(self._keys.members))
+        for partition, own in open_orders.items():
+            owners = () if self._map is None else self._map.owners_of(partition)
+            if text := find_newer(own, self._facts.instance(), partition, owners, state):
+                self._kept[partition] = (text, before.get(partition, ("", now))[1])
+            else:
+                self._settled[partition] = drops[partition]
 
     def _take_map(self, value: Value) -> None:
         with self._lock:
@@ -391,15 +445,34 @@ class ClusterPart:
                 )
         key = self._keys.registration(own.address)
         value = self._etcd.read(key).values.get(key)
-        if value is None:
+        before = None
+        if value is not None:
+            before = read_state(self._keys, {key: value.text}, {}).registrations[own.address]
+        if before is None or before.pool != own.pool:
+            self._refuse_other_map()
+        if before is None:
             return
-        before = read_state(self._keys, {key: value.text}, {}).registrations[own.address]
         if before.pool != own.pool and before.is_pushed:
             raise FailedPrecondition(
                 f"{own.address} had pool {before.pool}, with rows that were pushed, and this is "
                 f"pool {own.pool}: serve that pool here again, or this one at another address. If "
                 f"that pool and its rows are lost for ever, delete etcd's key {key}"
             )
+
+    def _refuse_other_map(self) -> None:
+        """Raise FailedPrecondition if a server that etcd does not know has a newer map than etcd.
+
+        The controller would take it for a sign of an etcd that was restored from a backup.
+        """
+        state = self._state_of(self._etcd.read(self._keys.map))
+        if state.map is None or self._used_version <= state.map.version:
+            return
+        raise FailedPrecondition(
+            f"{self._copy.path} has version {self._used_version} of the map, and etcd has version "
+            f"{state.map.version} and does not know this server with its pool. If the file is "
+            "another cluster's, remove it and start again. If etcd was restored from a backup: "
+            "petps cluster init POOL.map.json --restored, with the file of the highest version"
+        )
 
     def _note(self, error: str) -> None:
         """Log that etcd begins to fail, or that it works again; not each failure."""

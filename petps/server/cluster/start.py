@@ -18,6 +18,7 @@ from petps.server.cluster.membership import CAUGHT_UP_SECONDS, ClusterPart, Fact
 from petps.server.cluster.pauses import Pauses, PushControl
 from petps.server.cluster.removal import Removal
 from petps.server.cluster.sender import Place
+from petps.server.cluster.unread import Unread
 
 if TYPE_CHECKING:
     from petps.server.ingest.status import PartitionHealth
@@ -37,7 +38,12 @@ def open_cluster(config: Config, tables: _native.Tables, log: Callable[[str], No
     copy = MapCopy(config.folder() / f"{name}.map.json", record.model, record.partitions)
     pauses = Pauses(config.folder() / f"{name}.pauses.json")
     access = access_of(config.cluster)
-    return ClusterPart(Etcd(access), Etcd(access), config.cluster, record.model, copy, pauses, log)
+    cluster = ClusterPart(
+        Etcd(access), Etcd(access), config.cluster, record.model, copy, pauses, log
+    )
+    if config.ingest.log is not None:
+        cluster.unread = Unread(tables, record.partitions)
+    return cluster
 
 
 def join(
@@ -109,10 +115,14 @@ def join(
         is_fed = follows and config.ingest.log is not None
         return _instances(tables, model, ingest, is_fed=is_fed)
 
+    def applied(partition: int) -> PartitionReport:
+        return _report_of(tables.progress(tables.resolve(model).id, partition))
+
     facts = Facts(
         registration=registration,
         instance=lambda: str(tables.resolve(model).name),
         partitions=lambda: _reports(tables, model, now()[1]),
+        applied=applied,
         instances=instances,
         switch=switch,
     )
@@ -224,10 +234,15 @@ def _reports(tables: _native.Tables, model: str, ingest: Any) -> Mapping[int, Pa
     reports = {}
     for partition in health:
         progress = tables.progress(served.id, partition.partition)
-        version = 0 if progress is None else int(progress.version)
         # If the log feeds a newer instance by now, this one stays as it is.
         is_stopped = progress is not None and progress.state in ("incomplete", "conflict")
         fed = partition.instance if _has_rows(progress) and not is_stopped else served.name
         is_caught_up = _is_caught_up(partition, fed, progress)
-        reports[partition.partition] = PartitionReport(version, is_caught_up)
+        reports[partition.partition] = _report_of(progress, is_caught_up=is_caught_up)
     return reports
+
+
+def _report_of(progress: _native.Progress | None, *, is_caught_up: bool = False) -> PartitionReport:
+    if progress is None:
+        return PartitionReport(0, is_caught_up)
+    return PartitionReport(int(progress.version), is_caught_up, int(progress.run))

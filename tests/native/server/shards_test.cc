@@ -383,6 +383,39 @@ TEST_F(CameLaterTest, ARequestWithoutAnInstanceIsCheckedByTable) {
   expect_error(pull_both(1, 0), Code::kNotFound, kText);
 }
 
+// A pool that was lost comes back empty, and the map names its server still (decision 123).
+TEST_F(CameLaterTest, KeysOfAPartitionWhoseLogIsUnreadAreNotFound) {
+  constexpr const char* kUnread = "partition 1 of this instance is not yet at here:1: the log has";
+  const auto set_unread = [&](uint64_t partitions) { pool_.tables->set_unread({&partitions, 1}); };
+  set_unread(0b11);
+  start_named(0b11);
+  ASSERT_TRUE(record(pool_.instance, 0, 4).ok());
+  EXPECT_TRUE(pull_old(fed_, 0).ok()) << "it has rows of some version";
+  expect_error(pull_old(fed_, 1), Code::kNotFound, kUnread);
+  EXPECT_TRUE(pull_old(users_, 1).ok()) << "pushes feed this table";
+  for (const auto state : {pool::ProgressState::kPassing, pool::ProgressState::kCatchingUp}) {
+    ASSERT_TRUE(record(pool_.instance, 1, 0, 3, state).ok());
+    expect_error(pull_old(fed_, 1), Code::kNotFound, kUnread);
+  }
+  set_unread(0b01);
+  EXPECT_TRUE(pull_old(fed_, 1).ok()) << "the log has no rows of it";
+  EXPECT_TRUE(pull_old(fed_, 0).ok());
+  set_unread(0b11);
+  expect_error(pull_old(fed_, 1), Code::kNotFound, kUnread);
+  ASSERT_TRUE(record(pool_.instance, 1, 4).ok());
+  EXPECT_TRUE(pull_old(fed_, 1).ok());
+}
+
+// An older instance that `petps load` filled is not the log's.
+TEST_F(CameLaterTest, AnUnreadLogSaysNothingOfAnInstanceThatTheNameHasLeft) {
+  const uint64_t both = 0b11;
+  pool_.tables->set_unread({&both, 1});
+  start_named(0b11);
+  expect_error(pull_old(fed_, 0), Code::kNotFound, "is not yet at here:1");
+  ASSERT_TRUE(switch_to(create_next()).ok());
+  EXPECT_TRUE(pull_old(fed_, 0).ok());
+}
+
 // Partition 0 is at version 9, partition 1 at version 2, and the map changes back and forth. A
 // pull of partition 1 never claims more than version 2. A pull of both is answered as a whole or
 // refused, and never misses a row.

@@ -9,22 +9,35 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 import petps
+import petps.v1.petps_pb2 as messages
+import petps.v1.petps_pb2_grpc as stubs
 from petps import _native
 from petps.admin.client import AdminClient
 from petps.cluster.etcd import Access, Read
 from petps.cluster.maps import ClusterMap
-from petps.cluster.records import Choice, Drop, Keys, Member, State, dump, read_state
+from petps.cluster.records import (
+    Choice,
+    Drop,
+    Keys,
+    Member,
+    PartitionReport,
+    State,
+    dump,
+    read_state,
+)
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.errors import FailedPrecondition, InvalidArgument, Unavailable
 from petps.publish import Publisher
 from petps.server import Serving
+from petps.server.cluster.newest import find_newer
 from petps.server.cluster.start import may_remove
-from petps.server.ingest import Progress
+from petps.server.ingest import Ingest, Progress
 from petps.server.ingest.partition import PartitionState
 from petps.server.ingest.status import PartitionHealth
 from petps.server.metrics import Metrics
@@ -127,6 +140,13 @@ def map_text(version: int, owned: list[int], follows: Sequence[int] = ()) -> str
     owners = tuple((HERE,) if number in owned else (THERE,) for number in range(PARTITIONS))
     followed = {HERE: frozenset(follows)} if follows else {}
     return ClusterMap("default", version, owners, followed).dump()
+
+
+def report_of_there(etcd: MemoryEtcd, version: int, *, run: int = 0) -> None:
+    """Let the other server report its partitions as caught up."""
+    reports = {number: PartitionReport(version, True, run) for number in range(PARTITIONS)}
+    member = Member(THERE, "its pool", 9, "default@0", reports)
+    etcd.commit((), {KEYS.member(THERE): dump(member)})
 
 
 def put_map(etcd: MemoryEtcd, version: int, owned: list[int], follows: Sequence[int] = ()) -> None:
@@ -301,6 +321,7 @@ def test_rows_are_removed_by_order_and_come_back_from_the_log(
     follow(serving, lambda: owned(serving) == "0-1")
     both = rows_in(0) + rows_in(1)
     follow(serving, lambda: rows(serving) == both)
+    report_of_there(etcd, 1)
     # The order is older than the map that names the server no more, so it waits for that map.
     etcd.commit((), {KEYS.drop(HERE, 1): dump(Drop(HERE, 1, 3))})
     follow(serving, lambda: serving.status()["cluster"]["removing"] == [1])
@@ -322,6 +343,113 @@ def test_rows_are_removed_by_order_and_come_back_from_the_log(
     follow(serving, is_whole)
 
 
+def test_rows_that_no_owner_has_in_this_state_are_not_removed(
+    serve: Callable[[], Serving], etcd: MemoryEtcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("petps.server.cluster.membership.KEPT_SECONDS", 0.0)
+    put_map(etcd, 2, [0, 1])
+    serving = serve()
+    both = rows_in(0) + rows_in(1)
+    follow(serving, lambda: rows(serving) == both)
+    etcd.commit((), {KEYS.drop(HERE, 1): dump(Drop(HERE, 1, 3))})
+    put_map(etcd, 3, [0])
+
+    def say_kept() -> str:
+        return "".join(serving.status()["cluster"]["kept"])
+
+    follow(
+        serving, lambda: "of version 1, and its owners (there:7070) have no version" in say_kept()
+    )
+    report_of_there(etcd, 0)
+    follow(serving, lambda: "(there:7070) have version 0" in say_kept())
+    serving.follow_shard_map()
+    assert owned(serving) == "0"
+    assert serving.status()["cluster"]["removing"] == [1]
+    assert rows(serving) == both
+    report_of_there(etcd, 1)
+    follow(serving, lambda: KEYS.drop(HERE, 1) not in etcd.values)
+    assert (rows(serving), say_kept()) == (rows_in(0), "")
+
+
+@pytest.mark.parametrize(("own", "its", "stays"), [
+    ((0, 0), None, False), ((9, 1), None, True), ((9, 1), (9, 1), False), ((9, 1), (8, 1), True),
+    ((9, 1), (3, 2), False), ((9, 2), (12, 1), True), ((9, 2), (9, 0), False),
+    ((9, 0), (9, 4), False),
+])  # fmt: skip
+def test_newer_rows_are_those_of_a_later_run_or_version(
+    own: tuple[int, int], its: tuple[int, int] | None, stays: bool
+) -> None:
+    """Each is (version, run)."""
+    for is_caught_up, instance in ((True, "m@1"), (False, "m@1"), (True, "m@2")):
+        reports = {} if its is None else {3: PartitionReport(its[0], is_caught_up, its[1])}
+        state = State("m", members={THERE: Member(THERE, "its pool", 9, instance, reports)})
+        mine = PartitionReport(own[0], False, own[1])
+        cannot = own[0] > 0 and (its is None or not is_caught_up)
+        expected = cannot if instance == "m@2" else stays or cannot
+        assert bool(find_newer(mine, "m@1", 3, (THERE,), state)) is expected
+
+
+def test_a_pool_without_rows_answers_no_misses_before_the_log_is_read(
+    serve: Callable[[], Serving], etcd: MemoryEtcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_map(etcd, 2, list(range(PARTITIONS)))
+    monkeypatch.setattr(Ingest, "start", lambda _: None)
+    serving = serve()
+    follow(serving, lambda: owned(serving) == "0-7")
+    assert serving._cluster is not None
+    assert serving._cluster.unread is not None
+    request = messages.PullRequest(table="fed", keys=ALL[:1].tobytes())
+    with grpc.insecure_channel(f"127.0.0.1:{serving.grpc_port}") as channel:
+        stub = stubs.PetpsStub(channel)
+        with pytest.raises(grpc.RpcError) as error:
+            stub.Pull(request, timeout=10)
+        assert error.value.code() is grpc.StatusCode.NOT_FOUND
+        assert "is not yet at here:7070: the log has not been read" in error.value.details()
+        serving._cluster.unread.note(dict.fromkeys(range(PARTITIONS), PartitionReport(0, True)))
+        assert stub.Pull(request, timeout=10).rows.rows_found == 0
+
+
+def test_a_server_with_the_map_of_another_cluster_does_not_join(
+    serve: Callable[[], Serving], etcd: MemoryEtcd, pool: Path
+) -> None:
+    put_map(etcd, 7, [0, 1])
+    copy = pool.with_name(f"{pool.name}.map.json")
+    copy.write_text(map_text(900, [5]))
+    serving = serve()
+    follow(serving, lambda: "version 900" in serving.status()["cluster"]["error"])
+    assert "remove it and start again" in serving.status()["cluster"]["error"]
+    assert member_of(etcd) is None
+    put_map(etcd, 900, [0])  # as `petps cluster init --restored` does
+    follow(serving, lambda: member_of(etcd) is not None)
+
+
+def test_a_server_that_cannot_say_how_it_is_loses_its_report(
+    serve: Callable[[], Serving], etcd: MemoryEtcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_map(etcd, 2, [0, 1])
+    serving = serve()
+    follow(serving, lambda: member_of(etcd) is not None)
+
+    def fail(error: Exception) -> Callable[..., Any]:
+        def raise_it(*_: Any) -> Any:
+            raise error
+
+        return raise_it
+
+    monkeypatch.setattr("petps.server.cluster.membership.STUCK_SECONDS", 0.5)
+    monkeypatch.setattr("petps.server.cluster.membership.LOOK_SECONDS", 0.05)
+    assert serving._cluster is not None
+    look = serving._cluster._look
+    monkeypatch.setattr(serving._cluster, "_look", fail(InvalidArgument("all read this record")))
+    follow(serving, lambda: "all read" in serving.status()["cluster"]["error"])
+    follow(serving, lambda: serving.status()["cluster"]["silent_seconds"] > 1.0)
+    assert member_of(etcd) is not None
+    monkeypatch.setattr(serving._cluster, "_look", fail(OSError("the disk is gone")))
+    follow(serving, lambda: member_of(etcd) is None)
+    monkeypatch.setattr(serving._cluster, "_look", look)
+    follow(serving, lambda: member_of(etcd) is not None)
+
+
 def test_rows_are_not_removed_while_ingest_still_applies_them(
     serve: Callable[[], Serving], etcd: MemoryEtcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +458,7 @@ def test_rows_are_not_removed_while_ingest_still_applies_them(
     serving = serve()
     both = rows_in(0) + rows_in(1)
     follow(serving, lambda: rows(serving) == both)
+    report_of_there(etcd, 1)
     asked: list[int] = []
 
     def count(*arguments: Any) -> bool:

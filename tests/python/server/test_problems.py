@@ -136,6 +136,8 @@ CASES: dict[str, tuple[Change, str, str, str]] = {
                  "shard-map-failed"),
     "etcd": (put("cluster", {"silent_seconds": 40.0, "error": "etcd does not answer"}), "warning",
              "no partition moves: etcd does not answer", "etcd-silent"),
+    "rows kept": (put("cluster", {"kept": ["The rows of partition 1 are not removed: x", "y"]}),
+                  "warning", "are not removed: x; likewise 1 more.", "cluster"),
     "no partition": (both(put("shard", {"address": "h:1", "map_version": 3, "owned": ""}),
                           put("ingest", None)), "warning", "gives h:1 no partition", "shards"),
     "dead member": (put("members", [MEMBER]), "critical", "10.0.0.2:7070", "shard-unreachable"),
