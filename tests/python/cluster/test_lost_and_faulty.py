@@ -53,7 +53,7 @@ FAULTS = [{"error": "the map is wrong"}, {"partitions": 4}]
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_member_with_a_fault_gets_nothing_and_keeps_what_it_has(fault: dict[str, Any]) -> None:
-    rig = Rig((("a",), ("b",)), members="abc")
+    rig = Rig((("a",), ("c",)), members="abc")
     rig.report("b", error=fault.get("error", ""))
     rig.register("b", partitions=fault.get("partitions", 2))
     rig.etcd.commit((), {KEYS.drained("a"): "{}"})

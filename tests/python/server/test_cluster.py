@@ -390,14 +390,19 @@ def test_newer_rows_are_those_of_a_later_run_or_version(
 
 
 def test_a_pool_without_rows_answers_no_misses_before_the_log_is_read(
-    serve: Callable[[], Serving], etcd: MemoryEtcd, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, etcd: MemoryEtcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_map(etcd, 2, list(range(PARTITIONS)))
-    monkeypatch.setattr(Ingest, "start", lambda _: None)
-    serving = serve()
-    follow(serving, lambda: owned(serving) == "0-7")
-    assert serving._cluster is not None
-    assert serving._cluster.unread is not None
+    start_ingest = Ingest.start
+    waiting: list[Ingest] = []
+    monkeypatch.setattr(Ingest, "start", lambda ingest: waiting.append(ingest))
+    (tmp_path / "empty").mkdir()
+    serving = start(
+        server={"address": HERE},
+        cluster={"endpoints": ["http://127.0.0.1:1"]},
+        ingest={"log": str(tmp_path / "empty")},
+    )
+    follow(serving, lambda: owned(serving) == "0-7" and waiting)
     request = messages.PullRequest(table="fed", keys=ALL[:1].tobytes())
     with grpc.insecure_channel(f"127.0.0.1:{serving.grpc_port}") as channel:
         stub = stubs.PetpsStub(channel)
@@ -405,7 +410,17 @@ def test_a_pool_without_rows_answers_no_misses_before_the_log_is_read(
             stub.Pull(request, timeout=10)
         assert error.value.code() is grpc.StatusCode.NOT_FOUND
         assert "is not yet at here:7070: the log has not been read" in error.value.details()
-        serving._cluster.unread.note(dict.fromkeys(range(PARTITIONS), PartitionReport(0, True)))
+        start_ingest(waiting[-1])
+
+        def has_read_all() -> bool:
+            member = member_of(etcd)
+            return (
+                member is not None
+                and len(member.partitions) == PARTITIONS
+                and all(report.is_caught_up for report in member.partitions.values())
+            )
+
+        follow(serving, has_read_all)
         assert stub.Pull(request, timeout=10).rows.rows_found == 0
 
 
@@ -442,8 +457,11 @@ def test_a_server_that_cannot_say_how_it_is_loses_its_report(
     look = serving._cluster._look
     monkeypatch.setattr(serving._cluster, "_look", fail(InvalidArgument("all read this record")))
     follow(serving, lambda: "all read" in serving.status()["cluster"]["error"])
-    follow(serving, lambda: serving.status()["cluster"]["silent_seconds"] > 1.0)
-    assert member_of(etcd) is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(serving._cluster._lease_keeper, "replace", fail(AssertionError()))
+        follow(serving, lambda: serving.status()["cluster"]["silent_seconds"] > 1.0)
+        assert serving._cluster._thread is not None
+        assert serving._cluster._thread.is_alive()
     monkeypatch.setattr(serving._cluster, "_look", fail(OSError("the disk is gone")))
     follow(serving, lambda: member_of(etcd) is None)
     monkeypatch.setattr(serving._cluster, "_look", look)
