@@ -14,7 +14,7 @@ import pytest
 
 from petps.cluster.controller import Controller
 from petps.cluster.etcd import Etcd
-from petps.cluster.steps import Limits
+from petps.cluster.steps import Limits, Step
 from tests.etcd.server import EtcdServers
 from tests.system.clusters import KEYS, Cluster
 from tests.system.pushers import Pusher
@@ -91,6 +91,21 @@ class Steps:
             return False
 
         wait_until(f"the phase {phase}", step)
+
+    def plan(self, event: str) -> Step:
+        """Wait until the next step is of this event, and return it; execute() takes it."""
+        planned: list[Step] = []
+
+        def is_next() -> bool:
+            step = self._controller.plan_step("default")
+            planned[:] = [step] if step is not None and step.event == event else []
+            return bool(planned)
+
+        wait_until(f"the step {event}", is_next)
+        return planned[0]
+
+    def execute(self, step: Step) -> None:
+        assert self._controller.execute("default", step)
 
     def close(self) -> None:
         self._controller.close()
@@ -197,10 +212,9 @@ def test_a_handover_that_the_target_does_not_finish_is_taken_back(
     with Pusher(cluster.url(), seed, through_kills=False) as pusher:
         cluster.petps("move", 0, "--to", cluster.addresses[1])
         steps.go(0, "follow")
-        wait_until("the target has the first part", lambda: cluster.received(0) > 0)
-        wait_until("it uses the map", lambda: _uses_map(cluster, 1))
+        begin = steps.plan("handover_begun")
         cluster.servers[1].child.send_signal(signal.SIGSTOP)
-        steps.go(0, "handover")
+        steps.execute(begin)
         steps.go(0, "follow")
         assert cluster.state().moves[0].attempt == 2
         pusher.wait_for_pushes()  # the source takes them again
@@ -236,11 +250,6 @@ def _is_away(cluster: Cluster, number: int) -> bool:
     move = state.moves.get(0)
     is_given_up = move is None or move.phase in ("switch", "open") or move.attempt > 1
     return cluster.addresses[number] not in state.members and is_given_up
-
-
-def _uses_map(cluster: Cluster, number: int) -> bool:
-    state = cluster.state()
-    return state.members[cluster.addresses[number]].map_version >= state.moves[0].map_version
 
 
 def _puller(cluster: Cluster, version: int, seed: int) -> Any:
