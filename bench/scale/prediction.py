@@ -26,8 +26,8 @@ import petps
 from bench.pull.grpc import served
 from bench.scale.simulate import Rates, Simulation
 from petps.cluster.etcd import Etcd
+from petps.cluster.limits import Limits
 from petps.cluster.records import Keys, State, Wish, dump, read_state
-from petps.cluster.steps import Limits
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.delta.schema import partition_of

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Final
 
 from petps.cluster.controller import TICK_SECONDS, Controller
+from petps.cluster.limits import Limits
 from petps.cluster.maps import ClusterMap
 from petps.cluster.records import (
     Keys,
@@ -27,7 +28,6 @@ from petps.cluster.records import (
     dump,
     read_state,
 )
-from petps.cluster.steps import Limits
 from petps.server.cluster.membership import LOOK_SECONDS
 from petps.server.cluster.removal import LOOK_SECONDS as REMOVAL_LOOK_SECONDS
 from tests.python.cluster.simulated import FakeEtcd

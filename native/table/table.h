@@ -372,9 +372,9 @@ class Tables {
   bool is_partial(uint32_t instance) const;
   // Return why that is so of this partition. It is slow.
   Lack lack_of(uint32_t instance, uint32_t partition) const;
-  // Set the partitions whose log has not been read to its end since the pool was opened, as a
-  // bitmap: where the pool has applied nothing of one, it cannot know whether rows exist. None are
-  // before the first call.
+  // Set the partitions of which the pool was opened without rows, and whose log has not been read
+  // to its end since, as a bitmap. Only instances that the model's name has not left are concerned;
+  // their applied version is 0 until then. No partition is before the first call.
   void set_unread(std::span<const uint64_t> partitions);
   // Set the partitions that applied versions count, for every instance: bit p of word p / 64. All
   // partitions count before the first call.

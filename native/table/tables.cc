@@ -377,22 +377,19 @@ void Tables::Impl::refresh_applied(uint32_t instance) {
   const auto record = std::ranges::find(names.instances, instance, &pool::InstanceRecord::id);
   if (record == names.instances.end()) return;  // the instance was dropped
   const uint64_t expected = counted_partitions(*record);
-  uint64_t expected_unread = 0;
+  const bool has_left = is_past(names, *record);
+  bool is_unread = false;
   for (uint64_t p = 0; p < record->partitions; ++p)
-    expected_unread += counts(p) && has_bit(unread, p) ? 1 : 0;
+    is_unread = is_unread || (!has_left && counts(p) && has_bit(unread, p));
   uint64_t lowest = UINT64_MAX;
   uint64_t recorded = 0;
   uint64_t loaded = 0;
-  uint64_t loaded_unread = 0;
   bool is_fed = false;  // if not, `petps load` filled the instance, or nothing did
   for (const pool::Progress& progress : pool->all_progress()) {
     if (progress.instance != instance) continue;
     is_fed = is_fed || pool::has_applied(progress) || pool::is_blank(progress);
     if (!counts(progress.partition)) continue;
-    if (pool::has_applied(progress)) {
-      loaded += 1;
-      loaded_unread += has_bit(unread, progress.partition) ? 1 : 0;
-    }
+    loaded += pool::has_applied(progress) ? 1 : 0;
     recorded += 1;
     lowest = std::min(lowest, progress.version);
   }
@@ -405,10 +402,10 @@ void Tables::Impl::refresh_applied(uint32_t instance) {
     at = find(0);  // a free place
     PETPS_CHECK(at != applied.end(), "more instances than a pool may have");
   }
-  const bool is_partial =
-      is_past(names, *record) ? is_fed && loaded < expected : loaded_unread < expected_unread;
+  const bool is_partial = is_unread || (has_left && is_fed && loaded < expected);
+  const bool is_known = !is_unread && recorded >= expected && recorded > 0;
   at->is_partial.store(is_partial, std::memory_order_release);
-  at->version.store(recorded >= expected && recorded > 0 ? lowest : 0, std::memory_order_release);
+  at->version.store(is_known ? lowest : 0, std::memory_order_release);
   at->instance.store(instance, std::memory_order_release);
 }
 
@@ -464,14 +461,15 @@ bool Tables::is_partial(uint32_t instance) const {
 
 Lack Tables::lack_of(uint32_t instance, uint32_t partition) const {
   if (!is_partial(instance)) return Lack::kNone;
-  const auto progress = impl_->pool->read_progress(instance, partition);
-  if (progress.has_value() && pool::has_applied(*progress)) return Lack::kNone;
   const pool::Names names = impl_->pool->names();
   const auto record = std::ranges::find(names.instances, instance, &pool::InstanceRecord::id);
   if (record == names.instances.end()) return Lack::kNone;  // dropped
-  if (is_past(names, *record)) return Lack::kCameLater;
-  const std::lock_guard lock(impl_->applied_mutex);
-  return has_bit(impl_->unread, partition) ? Lack::kUnread : Lack::kNone;
+  if (!is_past(names, *record)) {
+    const std::lock_guard lock(impl_->applied_mutex);
+    return has_bit(impl_->unread, partition) ? Lack::kUnread : Lack::kNone;
+  }
+  const auto progress = impl_->pool->read_progress(instance, partition);
+  return progress.has_value() && pool::has_applied(*progress) ? Lack::kNone : Lack::kCameLater;
 }
 
 // ---- background ----

@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from petps.cluster.etcd import LEASE_SHARE, Compare, Read
+from petps.cluster.limits import Limits, Step
 from petps.cluster.obstacles import find_obstacle, find_restored
 from petps.cluster.records import FORMAT, HANDOVER, SWITCH, Keys, Move, State, read_state
-from petps.cluster.steps import Limits, Step, find_step
+from petps.cluster.steps import find_step
 from petps.errors import PetpsError
 from petps.log import INFO, WARNING, Line
 
@@ -72,7 +73,7 @@ def read_models(prefix: str, read: Read) -> dict[str, State]:
 
 
 class Clocks:
-    """Times (petps.cluster.steps) of one model, measured by this process since its election."""
+    """Times (petps.cluster.limits) of one model, measured by this process since its election."""
 
     def __init__(self, clock: Callable[[], float], pause_seconds: float) -> None:
         self._clock, self._pause_seconds = clock, pause_seconds

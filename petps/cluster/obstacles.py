@@ -31,7 +31,8 @@ def find_restored(state: State) -> str:
         f"etcd has version {state.map.version} of the map of model '{state.model}', and "
         f"{newest.address} uses version {newest.map_version}: etcd was restored from a backup. "
         "Nothing is done until it has the newest map again: petps cluster init POOL.map.json "
-        "--restored, with the file of the highest version of all servers"
+        "--restored, with the file of the highest version of all servers. If that server's file is "
+        "another cluster's: stop the server, remove the file, and start it again"
     )
 
 

@@ -45,7 +45,8 @@ Numbered = TypeVar("Numbered", "Move", "Sent", "Received", "Wish")
 class PartitionReport:
     """The state of a partition that a member follows or owns.
 
-    version: the last one that is applied, and run: of which publisher's run; 0 if that is unknown.
+    version: the last one that is applied. run: the publisher's run; messages of earlier ones are
+    passed over. 0 if that is unknown.
     """
 
     version: int
@@ -155,13 +156,15 @@ class Drop:
 
     It holds once the server uses a map of at least ``map_version`` that does not name it for the
     partition. The server deletes the order when it is done. is_copied: the rows of tables that
-    pushes feed are at another server, or were only its copy; else they stay.
+    pushes feed are at another server, or were only its copy; else they stay. is_foreign: the rows
+    are of another log, so they are removed however new they seem, and the runs are forgotten.
     """
 
     address: str
     partition: int
     map_version: int
     is_copied: bool = False
+    is_foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ and the reason why none of them costs a row or a pull.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from dataclasses import replace
+from typing import Final
 
 from petps.cluster.etcd import Compare
+from petps.cluster.limits import Limits, Step, Times
 from petps.cluster.maps import ClusterMap
 from petps.cluster.model import Member as Planned
 from petps.cluster.model import Model
@@ -32,52 +33,13 @@ from petps.cluster.records import (
 from petps.cluster.switch import is_due, lacking, refusal_of_switch
 
 __all__ = [
-    "Limits",
-    "Step",
-    "Times",
     "find_step",
 ]
 
 OUTWAIT_SECONDS: Final = 300.0  # for which a switch of the model waits for a move
-FAULT_SECONDS: Final = 60.0  # for which a move waits for a target that reports an error
+FAULT_SECONDS: Final = 60.0  # for which a move waits for a server that is present and not able
+UNSERVED_SECONDS: Final = 5.0  # without an owner that is present, before the source is one again
 FENCE_SECONDS: Final = 1.0  # that a controller waits for longer than the source answers pulls
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much a controller does at a time, and when it gives up on a member."""
-
-    moves: int = 2
-    drain_seconds: float = 5.0
-    replace_after: float = 3600.0
-    pause_seconds: float = 1.0
-    """Between the beginnings of two moves."""
-    handover_seconds: float = 2.0
-    """Of each of the two parts of a handover, in which pushes to a partition pause."""
-
-
-class Times(Protocol):
-    """Times that a controller has measured. Its successor measures again, so it acts later."""
-
-    def away_seconds(self, address: str) -> float:
-        """Return for how long a server has been away; 0: it is not, or that is not known."""
-
-    def held_seconds(self, move: Move, condition: str, *, holds: bool) -> float:
-        """Return for how long a condition on a move in its phase has held; 0 unless ``holds``."""
-
-    def may_begin(self) -> bool:
-        """Return whether the pause after the last move that began is over."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One transaction: what it compares, writes and deletes. text: what it does, for the log."""
-
-    text: str
-    event: str
-    compares: tuple[Compare, ...]
-    puts: Mapping[str, str]
-    deletes: tuple[str, ...] = ()
 
 
 def find_step(state: State, keys: Keys, limits: Limits, times: Times) -> Step | None:
@@ -166,9 +128,14 @@ class _Work:
         if source is None and is_away:
             yield self._end(move)  # nothing waits for it, and the planner replaces it
             return
-        if source is not None and self._is_whole(source, move.partition):
-            has_owner = any(map(self._is_present, self._map.owners[move.partition]))
-            if not has_owner or (is_away and target is not None and self._is_lost(target)):
+        if source is not None and not self._state.is_pushed:  # only an owner has what was pushed
+            is_needed = self._is_whole(source, move.partition) and (
+                not self._has_whole_owner(move.partition)
+            )
+            is_there = any(map(self._is_present, self._map.owners[move.partition]))
+            patience = FAULT_SECONDS if is_there else UNSERVED_SECONDS
+            is_unserved = self._has_held(move, "unserved", is_needed, patience)
+            if is_unserved or (is_away and self._is_given_up(move, source)):
                 yield self._give_back(move, source)
                 return
         if is_away:
@@ -219,6 +186,10 @@ class _Work:
             if has_drained and self._has_whole_owner(move.partition):
                 yield self._end(move)
 
+    def _is_given_up(self, move: Move, source: str) -> bool:
+        assert move.target is not None
+        return self._is_lost(move.target) and self._is_whole(source, move.partition)
+
     def _has_held(self, move: Move, condition: str, holds: bool, seconds: float) -> bool:
         held = self._times.held_seconds(move, condition, holds=holds)
         return holds and held >= seconds
@@ -231,11 +202,21 @@ class _Work:
         """Return what keeps the target from owning the partition, if it has done so for long."""
         assert move.target is not None
         fault = fault_of(self._state, move.target)
-        if not fault and self._has_other_runs(move.target, move.partition):
-            fault = (
-                "its pool has applied runs that the owners' pools have not: those of another log"
-            )
+        if not fault and self._is_foreign(move):
+            fault = "its pool has applied runs of another log, which the owners' pools have not"
         return fault if self._has_held(move, "faulty", bool(fault), FAULT_SECONDS) else ""
+
+    def _is_foreign(self, move: Move) -> bool:
+        """Return whether the target is at the end of the log with other runs than whole owners.
+
+        A pool that followed another log, with newer runs, passes over all messages of this one.
+        """
+        assert move.target is not None
+        report = self._state.members[move.target].partitions.get(move.partition)
+        runs = self._runs_of_owners(move)
+        if report is None or not report.is_caught_up or not report.run:
+            return False
+        return bool(runs) and report.run not in runs
 
     def _is_close(self, move: Move) -> bool:
         """Return whether the source has sent almost all, and the target has almost all of that."""
@@ -321,9 +302,10 @@ class _Work:
     def _abandon(self, move: Move, target: str, *, because: str = "") -> Step:
         new_map = self._map.without_follower(move.partition, target)
         because = because or f"{target} is away before it was the owner"
+        is_foreign = self._is_present(target) and self._is_foreign(move)
         return self._dropping(
             f"partition {move.partition}: {because}, so the move is abandoned",
-            "move_abandoned", new_map, move, target,
+            "move_abandoned", new_map, move, target, is_foreign=is_foreign,
         )  # fmt: skip
 
     def _give_back(self, move: Move, source: str) -> Step:
@@ -345,9 +327,16 @@ class _Work:
         )  # fmt: skip
 
     def _dropping(
-        self, text: str, event: str, new_map: ClusterMap, move: Move, address: str
+        self,
+        text: str,
+        event: str,
+        new_map: ClusterMap,
+        move: Move,
+        address: str,
+        *,
+        is_foreign: bool = False,
     ) -> Step:
-        drop = Drop(address, move.partition, new_map.version, move.is_copied)
+        drop = Drop(address, move.partition, new_map.version, move.is_copied, is_foreign)
         puts = {self._keys.drop(address, move.partition): dump(drop)}
         deletes: tuple[str, ...] = (self._keys.move(move.partition),)
         if move.is_copied:
@@ -361,6 +350,8 @@ class _Work:
             if partition in self._state.moves or (wish.target, partition) in self._state.drops:
                 continue
             key = self._keys.wish(partition)
+            if wish.target in self._state.members and fault_of(self._state, wish.target):
+                continue  # it may end
             refusal = refusal_of_move(self._state, partition, wish.source, wish.target)
             if refusal:
                 text = f"partition {partition} is not moved to {wish.target}: {refusal}"
@@ -374,7 +365,8 @@ class _Work:
     def _planned(self) -> Iterator[Step]:
         planned = self._plan()
         wanted = [move for move in planned if self._is_wanted(move)]
-        if self._state.is_rebalancing and not planned and not self._state.moves:
+        is_sound = not any(fault_of(self._state, address) for address in self._state.members)
+        if self._state.is_rebalancing and is_sound and not planned and not self._state.moves:
             key = self._keys.rebalance
             compare = Compare(key, self._state.revisions[key])
             yield Step("partitions are balanced", "balanced", (compare,), {}, (key,))
@@ -388,9 +380,17 @@ class _Work:
                     yield self._lose(move.partition, move.source, move.reason)
                 continue
             target = self._target_of(move, planned)
-            if not self._is_present(target) or (target, move.partition) in self._state.drops:
+            if not self._is_present(target):
                 continue
-            yield self._begin(move.partition, move.source, target, move.reason)
+            step = self._begin(move.partition, move.source, target, move.reason)
+            if (target, move.partition) not in self._state.drops:
+                yield step
+            elif not any(map(self._is_present, self._map.owners[move.partition])):
+                # Only the target may have the rows, and without owners it would keep them for ever.
+                key = self._keys.drop(target, move.partition)
+                compare = Compare(key, self._state.revisions[key])
+                compares, deletes = (*step.compares, compare), (*step.deletes, key)
+                yield replace(step, compares=compares, deletes=deletes)
 
     def _target_of(self, move: PlannedMove, planned: Sequence[PlannedMove]) -> str:
         """Return the target of a move: of those that the plan has for its partition, one in a zone
@@ -417,7 +417,8 @@ class _Work:
     def _plan(self) -> list[PlannedMove]:
         owners = self._map.owners
         owning = {address for present in owners for address in present}
-        names = sorted(owning | set(self._state.members))
+        sound = {name for name in self._state.members if not fault_of(self._state, name)}
+        names = sorted(owning | sound)
         members = [self._planned_member(name) for name in names]
         if not any(member.state == "in" for member in members):
             return []
@@ -438,10 +439,11 @@ class _Work:
         weight = 1.0 if registration is None else registration.weight
         if not self._is_present(address):
             return Planned(address, zone, weight, "away", self._times.away_seconds(address))
+        if address in self._state.drained:
+            return Planned(address, zone, weight, "draining")
         if fault_of(self._state, address):  # it keeps what it owns, and gets nothing
             return Planned(address, zone, weight, "away", 0.0)
-        is_drained = address in self._state.drained
-        return Planned(address, zone, weight, "draining" if is_drained else "in")
+        return Planned(address, zone, weight, "in")
 
     def _begin(self, partition: int, source: str | None, target: str, reason: str) -> Step:
         new_map = self._described(self._map.with_follower(partition, target), target)
@@ -521,23 +523,25 @@ class _Work:
             other = self._state.members.get(owner)
             if other is not None and other.instance != member.instance:
                 return False
-        if self._has_other_runs(target, move.partition):
-            return False
-        return report.version >= move.version
+        # An owner that starts its ingest again says soon whether the runs are its own.
+        is_present = any(map(self._is_present, self._map.owners[move.partition]))
+        is_open = bool(report.run) and is_present and not self._has_whole_owner(move.partition)
+        is_open = is_open and not self._has_held(move, "runs are open", is_open, FAULT_SECONDS)
+        return not is_open and not self._is_foreign(move) and report.version >= move.version
 
-    def _has_other_runs(self, target: str, partition: int) -> bool:
-        """Return whether the last run that a target has applied is not that of a whole owner.
-
-        A pool that followed another log, with newer runs, passes over all messages of this one.
-        """
-        report = self._state.members[target].partitions.get(partition)
-        for owner in self._map.owners[partition]:
-            if report is None or not report.run or not self._is_whole(owner, partition):
+    def _runs_of_owners(self, move: Move) -> set[int]:
+        """Return the runs that owners with every row report, of the instance of the target."""
+        assert move.target is not None
+        instance = self._state.members[move.target].instance
+        runs = set()
+        for owner in self._map.owners[move.partition]:
+            member = self._state.members.get(owner)
+            if member is None or member.instance != instance:
                 continue
-            its = self._state.members[owner].partitions.get(partition)
-            if its is not None and its.run and its.run != report.run:
-                return True
-        return False
+            report = member.partitions.get(move.partition)
+            if report is not None and report.is_caught_up:
+                runs.add(report.run)
+        return runs - {0}
 
     def _has_whole_owner(self, partition: int, besides: str | None = None) -> bool:
         owners = [owner for owner in self._map.owners[partition] if owner != besides]

@@ -14,7 +14,7 @@ import pytest
 
 from petps.cluster.controller import Controller
 from petps.cluster.etcd import Etcd
-from petps.cluster.steps import Limits, Step
+from petps.cluster.limits import Limits, Step
 from tests.etcd.server import EtcdServers
 from tests.system.clusters import KEYS, Cluster
 from tests.system.pushers import Pusher

@@ -172,7 +172,7 @@ void PullCall::read_reply(const Routing& by, Flight& flight, Round& round) {
 }
 
 void PullCall::take_reply(const Routing& by, Flight& flight, Status status, Round& round) {
-  if (status.ok()) record_latency(flight);
+  if (status.ok() && flight.exchange->error().ok()) record_latency(flight);
   if (status.ok() && !flight.exchange->is_done()) {
     if (may_leave_out_) flight.until = limit(deadline_, flight.server);
     return;

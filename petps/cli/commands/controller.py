@@ -34,7 +34,7 @@ def controller(
     from petps.cli.cluster_target import cluster_config
     from petps.cluster.controller import Controller
     from petps.cluster.etcd import Etcd
-    from petps.cluster.steps import Limits
+    from petps.cluster.limits import Limits
     from petps.errors import PetpsError
     from petps.server.cluster import access_of
     from petps.server.notify import Notifier

@@ -43,8 +43,12 @@ class Lease:
             return self._number
 
     def replace(self) -> None:
-        """End the lease, and with it what was written, and get another one."""
+        """Get another lease soon, and end this one with what was written."""
         self._is_to_end.set()
+
+    def keep(self) -> None:
+        """Undo replace(), if it is not done yet."""
+        self._is_to_end.clear()
 
     def close(self) -> None:
         """End it at once if etcd answers."""
@@ -58,9 +62,9 @@ class Lease:
             error, asked_at = "", time.monotonic()
             try:
                 if number and self._is_to_end.is_set():
-                    ended, number = number, 0
+                    ended, number = number, self._etcd.grant(self._seconds)
+                    self._is_to_end.clear()
                     self._etcd.revoke(ended)  # if that fails, it ends after its time
-                self._is_to_end.clear()
                 if self._is_working() and not (number and self._etcd.keep_alive(number)):
                     number = 0
                     number = self._etcd.grant(self._seconds)

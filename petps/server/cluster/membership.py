@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 from petps import _native
@@ -24,7 +25,14 @@ from petps.cluster.records import (
     read_state,
 )
 from petps.config import ClusterConfig
-from petps.errors import AlreadyExists, FailedPrecondition, InvalidArgument, PetpsError, Unavailable
+from petps.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    PermissionDenied,
+    PetpsError,
+    Unavailable,
+)
 from petps.log import INFO, WARNING, Line
 from petps.server.cluster.handover import Handovers
 from petps.server.cluster.lease import Lease
@@ -42,6 +50,8 @@ REPORT_SECONDS: Final = 1.0  # between two reports in which only versions differ
 STUCK_SECONDS: Final = 60.0  # without a round that succeeds; then its last report goes
 SWITCH_RETRY_SECONDS: Final = 10.0  # between two tries to obey an order to switch the model
 WHOLE_SECONDS: Final = 60.0  # between two reads of all keys, whatever their revisions are
+# Errors of etcd or of what it has, which all servers get. They cost nobody the lease.
+OF_ETCD: Final = (InvalidArgument, FailedPrecondition, Unavailable, PermissionDenied)
 KEPT_SECONDS: Final = 10.0  # for which an order may wait before the status says why
 CLOSE_SECONDS: Final = 3.0
 CAUGHT_UP_SECONDS: Final = 2.0  # the largest lag of a partition that may get an owner
@@ -66,8 +76,8 @@ class Facts:
     registration: Callable[[], Registration]
     instance: Callable[[], str]
     partitions: Callable[[], Mapping[int, PartitionReport]]
-    applied: Callable[[int], PartitionReport]
-    """Returns what the served instance has of a partition, which may be followed no more."""
+    applied: Callable[[int, str], PartitionReport]
+    """Returns what an instance has of a partition, which may be followed no more."""
     instances: Callable[[], tuple[tuple[str, ...], tuple[str, ...]]]
     """Returns all instances of the model, and those that are whole (records.Member)."""
     switch: Callable[[str], None]
@@ -126,8 +136,8 @@ class ClusterPart:
         self._since = 0  # keys that changed before this revision are known
         self._whole_at = 0.0
         self._drops: dict[int, tuple[Drop, int]] = {}
-        self._kept: dict[int, tuple[str, float]] = {}  # orders that wait: why, and since when
-        self._settled: dict[int, int] = {}  # orders that may be obeyed: their revisions
+        # The orders that were checked last: why each one waits ('': it does not), and since when.
+        self._checked: dict[int, tuple[str, float]] = {}
         self._map: ClusterMap | None = None  # of etcd, when it was read last
         self._asked_at = 0.0  # when the reports of all servers were read
         self._choice: Choice | None = None
@@ -223,12 +233,15 @@ class ClusterPart:
         }
 
     def _removing(self) -> list[int]:
-        return sorted({*self._remover.waiting(), *self._kept})
+        return sorted({*self._remover.waiting(), *self._waiting_orders()})
+
+    def _waiting_orders(self) -> dict[int, tuple[str, float]]:
+        return {p: (text, since) for p, (text, since) in self._checked.items() if text}
 
     def _long_kept(self) -> list[str]:
         """Return why orders have waited for longer than an owner's report may need."""
         until = time.monotonic() - KEPT_SECONDS
-        return [text for text, since in self._kept.values() if since <= until]
+        return [text for text, since in self._waiting_orders().values() if since <= until]
 
     def close(self) -> None:
         """Stop, and leave the cluster at once if etcd answers."""
@@ -248,16 +261,17 @@ class ClusterPart:
             error, self._round_at = "", time.monotonic()
             try:
                 if self.unread is not None:  # also while etcd is away
-                    self.unread.note(self._facts.partitions())
+                    self.unread.note(self._facts.partitions)
                 self._look()
             except PetpsError as failure:
                 error = str(failure)
-                if isinstance(failure, (InvalidArgument, FailedPrecondition)):
-                    self._able_at = time.monotonic()  # a record that no server can use
+                if isinstance(failure, OF_ETCD):
+                    self._able_at = time.monotonic()
             except Exception as failure:  # report any error, but continue to serve
                 error = f"{type(failure).__name__}: {failure}"
             if not error:
                 self._good_at = self._able_at = time.monotonic()
+                self._lease_keeper.keep()
             else:  # perhaps it was restored from a backup, so everything is read and written again
                 self._since = 0
                 self._forget_reports()
@@ -280,7 +294,7 @@ class ClusterPart:
         if not self._sent[0]:
             self._refuse_another(own)
         self._read_orders(own.address)
-        self._keep_newest()
+        self._keep_newest(own.address)
         self._set_orders()
         for partition in self._remover.take_done():
             self._end_drop(partition)
@@ -335,29 +349,33 @@ class ClusterPart:
             self._choice = state.choice
 
     def _set_orders(self) -> None:
-        orders = {p: drop for p, (drop, _) in self._drops.items() if p not in self._kept}
+        waiting = self._waiting_orders()
+        orders = {p: drop for p, (drop, _) in self._drops.items() if p not in waiting}
         self._remover.set_orders(orders)
 
-    def _keep_newest(self) -> None:
+    def _keep_newest(self, address: str) -> None:
         """Find the orders that wait, because no owner has the rows in their newest state."""
-        drops = {partition: revision for partition, (_, revision) in self._drops.items()}
-        self._settled = {p: at for p, at in self._settled.items() if drops.get(p) == at}
-        before, self._kept = self._kept, {}
-        open_orders = {p: self._facts.applied(p) for p in drops if p not in self._settled}
-        if not open_orders:
+        if not self._drops:
+            self._checked = {}
             return
         now = time.monotonic()
-        if all(p in before for p in open_orders) and now - self._asked_at < REPORT_SECONDS:
-            self._kept = {p: before[p] for p in open_orders}
+        if self._drops.keys() == self._checked.keys() and now - self._asked_at < REPORT_SECONDS:
             return
         self._asked_at = now
-        state = self._state_of(self._etcd.read(self._keys.members))
-        for partition, own in open_orders.items():
-            owners = () if self._map is None else self._map.owners_of(partition)
-            if text := find_newer(own, self._facts.instance(), partition, owners, state):
-                self._kept[partition] = (text, before.get(partition, ("", now))[1])
-            else:
-                self._settled[partition] = drops[partition]
+        try:
+            state = self._state_of(self._etcd.read(self._keys.members))
+        except PetpsError:  # perhaps a report of a newer release: then nothing is removed
+            state = State(self._keys.model)
+        before, self._checked = self._checked, {}
+        for partition, (drop, _) in self._drops.items():
+            text = ""
+            if not drop.is_foreign:
+                owners = () if self._map is None else self._map.owners_of(partition)
+                others = [owner for owner in owners if owner != address]
+                applied = partial(self._facts.applied, partition)
+                text = find_newer(applied, self._facts.instance(), partition, others, state)
+            waited, since = before.get(partition, ("", now))
+            self._checked[partition] = (text, since if waited else now)
 
     def _take_map(self, value: Value) -> None:
         with self._lock:
@@ -402,6 +420,8 @@ class ClusterPart:
         self._etcd.commit((Compare(key, revision),), {}, (key,))
         text = f"the rows of partition {partition}, which this server does not have, are removed"
         self._log(Line(text, "partition_removed", partition=partition))
+        if self.unread is not None:
+            self.unread.add([partition])
         self._set_orders()
 
     def _report(self, registration: Registration) -> None:
@@ -445,34 +465,15 @@ class ClusterPart:
                 )
         key = self._keys.registration(own.address)
         value = self._etcd.read(key).values.get(key)
-        before = None
-        if value is not None:
-            before = read_state(self._keys, {key: value.text}, {}).registrations[own.address]
-        if before is None or before.pool != own.pool:
-            self._refuse_other_map()
-        if before is None:
+        if value is None:
             return
+        before = read_state(self._keys, {key: value.text}, {}).registrations[own.address]
         if before.pool != own.pool and before.is_pushed:
             raise FailedPrecondition(
                 f"{own.address} had pool {before.pool}, with rows that were pushed, and this is "
                 f"pool {own.pool}: serve that pool here again, or this one at another address. If "
                 f"that pool and its rows are lost for ever, delete etcd's key {key}"
             )
-
-    def _refuse_other_map(self) -> None:
-        """Raise FailedPrecondition if a server that etcd does not know has a newer map than etcd.
-
-        The controller would take it for a sign of an etcd that was restored from a backup.
-        """
-        state = self._state_of(self._etcd.read(self._keys.map))
-        if state.map is None or self._used_version <= state.map.version:
-            return
-        raise FailedPrecondition(
-            f"{self._copy.path} has version {self._used_version} of the map, and etcd has version "
-            f"{state.map.version} and does not know this server with its pool. If the file is "
-            "another cluster's, remove it and start again. If etcd was restored from a backup: "
-            "petps cluster init POOL.map.json --restored, with the file of the highest version"
-        )
 
     def _note(self, error: str) -> None:
         """Log that etcd begins to fail, or that it works again; not each failure."""

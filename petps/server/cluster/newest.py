@@ -2,30 +2,38 @@
 
 An owner that was away for long is replaced by a server that has read the log, or a base. If the log
 is empty by now and the base is older, then only the one that was away has the newest rows. So a
-server removes the rows of a partition only when an owner reports at least its version.
+server removes the rows of a partition only when an owner reports at least their run and version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from petps.cluster.records import Member, PartitionReport, State
+from petps.cluster.records import PartitionReport, State
 
 __all__ = ["find_newer"]
 
 
 def find_newer(
-    own: PartitionReport, instance: str, partition: int, owners: Sequence[str], state: State
+    applied: Callable[[str], PartitionReport],
+    instance: str,
+    partition: int,
+    owners: Sequence[str],
+    state: State,
 ) -> str:
     """Return why the rows must stay, or '' if an owner has them.
 
-    own: what this pool has applied. instance: the one that the model's name refers to here.
+    applied: what this pool has of the partition in an instance. instance: the one that the model's
+    name refers to here. state: with the reports of the owners.
     """
-    if own.version == 0:
+    own = applied(instance)
+    if own.version == 0 and own.run == 0:
         return ""
     present = [state.members[owner] for owner in owners if owner in state.members]
-    if any(_has(member, own, instance, partition) for member in present):
-        return ""
+    for member in present:
+        report = member.partitions.get(partition)
+        if report is not None and report.is_caught_up and _has(report, applied(member.instance)):
+            return ""
     known = [m.partitions[partition].version for m in present if partition in m.partitions]
     text = f"version {max(known)}" if known else "no version that is known"
     return (
@@ -34,12 +42,7 @@ def find_newer(
     )
 
 
-def _has(member: Member, own: PartitionReport, instance: str, partition: int) -> bool:
-    report = member.partitions.get(partition)
-    if report is None or not report.is_caught_up:
-        return False
-    if member.instance != instance:
-        return True  # of which versions cannot be compared; the cluster has decided
+def _has(report: PartitionReport, own: PartitionReport) -> bool:
     if report.run and own.run and report.run != own.run:
         return report.run > own.run
     return report.version >= own.version

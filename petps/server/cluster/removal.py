@@ -41,6 +41,7 @@ def remove_partition(
     partition: int,
     *,
     is_copied: bool,
+    is_foreign: bool = False,
     held: Held,
     may_go_on: Callable[[], bool],
     pause: Callable[[], None] = lambda: None,
@@ -48,7 +49,8 @@ def remove_partition(
     """Remove the progress, then the rows of a partition. Return the number of rows.
 
     Frozen instances keep theirs, which are the state of one version. is_copied: also the rows of
-    tables that pushes feed, which are nowhere else unless they were copied. held: a context in
+    tables that pushes feed, which are nowhere else unless they were copied. is_foreign: the rows
+    are of another log, so the next one may have older runs. held: a context in
     which ingest applies nothing. may_go_on: asked in the context before each change; Stopped if
     not.
     """
@@ -58,7 +60,7 @@ def remove_partition(
             record for record in tables.instances() if record.model == model and not record.frozen
         ]
         recorded = [tables.progress(record.id, partition) for record in instances]
-        if begun := [_blank(progress) for progress in recorded if progress]:
+        if begun := [_blank(progress, is_foreign) for progress in recorded if progress]:
             tables.record_all_progress(begun)
     removed = 0
     for record in instances:
@@ -77,9 +79,11 @@ def remove_partition(
     return removed
 
 
-def _blank(progress: _native.Progress) -> _native.Progress:
+def _blank(progress: _native.Progress, is_foreign: bool) -> _native.Progress:
     """Return a progress that claims nothing; ``target``: see petps.server.ingest.Progress."""
     applied = max(progress.run, progress.target if progress.state == "following" else 0)
+    if is_foreign:
+        applied = 0
     return _native.Progress(
         instance=progress.instance, partition=progress.partition, run=0, seq=0, offset=0,
         version=0, state="following", target=applied, publisher=0,
@@ -193,6 +197,7 @@ class Removal:
                 self._model,
                 partition,
                 is_copied=drop.is_copied,
+                is_foreign=drop.is_foreign,
                 held=self._held,
                 may_go_on=may_go_on,
                 pause=self._pause,

@@ -42,7 +42,7 @@ def open_cluster(config: Config, tables: _native.Tables, log: Callable[[str], No
         Etcd(access), Etcd(access), config.cluster, record.model, copy, pauses, log
     )
     if config.ingest.log is not None:
-        cluster.unread = Unread(tables, record.partitions)
+        cluster.unread = Unread(tables, record)
     return cluster
 
 
@@ -115,8 +115,11 @@ def join(
         is_fed = follows and config.ingest.log is not None
         return _instances(tables, model, ingest, is_fed=is_fed)
 
-    def applied(partition: int) -> PartitionReport:
-        return _report_of(tables.progress(tables.resolve(model).id, partition))
+    def applied(partition: int, instance: str) -> PartitionReport:
+        for record in tables.instances():
+            if record.name == instance and (own := tables.progress(record.id, partition)):
+                return PartitionReport(int(own.version), False, int(own.run))
+        return PartitionReport(0, False)
 
     facts = Facts(
         registration=registration,
@@ -242,7 +245,10 @@ def _reports(tables: _native.Tables, model: str, ingest: Any) -> Mapping[int, Pa
     return reports
 
 
-def _report_of(progress: _native.Progress | None, *, is_caught_up: bool = False) -> PartitionReport:
+def _report_of(progress: _native.Progress | None, *, is_caught_up: bool) -> PartitionReport:
     if progress is None:
         return PartitionReport(0, is_caught_up)
-    return PartitionReport(int(progress.version), is_caught_up, int(progress.run))
+    run = int(progress.run)
+    if progress.state == "following":  # of a blank one: see removal.py
+        run = max(run, int(progress.target))
+    return PartitionReport(int(progress.version), is_caught_up, run)

@@ -20,16 +20,19 @@ class EmptiedLogs:
     follow, the first one shows that others are gone. If none does, nothing shows it, and the
     partition would count as caught up without its rows. Only a base brings them.
 
-    ASSUMPTIONS: one thread calls all methods.
+    ASSUMPTIONS: one thread calls all methods; others read ``undecided``.
     """
 
     def __init__(self, log: DeltaLog) -> None:
         self._log = log
         self._starts: dict[int, int] = {}  # of partitions that may be emptied
+        self.undecided: frozenset[int] = frozenset()
+        """The partitions that may be emptied."""
 
     def begin(self, starts: Mapping[int, int]) -> None:
         """Begin anew. ``starts``: the offset at which the log of each partition begins."""
         self._starts = {partition: start for partition, start in starts.items() if start > 0}
+        self.undecided = frozenset(self._starts)
 
     def find(
         self, states: Mapping[int, PartitionState], followers: Mapping[int, Follower]
@@ -58,6 +61,7 @@ class EmptiedLogs:
             )
             if is_fed or not _has_rows(instance):
                 found.append(Lost(partition, 0, ends[partition], ends[partition]))
+        self.undecided = frozenset(self._starts)
         return found
 
 

@@ -267,10 +267,10 @@ class Ingest:
         if health.state not in (Mode.FOLLOWING.value, "passing"):
             return health
         errors = self._errors
-        if owner is None:
-            is_away = "follow" in errors and state.recorded.offset > 0  # it has rows to serve
+        if owner is None or (state.is_unread and state.partition in self._emptied.undecided):
+            name = "unreachable" if "follow" in errors and state.recorded.offset > 0 else "starting"
             reason = errors.get("follow", "its log is not read yet")
-            return replace(health, state="unreachable" if is_away else "starting", reason=reason)
+            return replace(health, state=name, reason=reason)
         if "apply" in errors:
             return replace(health, state="blocked", reason=errors["apply"])
         if reason := errors.get("follow") or errors.get("end") or self._lag.silence():

@@ -389,21 +389,22 @@ TEST_F(CameLaterTest, KeysOfAPartitionWhoseLogIsUnreadAreNotFound) {
   const auto set_unread = [&](uint64_t partitions) { pool_.tables->set_unread({&partitions, 1}); };
   set_unread(0b11);
   start_named(0b11);
-  ASSERT_TRUE(record(pool_.instance, 0, 4).ok());
-  EXPECT_TRUE(pull_old(fed_, 0).ok()) << "it has rows of some version";
   expect_error(pull_old(fed_, 1), Code::kNotFound, kUnread);
   EXPECT_TRUE(pull_old(users_, 1).ok()) << "pushes feed this table";
-  for (const auto state : {pool::ProgressState::kPassing, pool::ProgressState::kCatchingUp}) {
-    ASSERT_TRUE(record(pool_.instance, 1, 0, 3, state).ok());
-    expect_error(pull_old(fed_, 1), Code::kNotFound, kUnread);
-  }
-  set_unread(0b01);
-  EXPECT_TRUE(pull_old(fed_, 1).ok()) << "the log has no rows of it";
+  pool_.record_version(0, 5);
+  pool_.record_version(1, 3);
+  expect_error(pull_old(fed_, 1), Code::kNotFound, kUnread);  // only a part of the log is read
+  EXPECT_EQ(pool_.tables->applied_version(pool_.instance), 0u);
+  set_unread(0b10);
   EXPECT_TRUE(pull_old(fed_, 0).ok());
-  set_unread(0b11);
   expect_error(pull_old(fed_, 1), Code::kNotFound, kUnread);
-  ASSERT_TRUE(record(pool_.instance, 1, 4).ok());
+  change_map(2, 0b01);
+  EXPECT_EQ(decode_pulled(pull(keys_[0])).applied_version, 5u) << "partition 1 is another's";
+  change_map(3, 0b11);
+  expect_error(pull_old(fed_, 1), Code::kNotFound, kUnread);
+  set_unread(0);
   EXPECT_TRUE(pull_old(fed_, 1).ok());
+  EXPECT_EQ(pool_.tables->applied_version(pool_.instance), 3u);
 }
 
 // An older instance that `petps load` filled is not the log's.

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from bench.scale.simulate import Rates, Simulation
+from petps.cluster.limits import Limits
 from petps.cluster.records import State
-from petps.cluster.steps import Limits
 
 ADDRESSES = ("a:1", "b:1", "c:1", "d:1")
 FAST = Rates(restart_seconds=0.0, follow=1e9, remove=1e9)

@@ -14,6 +14,7 @@ from functools import partial
 
 from petps.cluster.controller import read_models
 from petps.cluster.etcd import Compare, Read, Value
+from petps.cluster.limits import Limits, Step, Times
 from petps.cluster.maps import ClusterMap
 from petps.cluster.records import (
     FOLLOW,
@@ -26,7 +27,7 @@ from petps.cluster.records import (
     State,
     dump,
 )
-from petps.cluster.steps import Limits, Step, Times, find_step
+from petps.cluster.steps import find_step
 
 PREFIX = "/petps"
 MODEL = "ranking"
@@ -151,7 +152,7 @@ class FixedTimes:
 
     def held_seconds(self, move: Move, condition: str, *, holds: bool) -> float:
         """See Times."""
-        return 1.0 if holds else 0.0
+        return 5.0 if holds else 0.0  # not as long as what ends a move that waits
 
     def may_begin(self) -> bool:
         """See Times."""

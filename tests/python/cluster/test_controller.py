@@ -9,6 +9,7 @@ import pytest
 
 from petps.cluster.controller import TICK_SECONDS, Controller
 from petps.cluster.etcd import Compare
+from petps.cluster.limits import Limits, Step
 from petps.cluster.maps import ClusterMap
 from petps.cluster.obstacles import refusal_of_move
 from petps.cluster.records import (
@@ -25,7 +26,7 @@ from petps.cluster.records import (
     Wish,
     dump,
 )
-from petps.cluster.steps import Limits, Step, find_step
+from petps.cluster.steps import find_step
 from petps.errors import Unavailable
 from petps.log import Line
 from tests.python.cluster.simulated import KEYS, LIMITS, MODEL, PREFIX, FakeEtcd, FixedTimes

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from petps.cluster import steps
+from petps.cluster.limits import Step
 from petps.cluster.maps import ClusterMap
 from petps.cluster.records import Drop, Move, Settings, Wish, dump
 from tests.python.cluster import simulated
@@ -140,12 +141,12 @@ def test_an_order_that_ignores_the_map_is_caught(monkeypatch: pytest.MonkeyPatch
     """An order to remove rows, given with the switch already: the server may have the old map."""
     original = steps._Work._switch
 
-    def switch(work: steps._Work, move: Move) -> steps.Step:
+    def switch(work: steps._Work, move: Move) -> Step:
         step = original(work, move)
         assert move.source is not None
         order = dump(Drop(move.source, move.partition, 0))
         puts = {**step.puts, KEYS.drop(move.source, move.partition): order}
-        return steps.Step(step.text, step.event, step.compares, puts, step.deletes)
+        return Step(step.text, step.event, step.compares, puts, step.deletes)
 
     monkeypatch.setattr(steps._Work, "_switch", switch)
     with pytest.raises(Broken, match="shall remove partition 0, which it has"):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from petps.cluster import steps
+from petps.cluster.limits import Step
 from petps.cluster.maps import ClusterMap
 from petps.cluster.records import Drop, Move, Settings, State, Wish, dump
 from petps.server.cluster.handover import Handovers
@@ -141,7 +142,7 @@ def test_a_record_of_a_handover_is_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     """A drop that the controller gives to the owner is refused by the owner's map."""
     original = steps._Work._hand_over
 
-    def hand_over(work: steps._Work, move: Move) -> steps.Step:
+    def hand_over(work: steps._Work, move: Move) -> Step:
         step = original(work, move)
         assert move.source is not None
         order = dump(Drop(move.source, move.partition, 0))

@@ -16,11 +16,12 @@ if "serve" in sys.orig_argv:
 
 if "controller" in sys.orig_argv:
     from petps.cluster import steps
+    from petps.cluster.limits import Step
     from petps.cluster.records import Drop, dump
 
     _begin = steps._Work._begin
 
-    def _begin_and_drop(self: Any, partition: int, source: str | None, *rest: Any) -> steps.Step:
+    def _begin_and_drop(self: Any, partition: int, source: str | None, *rest: Any) -> Step:
         step = _begin(self, partition, source, *rest)
         if source is None:
             return step
