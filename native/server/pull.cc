@@ -185,7 +185,9 @@ Status Worker::check_loaded(const wire::PullRequest& request) const {
       const uint32_t partition = wire::partition_of(key, ownership_->shard.partitions);
       if (wire::has_partition(loaded, partition)) continue;
       const auto lack = shared_.tables.lack_of(table->record().spec.instance, partition);
-      if (lack != table::Lack::kNone)
+      // A pull that names a version waits for it, or is STALE.
+      const bool may_wait = lack == table::Lack::kUnread && request.min_version > 0;
+      if (lack != table::Lack::kNone && !may_wait)
         return Status(Code::kNotFound, text_of(lack, partition, shared_.address));
       loaded[partition / 64] |= uint64_t{1} << (partition % 64);
     }

@@ -228,7 +228,7 @@ def test_a_target_that_dies_after_the_switch_gives_the_partition_back(
     assert owned_by(cluster.status(), cluster.addresses[0]) == list(range(PARTITIONS))
     check_all(cluster, version)
     cluster.servers[1].restart()
-    cluster.settle()
+    wait_until("it removes its rows", lambda: not cluster.state().drops)
     assert cluster.rows(1) == 0
     check_all(cluster, version)
 

@@ -429,12 +429,15 @@ class ClusterPart:
         if text != self._registered:
             self._etcd.commit((), {self._keys.registration(registration.address): text})
             self._registered = text
+        partitions = self._facts.partitions()
+        if self.unread is not None:  # before the controller may read that they are caught up
+            self.unread.note(lambda: partitions)
         member = Member(
             registration.address,
             registration.pool,
             self._used_version,
             self._facts.instance(),
-            self._facts.partitions(),
+            partitions,
             self._map_error or self._switch_error,
             *self._facts.instances(),
         )

@@ -391,9 +391,12 @@ TEST_F(CameLaterTest, KeysOfAPartitionWhoseLogIsUnreadAreNotFound) {
   start_named(0b11);
   expect_error(pull_old(fed_, 1), Code::kNotFound, kUnread);
   EXPECT_TRUE(pull_old(users_, 1).ok()) << "pushes feed this table";
+  const wire::Frame named = pull_frame(1, {{fed_.id(), keys_[1]}}, pool_.instance, 3, 0);
+  expect_error(connect()->call(named).error(), Code::kStale, "version 3 was requested");
   pool_.record_version(0, 5);
   pool_.record_version(1, 3);
   expect_error(pull_old(fed_, 1), Code::kNotFound, kUnread);  // only a part of the log is read
+  expect_error(connect()->call(named).error(), Code::kStale, "version 3 was requested");
   EXPECT_EQ(pool_.tables->applied_version(pool_.instance), 0u);
   set_unread(0b10);
   EXPECT_TRUE(pull_old(fed_, 0).ok());
