@@ -362,15 +362,17 @@ void bind_progress_and_upkeep(TablesClass& tables) {
                return open.applied_version(instance);
              }),
              py::arg("instance"));
-  tables.def("set_unread", method([](table::Tables& open, const std::vector<uint32_t>& partitions) {
-               std::vector<uint64_t> bitmap;
-               for (const uint32_t partition : partitions) {
-                 if (bitmap.size() <= partition / 64) bitmap.resize(partition / 64 + 1);
-                 bitmap[partition / 64] |= uint64_t{1} << (partition % 64);
-               }
-               open.set_unread(bitmap);
-             }),
-             py::arg("partitions"));
+  tables.def(
+      "set_unread",
+      method([](table::Tables& open, uint32_t instance, const std::vector<uint32_t>& partitions) {
+        std::vector<uint64_t> bitmap;
+        for (const uint32_t partition : partitions) {
+          if (bitmap.size() <= partition / 64) bitmap.resize(partition / 64 + 1);
+          bitmap[partition / 64] |= uint64_t{1} << (partition % 64);
+        }
+        open.set_unread(instance, bitmap);
+      }),
+      py::arg("instance"), py::arg("partitions"));
   tables.def("walk", method([](table::Tables& open) { open.walk(); }));
   tables.def("walked", method([](table::Tables& open) { return open.walked(); }));
   tables.def("reclaim", method([](table::Tables& open) { return open.reclaim(); }));

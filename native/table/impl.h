@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -216,12 +217,11 @@ struct Tables::Impl final : epoch::Reclaimer {
   void walk();
   void wake();
   bool await_reclaim();
-  // The caller of these two holds applied_mutex.
+  // The caller of these three holds applied_mutex.
   bool counts(uint64_t partition) const;
   uint64_t counted_partitions(const pool::InstanceRecord& instance) const;
+  bool is_unread(uint32_t instance, uint64_t partition) const;
   void refresh_applied(uint32_t instance);
-  // Set one of the bitmaps below, and refresh every instance.
-  void refresh_all_applied(std::vector<uint64_t>& bitmap, std::span<const uint64_t> partitions);
   std::vector<TablePointer> list_tables();
   base::Status pass_over(uint32_t instance);
   // Take the tables, which no superblock names any more, from writers; return their ids. The caller
@@ -242,8 +242,8 @@ struct Tables::Impl final : epoch::Reclaimer {
   std::atomic<bool> walked{false};
   // Serialises writers of `applied`, so that the later of two refreshes wins; guards the bitmaps.
   std::mutex applied_mutex;
-  std::vector<uint64_t> counted;  // bitmap of partitions; empty: all
-  std::vector<uint64_t> unread;   // likewise; empty: none
+  std::vector<uint64_t> counted;                     // bitmap of partitions; empty: all
+  std::map<uint32_t, std::vector<uint64_t>> unread;  // likewise, by instance; absent: none
   std::array<Applied, pool::kMaxInstances> applied;
   bool runs_background = false;
   std::atomic<bool> stopping{false};

@@ -372,10 +372,10 @@ class Tables {
   bool is_partial(uint32_t instance) const;
   // Return why that is so of this partition. It is slow.
   Lack lack_of(uint32_t instance, uint32_t partition) const;
-  // Set the partitions of which the pool was opened without rows, and whose log has not been read
-  // to its end since, as a bitmap. Only instances that the model's name has not left are concerned;
-  // their applied version is 0 until then. No partition is before the first call.
-  void set_unread(std::span<const uint64_t> partitions);
+  // Set the partitions of which the pool was opened without rows of the instance, and whose log has
+  // not been read to its end since, as a bitmap. Its applied version is 0 while one of them is
+  // counted.
+  void set_unread(uint32_t instance, std::span<const uint64_t> partitions);
   // Set the partitions that applied versions count, for every instance: bit p of word p / 64. All
   // partitions count before the first call.
   void count_partitions(std::span<const uint64_t> partitions);

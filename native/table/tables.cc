@@ -378,9 +378,9 @@ void Tables::Impl::refresh_applied(uint32_t instance) {
   if (record == names.instances.end()) return;  // the instance was dropped
   const uint64_t expected = counted_partitions(*record);
   const bool has_left = is_past(names, *record);
-  bool is_unread = false;
+  bool lacks_log = false;
   for (uint64_t p = 0; p < record->partitions; ++p)
-    is_unread = is_unread || (!has_left && counts(p) && has_bit(unread, p));
+    lacks_log = lacks_log || (counts(p) && is_unread(instance, p));
   uint64_t lowest = UINT64_MAX;
   uint64_t recorded = 0;
   uint64_t loaded = 0;
@@ -402,28 +402,33 @@ void Tables::Impl::refresh_applied(uint32_t instance) {
     at = find(0);  // a free place
     PETPS_CHECK(at != applied.end(), "more instances than a pool may have");
   }
-  const bool is_partial = is_unread || (has_left && is_fed && loaded < expected);
-  const bool is_known = !is_unread && recorded >= expected && recorded > 0;
+  const bool is_partial = lacks_log || (has_left && is_fed && loaded < expected);
+  const bool is_known = !lacks_log && recorded >= expected && recorded > 0;
   at->is_partial.store(is_partial, std::memory_order_release);
   at->version.store(is_known ? lowest : 0, std::memory_order_release);
   at->instance.store(instance, std::memory_order_release);
 }
 
-void Tables::Impl::refresh_all_applied(std::vector<uint64_t>& bitmap,
-                                       std::span<const uint64_t> partitions) {
-  {
-    const std::lock_guard lock(applied_mutex);
-    bitmap.assign(partitions.begin(), partitions.end());
-  }
-  for (const pool::InstanceRecord& instance : pool->instances()) refresh_applied(instance.id);
+bool Tables::Impl::is_unread(uint32_t instance, uint64_t partition) const {
+  const auto at = unread.find(instance);
+  return at != unread.end() && has_bit(at->second, partition);
 }
 
 void Tables::count_partitions(std::span<const uint64_t> partitions) {
-  impl_->refresh_all_applied(impl_->counted, partitions);
+  {
+    const std::lock_guard lock(impl_->applied_mutex);
+    impl_->counted.assign(partitions.begin(), partitions.end());
+  }
+  for (const pool::InstanceRecord& instance : impl_->pool->instances())
+    impl_->refresh_applied(instance.id);
 }
 
-void Tables::set_unread(std::span<const uint64_t> partitions) {
-  impl_->refresh_all_applied(impl_->unread, partitions);
+void Tables::set_unread(uint32_t instance, std::span<const uint64_t> partitions) {
+  {
+    const std::lock_guard lock(impl_->applied_mutex);
+    impl_->unread[instance].assign(partitions.begin(), partitions.end());
+  }
+  impl_->refresh_applied(instance);
 }
 
 Status Tables::record_progress(std::span<const pool::Progress> all,
@@ -464,10 +469,12 @@ Lack Tables::lack_of(uint32_t instance, uint32_t partition) const {
   const pool::Names names = impl_->pool->names();
   const auto record = std::ranges::find(names.instances, instance, &pool::InstanceRecord::id);
   if (record == names.instances.end()) return Lack::kNone;  // dropped
-  if (!is_past(names, *record)) {
+  const bool has_left = is_past(names, *record);
+  {
     const std::lock_guard lock(impl_->applied_mutex);
-    return has_bit(impl_->unread, partition) ? Lack::kUnread : Lack::kNone;
+    if (impl_->is_unread(instance, partition)) return has_left ? Lack::kCameLater : Lack::kUnread;
   }
+  if (!has_left) return Lack::kNone;
   const auto progress = impl_->pool->read_progress(instance, partition);
   return progress.has_value() && pool::has_applied(*progress) ? Lack::kNone : Lack::kCameLater;
 }

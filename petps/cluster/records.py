@@ -104,7 +104,7 @@ class Move:
     that was written with the phase, or with the one before. version: the applied version that the
     target must have before the switch. is_copied: pushes feed a table, so the source sends the rows
     to the target. attempt: grows with each handover that is taken back. pause_ms: the limit of each
-    part of a handover.
+    part of a handover. has_kept: the target had rows to remove, newer than those of all owners.
     """
 
     partition: int
@@ -117,6 +117,7 @@ class Move:
     is_copied: bool = False
     attempt: int = 1
     pause_ms: int = 0
+    has_kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)

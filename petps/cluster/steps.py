@@ -30,6 +30,7 @@ from petps.cluster.records import (
     State,
     dump,
 )
+from petps.cluster.runs import has_other_runs
 from petps.cluster.switch import is_due, lacking, refusal_of_switch
 
 __all__ = [
@@ -202,21 +203,9 @@ class _Work:
         """Return what keeps the target from owning the partition, if it has done so for long."""
         assert move.target is not None
         fault = fault_of(self._state, move.target)
-        if not fault and self._is_foreign(move):
+        if not fault and has_other_runs(self._state, move.partition, move.target):
             fault = "its pool has applied runs of another log, which the owners' pools have not"
         return fault if self._has_held(move, "faulty", bool(fault), FAULT_SECONDS) else ""
-
-    def _is_foreign(self, move: Move) -> bool:
-        """Return whether the target is at the end of the log with other runs than whole owners.
-
-        A pool that followed another log, with newer runs, passes over all messages of this one.
-        """
-        assert move.target is not None
-        report = self._state.members[move.target].partitions.get(move.partition)
-        runs = self._runs_of_owners(move)
-        if report is None or not report.is_caught_up or not report.run:
-            return False
-        return bool(runs) and report.run not in runs
 
     def _is_close(self, move: Move) -> bool:
         """Return whether the source has sent almost all, and the target has almost all of that."""
@@ -302,7 +291,7 @@ class _Work:
     def _abandon(self, move: Move, target: str, *, because: str = "") -> Step:
         new_map = self._map.without_follower(move.partition, target)
         because = because or f"{target} is away before it was the owner"
-        is_foreign = self._is_present(target) and self._is_foreign(move)
+        is_foreign = not move.has_kept and has_other_runs(self._state, move.partition, target)
         return self._dropping(
             f"partition {move.partition}: {because}, so the move is abandoned",
             "move_abandoned", new_map, move, target, is_foreign=is_foreign,
@@ -382,15 +371,19 @@ class _Work:
             target = self._target_of(move, planned)
             if not self._is_present(target):
                 continue
-            step = self._begin(move.partition, move.source, target, move.reason)
             if (target, move.partition) not in self._state.drops:
-                yield step
-            elif not any(map(self._is_present, self._map.owners[move.partition])):
-                # Only the target may have the rows, and without owners it would keep them for ever.
+                yield self._begin(move.partition, move.source, target, move.reason)
+            elif self._may_follow_again(target, move.partition):
+                # Perhaps only the target has the newest rows, and it keeps them until others have.
                 key = self._keys.drop(target, move.partition)
+                step = self._begin(move.partition, move.source, target, move.reason, has_kept=True)
                 compare = Compare(key, self._state.revisions[key])
                 compares, deletes = (*step.compares, compare), (*step.deletes, key)
                 yield replace(step, compares=compares, deletes=deletes)
+
+    def _may_follow_again(self, target: str, partition: int) -> bool:
+        is_foreign = self._state.drops[target, partition].is_foreign
+        return not is_foreign and not self._has_whole_owner(partition)
 
     def _target_of(self, move: PlannedMove, planned: Sequence[PlannedMove]) -> str:
         """Return the target of a move: of those that the plan has for its partition, one in a zone
@@ -445,7 +438,15 @@ class _Work:
             return Planned(address, zone, weight, "away", 0.0)
         return Planned(address, zone, weight, "in")
 
-    def _begin(self, partition: int, source: str | None, target: str, reason: str) -> Step:
+    def _begin(
+        self,
+        partition: int,
+        source: str | None,
+        target: str,
+        reason: str,
+        *,
+        has_kept: bool = False,
+    ) -> Step:
         new_map = self._described(self._map.with_follower(partition, target), target)
         version = max((
             self._state.members[owner].partitions[partition].version
@@ -455,7 +456,8 @@ class _Work:
         ), default=0)  # fmt: skip
         is_copied = self._state.is_pushed
         move = Move(
-            partition, source, target, FOLLOW, reason, new_map.version, version, is_copied
+            partition, source, target, FOLLOW, reason, new_map.version, version, is_copied,
+            has_kept=has_kept,
         )  # fmt: skip
         return self._step(
             f"partition {partition}: {target} follows it, to own it in place of "
@@ -517,31 +519,27 @@ class _Work:
         report = member.partitions.get(move.partition)
         if report is None and not self._is_fed():
             return True
-        if report is None or not report.is_caught_up:
+        is_at_end = report is not None and report.is_caught_up
+        # An owner that starts its ingest again says soon whether the runs are its own.
+        owners = self._map.owners[move.partition]
+        is_open = (
+            is_at_end
+            and any(map(self._is_present, owners))
+            and not self._has_whole_owner(move.partition)
+        )
+        has_waited = self._has_held(move, "runs are open", is_open, FAULT_SECONDS)
+        if report is None or not is_at_end:
             return False
-        for owner in self._map.owners[move.partition]:  # of the same instance, if one is present
+        # A handover begins only after that, and does not last as long.
+        if is_open and report.run and not has_waited and move.phase == FOLLOW:
+            return False
+        for owner in owners:  # of the same instance, if one is present
             other = self._state.members.get(owner)
             if other is not None and other.instance != member.instance:
                 return False
-        # An owner that starts its ingest again says soon whether the runs are its own.
-        is_present = any(map(self._is_present, self._map.owners[move.partition]))
-        is_open = bool(report.run) and is_present and not self._has_whole_owner(move.partition)
-        is_open = is_open and not self._has_held(move, "runs are open", is_open, FAULT_SECONDS)
-        return not is_open and not self._is_foreign(move) and report.version >= move.version
-
-    def _runs_of_owners(self, move: Move) -> set[int]:
-        """Return the runs that owners with every row report, of the instance of the target."""
-        assert move.target is not None
-        instance = self._state.members[move.target].instance
-        runs = set()
-        for owner in self._map.owners[move.partition]:
-            member = self._state.members.get(owner)
-            if member is None or member.instance != instance:
-                continue
-            report = member.partitions.get(move.partition)
-            if report is not None and report.is_caught_up:
-                runs.add(report.run)
-        return runs - {0}
+        if has_other_runs(self._state, move.partition, target):
+            return False
+        return report.version >= move.version
 
     def _has_whole_owner(self, partition: int, besides: str | None = None) -> bool:
         owners = [owner for owner in self._map.owners[partition] if owner != besides]

@@ -64,10 +64,14 @@ Deadline PullCall::time_for(const Routing& by, const Share& share, bool& has_oth
   has_others = true;
   for (const uint32_t group : share.groups) {
     size_t able = 0;
+    size_t perhaps_able = 0;  // what the client knows of these owners' instances may be old
     bool has_other = false;
     for (const uint32_t owner : by.owners[group]) {
       const RemoteServer::Condition& condition = groups_.conditions[owner];
-      if (!groups_.is_able[owner]) continue;
+      if (!groups_.is_able[owner]) {
+        if (!condition.is_dead) perhaps_able = 1;
+        continue;
+      }
       if (condition.is_dead) {
         has_dead = has_dead || owner != share.server;
         continue;
@@ -76,7 +80,7 @@ Deadline PullCall::time_for(const Routing& by, const Share& share, bool& has_oth
       const bool has_failed = !condition.is_awake || !groups_.failures[owner].ok();
       has_other = has_other || (owner != share.server && !has_failed);
     }
-    owners = std::min(owners, std::max<size_t>(able, 1));
+    owners = std::min(owners, std::max<size_t>(able + perhaps_able, 1));
     has_others = has_others && has_other;
   }
   const uint64_t left_ns = deadline_.left_ns();

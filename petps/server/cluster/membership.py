@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
@@ -76,6 +76,8 @@ class Facts:
     registration: Callable[[], Registration]
     instance: Callable[[], str]
     partitions: Callable[[], Mapping[int, PartitionReport]]
+    read: Callable[[str], Collection[int]]
+    """Returns the partitions whose log was read to its end, into an instance."""
     applied: Callable[[int, str], PartitionReport]
     """Returns what an instance has of a partition, which may be followed no more."""
     instances: Callable[[], tuple[tuple[str, ...], tuple[str, ...]]]
@@ -260,8 +262,7 @@ class ClusterPart:
         while True:
             error, self._round_at = "", time.monotonic()
             try:
-                if self.unread is not None:  # also while etcd is away
-                    self.unread.note(self._facts.partitions)
+                self._note_read()  # also while etcd is away
                 self._look()
             except PetpsError as failure:
                 error = str(failure)
@@ -282,6 +283,10 @@ class ClusterPart:
             if self._stopping.wait(HANDOVER_SECONDS if self._handovers.is_urgent else LOOK_SECONDS):
                 break
         self._etcd.close()
+
+    def _note_read(self) -> None:
+        if self.unread is not None:
+            self.unread.note(self._facts.instance(), self._facts.read)
 
     def _is_working(self) -> bool:
         return time.monotonic() - self._round_at < STUCK_SECONDS
@@ -366,16 +371,17 @@ class ClusterPart:
             state = self._state_of(self._etcd.read(self._keys.members))
         except PetpsError:  # perhaps a report of a newer release: then nothing is removed
             state = State(self._keys.model)
-        before, self._checked = self._checked, {}
+        checked: dict[int, tuple[str, float]] = {}
         for partition, (drop, _) in self._drops.items():
             text = ""
-            if not drop.is_foreign:
+            if self.unread is not None and not drop.is_foreign:  # it follows a log
                 owners = () if self._map is None else self._map.owners_of(partition)
                 others = [owner for owner in owners if owner != address]
                 applied = partial(self._facts.applied, partition)
                 text = find_newer(applied, self._facts.instance(), partition, others, state)
-            waited, since = before.get(partition, ("", now))
-            self._checked[partition] = (text, since if waited else now)
+            waited, since = self._checked.get(partition, ("", now))
+            checked[partition] = (text, since if waited else now)
+        self._checked = checked  # at once: status() reads it
 
     def _take_map(self, value: Value) -> None:
         with self._lock:
@@ -421,7 +427,7 @@ class ClusterPart:
         text = f"the rows of partition {partition}, which this server does not have, are removed"
         self._log(Line(text, "partition_removed", partition=partition))
         if self.unread is not None:
-            self.unread.add([partition])
+            self.unread.add(self._facts.instance(), [partition])
         self._set_orders()
 
     def _report(self, registration: Registration) -> None:
@@ -430,8 +436,7 @@ class ClusterPart:
             self._etcd.commit((), {self._keys.registration(registration.address): text})
             self._registered = text
         partitions = self._facts.partitions()
-        if self.unread is not None:  # before the controller may read that they are caught up
-            self.unread.note(lambda: partitions)
+        self._note_read()  # before the controller may read that they are caught up
         member = Member(
             registration.address,
             registration.pool,

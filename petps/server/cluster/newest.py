@@ -32,7 +32,7 @@ def find_newer(
     present = [state.members[owner] for owner in owners if owner in state.members]
     for member in present:
         report = member.partitions.get(partition)
-        if report is not None and report.is_caught_up and _has(report, applied(member.instance)):
+        if report is not None and _has(report, applied(member.instance)):
             return ""
     known = [m.partitions[partition].version for m in present if partition in m.partitions]
     text = f"version {max(known)}" if known else "no version that is known"
@@ -44,5 +44,7 @@ def find_newer(
 
 def _has(report: PartitionReport, own: PartitionReport) -> bool:
     if report.run and own.run and report.run != own.run:
-        return report.run > own.run
+        return report.is_caught_up and report.run > own.run
+    if own.version == 0:  # its rows are those of an unknown state
+        return report.is_caught_up
     return report.version >= own.version

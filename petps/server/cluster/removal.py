@@ -186,7 +186,13 @@ class Removal:
         partition = drop.partition
 
         def may_go_on() -> bool:
-            return not self._stopping.is_set() and self._may_remove(partition, drop.map_version)
+            with self._lock:
+                is_ordered = self._orders.get(partition) == drop
+            return (
+                is_ordered
+                and not self._stopping.is_set()
+                and self._may_remove(partition, drop.map_version)
+            )
 
         if not may_go_on():
             return

@@ -42,7 +42,7 @@ def open_cluster(config: Config, tables: _native.Tables, log: Callable[[str], No
         Etcd(access), Etcd(access), config.cluster, record.model, copy, pauses, log
     )
     if config.ingest.log is not None:
-        cluster.unread = Unread(tables, record)
+        cluster.unread = Unread(tables, record.model)
     return cluster
 
 
@@ -125,6 +125,7 @@ def join(
         registration=registration,
         instance=lambda: str(tables.resolve(model).name),
         partitions=lambda: _reports(tables, model, now()[1]),
+        read=lambda served: _read(tables, now()[1], served),
         applied=applied,
         instances=instances,
         switch=switch,
@@ -237,12 +238,31 @@ def _reports(tables: _native.Tables, model: str, ingest: Any) -> Mapping[int, Pa
     reports = {}
     for partition in health:
         progress = tables.progress(served.id, partition.partition)
-        # If the log feeds a newer instance by now, this one stays as it is.
-        is_stopped = progress is not None and progress.state in ("incomplete", "conflict")
-        fed = partition.instance if _has_rows(progress) and not is_stopped else served.name
+        fed = _fed(partition, str(served.name), progress)
         is_caught_up = _is_caught_up(partition, fed, progress)
         reports[partition.partition] = _report_of(progress, is_caught_up=is_caught_up)
     return reports
+
+
+def _read(tables: _native.Tables, ingest: Any, served: str) -> set[int]:
+    """Return the partitions whose log was read to its end, into the instance that is served."""
+    ids = [record.id for record in tables.instances() if record.name == served]
+    if ingest is None or not ids:
+        return set()
+    health: list[PartitionHealth] = ingest.health()
+    return {
+        part.partition
+        for part in health
+        if part.state in ("following", "passing")
+        and part.lag_seconds is not None
+        and part.instance in (served, _fed(part, served, tables.progress(ids[0], part.partition)))
+    }
+
+
+def _fed(partition: PartitionHealth, served: str, progress: _native.Progress | None) -> str:
+    """Return the instance whose end is that of the served one: the log may feed a newer one."""
+    is_stopped = progress is not None and progress.state in ("incomplete", "conflict")
+    return partition.instance if _has_rows(progress) and not is_stopped else served
 
 
 def _report_of(progress: _native.Progress | None, *, is_caught_up: bool) -> PartitionReport:

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <thread>
 
+#include "drip.h"
 #include "fleet.h"
 
 namespace petps::client {
@@ -34,8 +35,8 @@ class CameLaterTest : public testing::Fleet {
     for (const auto& server : servers_)
       ASSERT_TRUE(server->tables().switch_alias("ranking", server->instance()).ok());
   }
-  void add(uint64_t owned) {
-    RealServer& server = add_server(owned);
+  void add(uint64_t owned, const server::ServerOptions& options = {}) {
+    RealServer& server = add_server(owned, 0, options);
     table::Tables& tables = server.tables();
     RealServer::fill(add_table(server, server.instance()), keys_of(owned), kOld);
     record(server, server.instance(), owned, kOld);
@@ -90,6 +91,37 @@ class CameLaterTest : public testing::Fleet {
   }
   uint64_t refusals() { return servers_[0]->server().stats().errors_of(Code::kNotFound); }
 };
+
+// An owner has switched since the client read its names. The only one that the client knows to have
+// the instance is silent then, and must not get all of the time.
+TEST_F(CameLaterTest, AnOwnerWhoseSwitchIsNotKnownIsAskedWhileThereIsTime) {
+  testing::Drip drip;
+  server::ServerOptions behind_drip;
+  behind_drip.address = drip.address();
+  add(0xFF, behind_drip);
+  add(0xFF);
+  drip.lead_to(servers_[0]->address());
+  for (const auto& server : servers_) {
+    server->set_shard_map(
+        {"ranking", 1, kPartitions, {{drip.address(), {0xFF}}, {servers_[1]->address(), {0xFF}}}});
+    ASSERT_TRUE(server->tables().switch_alias("ranking", server->instance()).ok());
+  }
+  Options options = quiet();
+  options.deadline_ms = 8000;
+  const auto client = testing::connect_to(servers_[1]->url(), options);
+  uint64_t version = 0;
+  ASSERT_TRUE(pull_all(*client, version).ok());
+  ASSERT_EQ(version, kOld);
+  switch_to_new(0);
+  const PullOptions newest{.min_version = kNew};
+  ASSERT_TRUE(pull_all(*client, version, 0xFF, newest).ok());
+  ASSERT_EQ(version, kNew);
+  switch_to_new(1);
+  drip.hold(true);
+  const Status status = pull_all(*client, version, 0xFF, newest);
+  EXPECT_TRUE(status.ok()) << status.to_string();
+  EXPECT_EQ(version, kNew);
+}
 
 // The client's names of the server are from before.
 TEST_F(CameLaterTest, PullsGoToServersThatHadThePartitionBefore) {

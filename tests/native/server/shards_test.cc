@@ -386,7 +386,9 @@ TEST_F(CameLaterTest, ARequestWithoutAnInstanceIsCheckedByTable) {
 // A pool that was lost comes back empty, and the map names its server still (decision 123).
 TEST_F(CameLaterTest, KeysOfAPartitionWhoseLogIsUnreadAreNotFound) {
   constexpr const char* kUnread = "partition 1 of this instance is not yet at here:1: the log has";
-  const auto set_unread = [&](uint64_t partitions) { pool_.tables->set_unread({&partitions, 1}); };
+  const auto set_unread = [&](uint64_t partitions) {
+    pool_.tables->set_unread(pool_.instance, {&partitions, 1});
+  };
   set_unread(0b11);
   start_named(0b11);
   expect_error(pull_old(fed_, 1), Code::kNotFound, kUnread);
@@ -410,14 +412,15 @@ TEST_F(CameLaterTest, KeysOfAPartitionWhoseLogIsUnreadAreNotFound) {
   EXPECT_EQ(pool_.tables->applied_version(pool_.instance), 3u);
 }
 
-// An older instance that `petps load` filled is not the log's.
-TEST_F(CameLaterTest, AnUnreadLogSaysNothingOfAnInstanceThatTheNameHasLeft) {
+// Clients ask for it while other servers have not switched.
+TEST_F(CameLaterTest, AnUnreadInstanceThatTheNameHasLeftIsNotAnswered) {
   const uint64_t both = 0b11;
-  pool_.tables->set_unread({&both, 1});
+  pool_.tables->set_unread(pool_.instance, {&both, 1});
   start_named(0b11);
-  expect_error(pull_old(fed_, 0), Code::kNotFound, "is not yet at here:1");
-  ASSERT_TRUE(switch_to(create_next()).ok());
-  EXPECT_TRUE(pull_old(fed_, 0).ok());
+  const uint32_t next = create_next();
+  for (const uint32_t partition : {0, 1}) ASSERT_TRUE(record(next, partition, 4).ok());
+  ASSERT_TRUE(switch_to(next).ok());
+  expect_error(pull_old(fed_, 1), Code::kNotFound, kText);
 }
 
 // Partition 0 is at version 9, partition 1 at version 2, and the map changes back and forth. A

@@ -215,3 +215,60 @@ def test_an_owner_that_starts_its_ingest_is_waited_for_but_not_for_ever() -> Non
     rig.clock.now += 1.1
     one.tick()
     assert rig.move().phase == "switch"
+
+
+def test_each_time_that_an_owner_starts_its_ingest_is_waited_for() -> None:
+    rig = Rig((("a",),))
+    one = rig.controller("one")
+    rig.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
+    one.tick()
+    rig.report("b", run=900)
+    for _ in range(4):
+        rig.report("a", run=5, is_caught_up=False)
+        one.tick()
+        rig.report("a", run=5)
+        one.tick()
+        rig.clock.now += 40.0
+        rig.report("a", run=5, is_caught_up=False)
+        one.tick()
+        assert rig.map().owners == (("a",),)
+
+
+def test_a_target_that_starts_its_ingest_begins_the_wait_anew() -> None:
+    rig = Rig((("a",),))
+    one = rig.controller("one")
+    rig.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
+    one.tick()
+    rig.report("a", run=5, is_caught_up=False)
+    for is_caught_up in (True, False, True):
+        rig.report("b", run=900, is_caught_up=is_caught_up)
+        one.tick()
+        rig.clock.now += 31.0
+    one.tick()
+    assert rig.map().owners == (("a",),)
+
+
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_an_order_that_waits_for_an_owner_who_is_behind_gives_way(is_foreign: bool) -> None:
+    """A drained owner can never be whole, and the target keeps the rows of an abandoned move."""
+    rig = Rig((("a",),))
+    drop = Drop("b", 0, 2, is_foreign=is_foreign)
+    rig.etcd.commit((), {KEYS.drop("b", 0): dump(drop), KEYS.drained("a"): "{}"})
+    assert step_of(rig) == ""
+    rig.report("a", is_caught_up=False)
+    assert step_of(rig) == ("" if is_foreign else "move_begun")
+
+
+def test_rows_that_were_kept_are_not_removed_as_those_of_another_log() -> None:
+    rig = Rig((("a",),))
+    one = rig.controller("one")
+    rig.etcd.commit((), {KEYS.drop("b", 0): dump(Drop("b", 0, 2)), KEYS.drained("a"): "{}"})
+    rig.report("a", is_caught_up=False, run=5)
+    one.tick()
+    assert rig.move().has_kept
+    rig.report("a", run=5)
+    rig.report("b", run=6)
+    one.tick()
+    rig.clock.now += 60.1
+    one.tick()
+    assert rig.state().drops == {("b", 0): Drop("b", 0, rig.map().version)}

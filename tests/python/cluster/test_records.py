@@ -63,7 +63,8 @@ GOLDEN: dict[str, tuple[str, object]] = {
     ),
     "/petps/models/ranking/orders/moves/3": (
         (
-            '{"attempt": 1, "format": 1, "is_copied": true, "map_version": 12, "partition": 3, '
+            '{"attempt": 1, "format": 1, "has_kept": false, "is_copied": true, "map_version": 12, '
+            '"partition": 3, '
             '"pause_ms": 2000, "phase": "follow", "reason": "drain", "source": "h1:7070", '
             '"target": "h2:7070", "version": 840}'
         ),
