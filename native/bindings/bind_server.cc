@@ -2,6 +2,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include "bindings/partitions.h"
 #include "bindings/record.h"
 #include "bindings/server_handle.h"
 #include "bindings/server_options.h"
@@ -68,17 +69,6 @@ py::tuple progress(ServerHandle& handle) {
     progress = handle.with([](server::Server& running) { return running.progress(); });
   }
   return py::make_tuple(progress.workers, progress.pushes);
-}
-
-wire::PartitionSet partition_set(const std::vector<uint32_t>& partitions) {
-  wire::PartitionSet set{};
-  for (const uint32_t partition : partitions) {
-    if (partition >= wire::kMaxPartitions)
-      invalid("partition " + std::to_string(partition) + " is none of 0 to " +
-              std::to_string(wire::kMaxPartitions - 1));
-    set[partition / 64] |= uint64_t{1} << (partition % 64);
-  }
-  return set;
 }
 
 server::Pauses pauses_of(const std::vector<uint32_t>& pushes, const std::vector<uint32_t>& pulls) {

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/arrays.h"
+#include "bindings/partitions.h"
 #include "bindings/pool_info.h"
 #include "bindings/table_handle.h"
 #include "codec/codec.h"
@@ -365,12 +366,7 @@ void bind_progress_and_upkeep(TablesClass& tables) {
   tables.def(
       "set_unread",
       method([](table::Tables& open, uint32_t instance, const std::vector<uint32_t>& partitions) {
-        std::vector<uint64_t> bitmap;
-        for (const uint32_t partition : partitions) {
-          if (bitmap.size() <= partition / 64) bitmap.resize(partition / 64 + 1);
-          bitmap[partition / 64] |= uint64_t{1} << (partition % 64);
-        }
-        open.set_unread(instance, bitmap);
+        open.set_unread(instance, partition_set(partitions));
       }),
       py::arg("instance"), py::arg("partitions"));
   tables.def("walk", method([](table::Tables& open) { open.walk(); }));

@@ -300,7 +300,7 @@ struct TablesOptions {
 // Why keys of a partition may have rows, but not in this pool.
 enum class Lack : uint8_t {
   kNone,
-  kCameLater,  // the partition came to the pool when the model's name had left the instance
+  kCameLater,  // the model's name had left the instance when the partition came, or was read
   kUnread,     // the log has not been read yet
 };
 

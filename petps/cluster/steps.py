@@ -33,9 +33,7 @@ from petps.cluster.records import (
 from petps.cluster.runs import has_other_runs
 from petps.cluster.switch import is_due, lacking, refusal_of_switch
 
-__all__ = [
-    "find_step",
-]
+__all__ = ["find_step"]
 
 OUTWAIT_SECONDS: Final = 300.0  # for which a switch of the model waits for a move
 FAULT_SECONDS: Final = 60.0  # for which a move waits for a server that is present and not able
@@ -300,20 +298,17 @@ class _Work:
     def _give_back(self, move: Move, source: str) -> Step:
         target = move.target
         new_map = self._map.with_owner(move.partition, target, source)
+        text = (
+            f"partition {move.partition}: {target or 'its owner'} is away or behind, and {source} "
+            "has every row, so it owns the partition again"
+        )
         if target is None:
-            return self._step(
-                f"partition {move.partition}: no other owner is present, and {source} has every "
-                "row, so it owns the partition again",
-                "move_undone", new_map, move, {}, (self._keys.move(move.partition),),
-            )  # fmt: skip
+            key = self._keys.move(move.partition)
+            return self._step(text, "move_undone", new_map, move, {}, (key,))
         new_map = replace(
             new_map.without_follower(move.partition, target), version=self._map.version + 1
         )
-        return self._dropping(
-            f"partition {move.partition}: {target} is away, and {source} has every row, so it owns "
-            "the partition again",
-            "move_undone", new_map, move, target,
-        )  # fmt: skip
+        return self._dropping(text, "move_undone", new_map, move, target)
 
     def _dropping(
         self,

@@ -26,11 +26,6 @@ class MapCopy:
         """``model`` and ``partitions``: of the map that a server has before it knows one."""
         self._path, self._model, self._partitions = path, model, partitions
 
-    @property
-    def path(self) -> Path:
-        """Return the file."""
-        return self._path
-
     def read(self) -> ShardMap:
         """Return the map; without a file, one in which nobody who exists owns anything.
 

@@ -363,7 +363,7 @@ TEST_F(CameLaterTest, APartitionThatPassesOverTheLogIsNotLoadedWhereOthersAre) {
   EXPECT_TRUE(switch_to(next).ok());
 }
 
-// Tables of several instances in one request: each is checked by itself.
+// Tables of several instances in one request: each one is checked.
 TEST_F(CameLaterTest, ARequestWithoutAnInstanceIsCheckedByTable) {
   start_named(0b11);
   pool_.record_version(0, 5);

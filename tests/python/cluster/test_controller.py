@@ -94,6 +94,13 @@ class Rig:
         member = Member(name, "pool", state.map.version, instance, partitions, error)
         self.etcd.commit((), {KEYS.member(name): dump(member)})
 
+    def begin_move(self, limits: Limits = LIMITS) -> Controller:
+        """Let an operator want partition 0 moved from a to b, and a controller begin it."""
+        self.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
+        controller = self.controller("one", limits)
+        controller.tick()
+        return controller
+
     def move(self) -> Move:
         return self.state().moves[0]
 
@@ -118,6 +125,16 @@ class Rig:
         cluster_map = self.state().map
         assert cluster_map is not None
         return cluster_map
+
+
+def switched_rig() -> tuple[Rig, Controller]:
+    """Return a rig whose partition is in the phase `switch` from a to b."""
+    rig = Rig((("a",),))
+    one = rig.begin_move()
+    for name in "ab":
+        rig.report(name)
+    one.tick()
+    return rig, one
 
 
 def test_one_controller_is_elected_and_its_successor_continues() -> None:
@@ -228,9 +245,7 @@ def step_of(rig: Rig, away: float = 0.0) -> str:
 ])  # fmt: skip
 def test_a_target_that_is_not_whole_does_not_become_the_owner(report: dict[str, object]) -> None:
     rig = Rig((("a",),))
-    one = rig.controller("one")
-    rig.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
-    one.tick()
+    rig.begin_move()
     assert step_of(rig) == ""  # it does not use the map yet
     rig.report("a")
     rig.report("b", **report)  # type: ignore[arg-type]
@@ -240,13 +255,7 @@ def test_a_target_that_is_not_whole_does_not_become_the_owner(report: dict[str, 
 
 
 def test_the_source_goes_only_when_both_use_the_map_and_the_target_is_whole() -> None:
-    rig = Rig((("a",),))
-    one = rig.controller("one")
-    rig.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
-    one.tick()
-    for name in "ab":
-        rig.report(name)
-    one.tick()
+    rig, one = switched_rig()
     assert rig.state().moves[0].phase == "switch"
     rig.report("a")
     assert step_of(rig) == ""
@@ -316,9 +325,7 @@ def test_a_push_fed_partition_is_never_replaced() -> None:
 
 def test_a_push_fed_partition_moves_in_four_phases() -> None:
     rig = pushed_rig()
-    rig.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
-    one = rig.controller("one", replace(LIMITS, drain_seconds=5.0))
-    one.tick()
+    one = rig.begin_move(replace(LIMITS, drain_seconds=5.0))
     assert (rig.move().phase, rig.move().is_copied) == ("follow", True)
     rig.copy(parts=3, received=1)
     assert step_of(rig) == ""
@@ -350,9 +357,7 @@ def test_a_push_fed_partition_moves_in_four_phases() -> None:
 
 def test_a_handover_without_a_target_in_time_is_taken_back() -> None:
     rig = pushed_rig()
-    rig.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
-    one = rig.controller("one")
-    one.tick()
+    one = rig.begin_move()
     rig.report("b")
     rig.copy(parts=1, received=1)
     one.tick()
@@ -368,9 +373,7 @@ def test_a_handover_without_a_target_in_time_is_taken_back() -> None:
 
 def test_a_source_that_is_away_opens_later_than_it_may_answer_pulls() -> None:
     rig = pushed_rig()
-    rig.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
-    one = rig.controller("one")
-    one.tick()
+    one = rig.begin_move()
     rig.report("b")
     rig.copy(parts=1, received=1)
     one.tick()
@@ -388,9 +391,7 @@ def test_a_source_that_is_away_opens_later_than_it_may_answer_pulls() -> None:
 @pytest.mark.parametrize("away", ["a", "b"])
 def test_a_copy_is_abandoned_if_source_or_target_is_away(away: str) -> None:
     rig = pushed_rig()
-    rig.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
-    one = rig.controller("one")
-    one.tick()
+    one = rig.begin_move()
     rig.copy(parts=1, received=1)
     rig.leave(away)
     assert one.tick()
@@ -454,9 +455,7 @@ def test_a_forgotten_server_owns_nothing_and_stays_away() -> None:
 
 def test_the_map_has_the_grpc_address_of_a_new_owner() -> None:
     rig = Rig((("a",),))
-    one = rig.controller("one")
-    rig.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
-    one.tick()
+    rig.begin_move()
     assert rig.map().grpc == {"b": "b-grpc:1"}
 
 
@@ -521,9 +520,7 @@ def test_nothing_moves_by_a_map_that_is_older_than_that_of_a_server() -> None:
 
 def test_a_move_that_copies_nothing_ends_when_pushes_feed_a_table() -> None:
     rig = Rig((("a",),))
-    one = rig.controller("one")
-    rig.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
-    one.tick()
+    one = rig.begin_move()
     for name in "ab":
         rig.register(name, is_pushed=True, has_store=True)
         rig.report(name)

@@ -11,7 +11,7 @@ from petps.cluster.obstacles import refusal_of_move
 from petps.cluster.records import Drop, Settings, Wish, dump
 from petps.cluster.steps import find_step
 from tests.python.cluster.simulated import KEYS, LIMITS, FixedTimes
-from tests.python.cluster.test_controller import Rig, step_of
+from tests.python.cluster.test_controller import Rig, step_of, switched_rig
 
 
 def test_the_last_owner_with_the_rows_owns_the_partition_again() -> None:
@@ -45,9 +45,7 @@ def test_a_target_that_dies_after_the_switch_gives_way_soon_if_nobody_else_has_t
 ) -> None:
     rig = Rig((("a", *others),), members="abc")
     rig.etcd.commit((), {KEYS.settings: dump(Settings(1 + len(others)))})
-    one = rig.controller("one")
-    rig.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
-    one.tick()
+    one = rig.begin_move()
     for name in "abc":
         rig.report(name)
     one.tick()
@@ -70,13 +68,7 @@ def test_a_target_that_dies_after_the_switch_gives_way_soon_if_nobody_else_has_t
 
 def test_what_was_pushed_to_the_new_owner_is_not_given_back() -> None:
     """A table that pushes feed was created during a move without a copy."""
-    rig = Rig((("a",),))
-    one = rig.controller("one")
-    rig.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
-    one.tick()
-    for name in "ab":
-        rig.report(name)
-    one.tick()
+    rig, _ = switched_rig()
     rig.report("a")
     rig.leave("b")
     rig.register("b", is_pushed=True, has_store=True)
@@ -149,9 +141,7 @@ def test_a_member_with_a_fault_is_no_reason_to_do_without_a_replica() -> None:
 @pytest.mark.parametrize("fault", [{"error": "the map is wrong"}, {"run": 900}])
 def test_a_target_with_a_lasting_fault_gives_its_place_to_other_moves(fault: Any) -> None:
     rig = Rig((("a",),))
-    one = rig.controller("one")
-    rig.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
-    one.tick()
+    one = rig.begin_move()
     rig.report("a", run=5)
     rig.report("b", **{"run": 5, "is_caught_up": "run" in fault, **fault})
     one.tick()
@@ -170,8 +160,7 @@ def test_a_target_with_a_lasting_fault_gives_its_place_to_other_moves(fault: Any
 ])  # fmt: skip
 def test_runs_that_cannot_be_compared_stop_no_move(of_a: Any, of_b: Any) -> None:
     rig = Rig((("a",),))
-    rig.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
-    rig.controller("one").tick()
+    rig.begin_move()
     rig.report("a", **of_a)
     rig.report("b", **of_b)
     assert step_of(rig) == "partition_switched"
@@ -179,9 +168,7 @@ def test_runs_that_cannot_be_compared_stop_no_move(of_a: Any, of_b: Any) -> None
 
 def test_a_target_that_reads_older_runs_is_waited_for() -> None:
     rig = Rig((("a",),))
-    one = rig.controller("one")
-    rig.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
-    one.tick()
+    one = rig.begin_move()
     rig.report("a", run=5)
     rig.report("b", run=3, is_caught_up=False)
     for _ in range(3):
@@ -203,9 +190,7 @@ def test_the_runs_of_one_whole_owner_are_enough() -> None:
 def test_an_owner_that_starts_its_ingest_is_waited_for_but_not_for_ever() -> None:
     """Its runs say whether those of the target are of another log."""
     rig = Rig((("a",),))
-    one = rig.controller("one")
-    rig.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
-    one.tick()
+    one = rig.begin_move()
     rig.report("a", run=5, is_caught_up=False)
     rig.report("b", run=9)
     one.tick()
@@ -219,9 +204,7 @@ def test_an_owner_that_starts_its_ingest_is_waited_for_but_not_for_ever() -> Non
 
 def test_each_time_that_an_owner_starts_its_ingest_is_waited_for() -> None:
     rig = Rig((("a",),))
-    one = rig.controller("one")
-    rig.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
-    one.tick()
+    one = rig.begin_move()
     rig.report("b", run=900)
     for _ in range(4):
         rig.report("a", run=5, is_caught_up=False)
@@ -236,9 +219,7 @@ def test_each_time_that_an_owner_starts_its_ingest_is_waited_for() -> None:
 
 def test_a_target_that_starts_its_ingest_begins_the_wait_anew() -> None:
     rig = Rig((("a",),))
-    one = rig.controller("one")
-    rig.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
-    one.tick()
+    one = rig.begin_move()
     rig.report("a", run=5, is_caught_up=False)
     for is_caught_up in (True, False, True):
         rig.report("b", run=900, is_caught_up=is_caught_up)
