@@ -58,6 +58,7 @@ CALLS: dict[str, dict[str, Method]] = {
         "create_instance": lambda t: t.create_instance("m", f"m@{threading.get_ident()}", 1),
         "set_alias": lambda t: t.set_alias("a", 1),
         "drop_instance": lambda t: t.drop_instance(77),
+        "set_unread": lambda t: t.set_unread(1, [0]),
         "resolve": lambda t: t.resolve("m"),
         "set_feed": lambda t: t.set_feed(1, "push"),
         "create_table": lambda t: t.create_table("u", instance=1, dim=4, dtype="f32", capacity=64),
