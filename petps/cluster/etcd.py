@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from petps.errors import FailedPrecondition, InvalidArgument, PermissionDenied, Unavailable
 
@@ -232,7 +233,7 @@ class Etcd:
         credentials = {"name": access.user, "password": password}
         try:
             client.session.headers["Authorization"] = self._post(
-                client, "auth/authenticate", credentials
+                client, "auth/authenticate", credentials, secret=password
             )["token"]
         except (InvalidArgument, PermissionDenied, _Failed) as error:
             for endpoint, known in list(self._clients.items()):
@@ -244,8 +245,11 @@ class Etcd:
                 f"etcd refuses the user '{access.user}' of [cluster]: {error}"
             ) from None
 
-    def _post(self, client: Any, path: str, body: dict[str, Any]) -> Any:
-        """Return the reply. Raises _Failed if another endpoint may answer, else a PetpsError."""
+    def _post(self, client: Any, path: str, body: dict[str, Any], *, secret: str = "") -> Any:
+        """Return the reply. Raises _Failed if another endpoint may answer, else a PetpsError.
+
+        secret: what no error may repeat.
+        """
         import requests
         from etcd3gw import exceptions
 
@@ -254,11 +258,11 @@ class Etcd:
         except exceptions.ConnectionTimeoutError:
             raise _Failed(f"no answer within {self._seconds:g} s") from None
         except exceptions.ConnectionFailedError as error:
-            raise _Failed(_reason(error.detail_text or str(error))) from None
+            raise _Failed(_reason(_without(secret, error.detail_text or str(error)))) from None
         except exceptions.Etcd3Exception as error:
-            raise _refusal(error.detail_text or str(error)) from None
+            raise _refusal(_without(secret, error.detail_text or str(error))) from None
         except (requests.RequestException, OSError, ValueError) as error:
-            raise _Failed(_reason(str(error))) from None
+            raise _Failed(_reason(_without(secret, str(error)))) from None
         if not isinstance(reply, dict):
             raise _Failed("the reply is no JSON object; is it an endpoint of etcd?")
         return reply
@@ -285,6 +289,14 @@ def _refusal(text: str) -> Exception:
     if "authentication failed" in lowered:
         return InvalidArgument("user or password is wrong")
     return _Failed(_reason(text))
+
+
+def _without(secret: str, text: str) -> str:
+    """Return the text, unless it has the secret: who answers for etcd may repeat what it got."""
+    forms = (secret, json.dumps(secret)[1:-1], quote(secret))
+    if secret and any(form in text for form in forms):
+        return "the answer has the password, so it is not shown; is it an endpoint of etcd?"
+    return text
 
 
 def _reason(text: str) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["ClusterMap"]
+
+MAX_PARTITIONS: Final = 1024  # native/wire/wire.h kMaxPartitions
+MAX_SERVERS: Final = 1024  # native/wire/wire.h kMaxShardServers
 
 
 @dataclass(frozen=True)
@@ -28,26 +31,30 @@ class ClusterMap:
     @staticmethod
     def of(document: Mapping[str, Any]) -> ClusterMap:
         """Return the map in the document of a valid file. Raises ValueError and the like."""
-        partitions = int(document["partitions"])
+        partitions, servers = int(document["partitions"]), document["servers"]
+        if not 1 <= partitions <= MAX_PARTITIONS or len(servers) > MAX_SERVERS:
+            raise ValueError(
+                f"{partitions} partitions on {len(servers)} servers; there may be 1 to "
+                f"{MAX_PARTITIONS} on at most {MAX_SERVERS}"
+            )
         owners: list[list[str]] = [[] for _ in range(partitions)]
         follows, grpc, zones = {}, {}, {}
-        for server in document["servers"]:
-            address = server["address"]
-            for partition in _expanded(server["partitions"]):
+        for server in servers:
+            address = _text(server["address"])
+            for partition in _expanded(server["partitions"], partitions):
                 owners[partition].append(address)
-            if followed := _expanded(server.get("follows") or []):
+            if followed := _expanded(server.get("follows") or [], partitions):
                 follows[address] = frozenset(followed)
             if server.get("grpc_address"):
-                grpc[address] = server["grpc_address"]
+                grpc[address] = _text(server["grpc_address"])
             if server.get("zone"):
-                zones[address] = server["zone"]
+                zones[address] = _text(server["zone"])
         for partition, present in enumerate(owners):
             if not present:
                 raise ValueError(f"partition {partition} is owned by no server")
         version = int(document["version"])
-        return ClusterMap(
-            document["model"], version, tuple(map(tuple, owners)), follows, grpc, zones
-        )
+        model = _text(document["model"])
+        return ClusterMap(model, version, tuple(map(tuple, owners)), follows, grpc, zones)
 
     def dump(self) -> str:
         """Return the JSON of the file."""
@@ -132,11 +139,21 @@ class ClusterMap:
         return replace(self, version=self.version + 1, follows=follows)
 
 
-def _expanded(items: Iterable[Any]) -> list[int]:
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is no name or address")
+    return value
+
+
+def _expanded(items: Iterable[Any], count: int) -> list[int]:
+    """Return the partitions of a list of numbers and ranges. Raises ValueError."""
     partitions: list[int] = []
     for item in items:
-        first, _, last = str(item).partition("-")
-        partitions += range(int(first), int(last or first) + 1)
+        low, _, high = str(item).partition("-")
+        first, last = int(low), int(high or low)
+        if not 0 <= first <= last < count or len(partitions) + last - first >= count:
+            raise ValueError(f"'{item}' is no range of the partitions 0 to {count - 1}, each once")
+        partitions += range(first, last + 1)
     return partitions
 
 

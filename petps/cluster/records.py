@@ -81,9 +81,9 @@ class Member:
     """The report of a server; its lease ends the record when the server is away.
 
     map_version: of the map that it uses, and that is on its disk. instance: the one that the
-    model's name refers to. error: why it does not use the map of etcd, or ''. instances: all
-    of the model that its pool has. whole: those of which it has every row of the partitions that it
-    follows.
+    model's name refers to. error: why it does not use the map of etcd, or has not switched the
+    model; or ''. instances: all of the model that its pool has. whole: those of which it has every
+    row of the partitions that it follows.
     """
 
     address: str
@@ -105,6 +105,7 @@ class Move:
     target must have before the switch. is_copied: pushes feed a table, so the source sends the rows
     to the target. attempt: grows with each handover that is taken back. pause_ms: the limit of each
     part of a handover. has_kept: the target had rows to remove, newer than those of all owners.
+    run: the newest of the owners when the move began; 0: unknown.
     """
 
     partition: int
@@ -118,6 +119,7 @@ class Move:
     attempt: int = 1
     pause_ms: int = 0
     has_kept: bool = False
+    run: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,7 +435,7 @@ def _parsed(key: str, text: str, parse: Callable[[Mapping[str, Any]], Record]) -
         raise InvalidArgument(
             f"etcd's key {key} has no valid record: {place}: {first['msg']}"
         ) from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise InvalidArgument(
             f"etcd's key {key} has no valid record: {type(error).__name__}: {error}"
         ) from None

@@ -6,6 +6,7 @@ and the reason why none of them costs a row or a pull.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -426,7 +427,10 @@ class _Work:
         zone = self._zone_of(address)
         weight = 1.0 if registration is None else registration.weight
         if not self._is_present(address):
-            return Planned(address, zone, weight, "away", self._times.away_seconds(address))
+            away = self._times.away_seconds(address)
+            if address in self._state.drained and away >= FAULT_SECONDS:
+                away = math.inf  # the operator does not wait for it
+            return Planned(address, zone, weight, "away", away)
         if address in self._state.drained:
             return Planned(address, zone, weight, "draining")
         if fault_of(self._state, address):  # it keeps what it owns, and gets nothing
@@ -443,16 +447,17 @@ class _Work:
         has_kept: bool = False,
     ) -> Step:
         new_map = self._described(self._map.with_follower(partition, target), target)
-        version = max((
-            self._state.members[owner].partitions[partition].version
+        reports = [
+            self._state.members[owner].partitions[partition]
             for owner in self._map.owners[partition]
-            if owner in self._state.members
-            and partition in self._state.members[owner].partitions
-        ), default=0)  # fmt: skip
+            if owner in self._state.members and partition in self._state.members[owner].partitions
+        ]
+        version = max((report.version for report in reports), default=0)
+        run = max((report.run for report in reports), default=0)
         is_copied = self._state.is_pushed
         move = Move(
             partition, source, target, FOLLOW, reason, new_map.version, version, is_copied,
-            has_kept=has_kept,
+            has_kept=has_kept, run=run,
         )  # fmt: skip
         return self._step(
             f"partition {partition}: {target} follows it, to own it in place of "
@@ -528,6 +533,8 @@ class _Work:
         # A handover begins only after that, and does not last as long.
         if is_open and report.run and not has_waited and move.phase == FOLLOW:
             return False
+        if move.phase == FOLLOW and self._is_unknown(report.run, move):
+            return False
         for owner in owners:  # of the same instance, if one is present
             other = self._state.members.get(owner)
             if other is not None and other.instance != member.instance:
@@ -535,6 +542,13 @@ class _Work:
         if has_other_runs(self._state, move.partition, target):
             return False
         return report.version >= move.version
+
+    def _is_unknown(self, run: int, move: Move) -> bool:
+        """Return whether a run may be of another log, and an owner that can tell may be back."""
+        owners = self._map.owners[move.partition]
+        if any(map(self._is_present, owners)) or all(map(self._is_lost, owners)):
+            return False
+        return 0 not in (run, move.run) and run != move.run
 
     def _has_whole_owner(self, partition: int, besides: str | None = None) -> bool:
         owners = [owner for owner in self._map.owners[partition] if owner != besides]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator, model_validator
 
+from petps.config.doors import is_loopback
 from petps.config.duration import parse_duration
 from petps.config.place import check_store
 from petps.config.section import Section
@@ -16,7 +17,15 @@ from petps.errors import InvalidArgument, IoError
 __all__ = ["ClusterConfig"]
 
 MAX_PASSWORD_BYTES = 4096  # a larger file is the wrong file
+_PORT = re.compile(r":[0-9]+$")
 _ENDPOINT = re.compile(r"https?://([^/@?#\s:\[\]]+|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?/?")
+
+
+def _keeps_secrets(endpoint: str) -> bool:
+    """Return whether nobody between can read what is sent: by TLS, or within this machine."""
+    scheme, _, place = endpoint.partition("://")
+    host = place.rpartition(":")[0] if _PORT.search(place) else place
+    return scheme == "https" or host == "localhost" or is_loopback(host.strip("[]"))
 
 
 class ClusterConfig(Section):
@@ -81,7 +90,7 @@ class ClusterConfig(Section):
     replace_after: str = Field(
         default="1h",
         description="How long a server may be away, such as '10m' or '1h', before a controller "
-        "gives its partitions to others; 'never': an operator drains it.",
+        "gives its partitions to others; 'never': only if an operator drains it.",
     )
     moves: int = Field(
         default=2, ge=1, le=64, description="How many partitions of a model move at a time."
@@ -153,7 +162,18 @@ class ClusterConfig(Section):
             raise ValueError("a password is given without user: give both, or none")
         if self.user is not None and not (self.password or self.password_file):
             raise ValueError("user is given without a password: give password_file too")
+        for endpoint in self.endpoints:
+            if self.user is not None and not _keeps_secrets(endpoint):
+                raise ValueError(
+                    f"the password would cross the network unencrypted to {endpoint}: write "
+                    "https://, or leave user out"
+                )
         return self
+
+    @property
+    def has_secrets(self) -> bool:
+        """Return whether the process holds a password or a key for etcd."""
+        return self.user is not None or self.key is not None
 
     def replace_after_seconds(self) -> float:
         """Return replace_after in seconds; 'never' is infinity."""

@@ -22,6 +22,7 @@ from petps.config.doors import (
 from petps.config.duration import NEVER, parse_duration
 from petps.config.place import check_store
 from petps.config.router import RouterConfig
+from petps.config.secret import is_secret
 from petps.config.section import Name, Section, section
 from petps.errors import InvalidArgument
 
@@ -443,6 +444,15 @@ class Config(Section):
     def risks(self) -> list[str]:
         """Return what makes the doors insecure, which `server.insecure` accepts; often nothing."""
         return door_risks(self.server, self.tls, self.access)
+
+    def has_secrets(self) -> bool:
+        """Return whether the process holds a key, a password, or who has which token."""
+        return (
+            self.tls.key is not None
+            or self.access.file is not None
+            or self.cluster.has_secrets
+            or any(map(is_secret, self.kafka))
+        )
 
     def check_doors(self) -> None:
         """Raise InvalidArgument unless the doors are safe, or `server.insecure` accepts the risks.

@@ -118,7 +118,7 @@ def serve(
     if ready_file is not None and not ready_file.parent.is_dir():
         raise InvalidArgument(f"--ready-file: there is no folder {ready_file.parent}")
     raise_file_limit(log)
-    if config.tls.key is not None or config.access.file is not None:
+    if config.has_secrets():
         forbid_core_dumps()
     if config.ingest.log is not None:
         import petps.delta  # noqa: F401

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from petps import _native
+from petps.delta.schema import MAX_PARTITIONS
 from petps.errors import InvalidArgument, NotFound
 from petps.regular_file import read_regular_file
 
@@ -40,6 +41,8 @@ def _expand_ranges(items: Any) -> Any:
         if span is None or int(span[1]) > int(span[2]):
             raise ValueError(f"'{item}' is no range of partitions; write for instance \"0-3\"")
         partitions += range(int(span[1]), int(span[2]) + 1)
+        if len(partitions) > MAX_PARTITIONS:
+            raise ValueError(f"a server has at most {MAX_PARTITIONS:,} partitions, each once")
     return partitions
 
 

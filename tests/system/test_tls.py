@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import ssl
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -208,6 +210,61 @@ sasl.password = "{PLANTED}"
         assert PLANTED not in text
 
 
+@pytest.mark.parametrize("status", [None, 200, 400, 500])
+def test_the_password_of_etcd_is_not_shown(
+    serve: Callable[..., Server], pool: Path, status: int | None
+) -> None:
+    """Neither by a server nor by a controller, whatever etcd answers; None: it does not."""
+    answered: list[bytes] = []
+
+    class Etcd(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            answered.append(self.rfile.read(int(self.headers["Content-Length"])))
+            echoed = json.dumps(
+                {"error": f"not {answered[-1].decode()}", "token": PLANTED}
+            ).encode()
+            self.send_response(status or 0)
+            self.send_header("Content-Length", str(len(echoed)))
+            self.end_headers()
+            self.wfile.write(echoed)
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Etcd) as etcd:
+        if status is not None:
+            threading.Thread(target=etcd.serve_forever, daemon=True).start()
+        else:
+            etcd.server_close()
+        config = pool.with_name("petps.toml")
+        config.write_text(f"""
+[pool]
+path = "{pool}"
+[cluster]
+endpoints = ["http://127.0.0.1:{etcd.server_address[1]}"]
+user = "petps"
+password = "{PLANTED}"
+""")
+        server = serve(pool, "--config", config)
+        server.wait_ready()
+        wait_until("etcd has failed", lambda: "takes no part in its cluster" in server.output)
+        texts = [server.read(path).decode() for path in ("status.json", "metrics")]
+        output = pool.with_name("controller.out")
+        command = [*PETPS, "controller", "--config", str(config)]
+        with output.open("wb") as file:
+            controller = subprocess.Popen(command, stdout=file, stderr=file)
+        wait_until("it says that etcd fails", lambda: "etcd " in output.read_text())
+        controller.terminate()
+        controller.wait(120)
+        texts.append(output.read_text())
+        server.end()
+        if status is not None:
+            etcd.shutdown()
+    assert status is None or any(PLANTED.encode() in request for request in answered)
+    for text in (*texts, server.output, server.errors):
+        assert PLANTED not in text
+
+
 def _key_lines(key: Path) -> list[str]:
     return [line for line in key.read_text().splitlines() if not line.startswith("-----")]
 
@@ -226,12 +283,16 @@ _native.Server.start = start
 sys.argv = ["petps", "serve", *sys.argv[1:]]
 main()
 """
-    for arguments, dumpable in (
-        ([], "1\n"),
-        (["--tls-certificate", pair.certificate, "--tls-key", pair.key], "0\n"),
+    key = ["--tls-certificate", pair.certificate, "--tls-key", pair.key]
+    for arguments, variables, dumpable in (
+        ([], {}, "1\n"),
+        (key, {}, "0\n"),
+        ([], {"PETPS_CLUSTER_USER": "u", "PETPS_CLUSTER_PASSWORD": "word"}, "0\n"),
+        ([], {"PETPS_KAFKA_SASL_PASSWORD": "word"}, "0\n"),
     ):
         command = [*PETPS[:1], "-c", program, pool, *arguments]
         done = subprocess.run(
-            [str(part) for part in command], capture_output=True, text=True, timeout=120
-        )
+            [str(part) for part in command], capture_output=True, text=True, timeout=120,
+            env=os.environ | variables,
+        )  # fmt: skip
         assert done.stdout == dumpable, done.stderr

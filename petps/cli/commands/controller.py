@@ -38,10 +38,13 @@ def controller(
     from petps.errors import PetpsError
     from petps.server.cluster import access_of
     from petps.server.notify import Notifier
+    from petps.server.process import forbid_core_dumps
     from petps.wake import Wake
 
     cluster = cluster_config(config)
     process_log.set_up("text", "info")
+    if cluster.has_secrets:
+        forbid_core_dumps()
     wake, stopped_by = Wake(), set[int]()
 
     def stop(number: int, frame: object) -> None:

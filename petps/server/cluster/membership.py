@@ -487,10 +487,10 @@ class ClusterPart:
         """Log that etcd begins to fail, or that it works again; not each failure."""
         before, self._error = self._error, error
         if error and not before:
-            text = f"the cluster's etcd cannot be used, and the last map stays in use: {error}"
+            text = f"this server takes no part in its cluster, and keeps its last map: {error}"
             self._log(Line(text, "etcd_failed", WARNING, reason=error))
         elif before and not error:
-            self._log(Line("the cluster's etcd can be used again", "etcd_answers", INFO))
+            self._log(Line("this server takes part in its cluster again", "etcd_answers", INFO))
 
 
 def _without_versions(text: str) -> str:

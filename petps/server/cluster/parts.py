@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from petps import _native
 from petps.delta.schema import partition_of
-from petps.errors import DataLoss, FailedPrecondition, ResourceExhausted
+from petps.errors import DataLoss, FailedPrecondition, InvalidArgument, ResourceExhausted
 from petps.pool.export import pull_whole
 
 if TYPE_CHECKING:
@@ -114,7 +114,9 @@ def folder_of(model: str, partition: int) -> str:
 
 
 def path_of(model: str, partition: int, copy: str, number: int) -> str:
-    """Return the file of a part, whose numbers begin with 1."""
+    """Return the file of a part, whose numbers begin with 1. InvalidArgument: no name of a copy."""
+    if not copy.isalnum():
+        raise InvalidArgument(f"'{copy}' is no name of a copy: it may have letters and digits only")
     return f"{folder_of(model, partition)}/{copy}-{number:06d}.npz"
 
 
@@ -152,6 +154,11 @@ def read_part(files: Files, path: str) -> Iterator[Changes]:
                 )
                 for number, (instance, table, dtype) in enumerate(document["tables"])
             ]  # fmt: skip
-    except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+            for part in parts:
+                if part.rows.ndim != 2:
+                    raise ValueError(f"rows have {part.rows.ndim} dimensions")
+    except (
+        ValueError, KeyError, TypeError, OSError, EOFError, MemoryError, zipfile.BadZipFile
+    ) as error:  # fmt: skip
         raise DataLoss(f"{files.name}/{path} is damaged: {type(error).__name__}: {error}") from None
     yield from parts

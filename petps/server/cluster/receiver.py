@@ -77,10 +77,11 @@ class Receiver:
                 self._error = ""
             except Stopped:
                 return
-            except PetpsError as error:
-                if str(error) != self._error:
-                    self._error = str(error)
-                    text = f"partition {self._partition} cannot be received: {error}"
+            except Exception as error:  # of any kind: the move must say why it waits
+                kind = "" if isinstance(error, PetpsError) else f"{type(error).__name__}: "
+                if self._error != f"{kind}{error}":
+                    self._error = f"{kind}{error}"
+                    text = f"partition {self._partition} cannot be received: {self._error}"
                     self._place.log(Line(text, "copy_failed", WARNING, partition=self._partition))
                 self._stopping.wait(RETRY_SECONDS)
             self._stopping.wait(LOOK_SECONDS)

@@ -221,7 +221,7 @@ class World:
         controllers = []
         for controller in self.controllers:
             fence, step = controller.fence, controller.step
-            is_elected = fence is not None and self.etcd.holds(fence)
+            is_elected = None if fence is None else self.etcd.holds(fence)
             if step is None or not self._may_succeed(controller):
                 pending: object = step is not None
             else:
@@ -462,15 +462,12 @@ class World:
                     raise Broken(f"{address} serves partition {number}, which it does not have")
 
     def is_settled(self) -> bool:
-        """Return whether no move and no order is left, and every server has the map."""
+        """Return whether nothing is left to do: no move, order or wish, and the right owners."""
         state = self.state()
         assert state.map is not None
-        return (
-            not state.moves
-            and not state.drops
-            and not any(
-                address in state.drained for owners in state.map.owners for address in owners
-            )
+        return not (state.moves or state.drops or state.wishes) and all(
+            len(owners) == state.settings.replicas and state.drained.isdisjoint(owners)
+            for owners in state.map.owners
         )
 
 

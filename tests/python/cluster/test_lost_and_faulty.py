@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,6 +83,7 @@ def test_rows_that_only_a_server_without_the_partition_has_are_followed_there_ag
     drop = KEYS.drop("b", 0)
     rig.etcd.commit((), {drop: dump(Drop("b", 0, 2)), KEYS.drained("a"): "{}"})
     assert step_of(rig) == ""
+    rig.etcd.commit((), {}, (KEYS.drained("a"),))
     rig.leave("a")
     assert step_of(rig, away=59.0) == ""
     state = rig.state()
@@ -88,6 +91,19 @@ def test_rows_that_only_a_server_without_the_partition_has_are_followed_there_ag
     assert step is not None
     assert (step.event, step.deletes) == ("move_begun", (drop,))
     assert Compare(drop, state.revisions[drop]) in step.compares
+
+
+def test_a_drained_server_that_is_away_for_a_minute_is_replaced() -> None:
+    rig = Rig((("a",),))
+    never = replace(LIMITS, replace_after=math.inf)
+    rig.leave("a")
+    for drained in (False, True):
+        if drained:
+            rig.etcd.commit((), {KEYS.drained("a"): "{}"})
+        for away in (59.0, 61.0):
+            state = rig.state()
+            step = find_step(state, KEYS, never, FixedTimes(state, away))
+            assert (step is not None) == (drained and away > 60.0)
 
 
 FAULTS = [{"error": "the map is wrong"}, {"partitions": 4}]

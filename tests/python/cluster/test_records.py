@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any, Final
 
 import pytest
 
@@ -65,10 +67,10 @@ GOLDEN: dict[str, tuple[str, object]] = {
         (
             '{"attempt": 1, "format": 1, "has_kept": false, "is_copied": true, "map_version": 12, '
             '"partition": 3, '
-            '"pause_ms": 2000, "phase": "follow", "reason": "drain", "source": "h1:7070", '
-            '"target": "h2:7070", "version": 840}'
+            '"pause_ms": 2000, "phase": "follow", "reason": "drain", "run": 3, '
+            '"source": "h1:7070", "target": "h2:7070", "version": 840}'
         ),
-        Move(3, "h1:7070", "h2:7070", "follow", "drain", 12, 840, True, 1, 2000),
+        Move(3, "h1:7070", "h2:7070", "follow", "drain", 12, 840, True, 1, 2000, run=3),
     ),
     "/petps/models/ranking/orders/sent/3": (
         (
@@ -145,6 +147,62 @@ def test_members_of_later_releases_are_passed_over() -> None:
 def test_bad_records_are_named(text: str, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         read_state(KEYS, {KEYS.settings: text}, {})
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"partitions": 3_000_000_000}, "3000000000 partitions on 2 servers; there may be 1 to 1024"),
+    ({"partitions": 0}, "0 partitions on 2 servers"),
+    ({"servers": [{"address": "h1:7070", "partitions": ["0-3000000000"]}]}, "'0-3000000000' is no"),
+    ({"servers": [{"address": "h1:7070", "partitions": ["0-3"] * 2}]}, "'0-3' is no range of the"),
+    ({"servers": [{"address": "h1:7070", "partitions": [4]}]}, "'4' is no range of the partitions"),
+    ({"servers": [{"address": "h1:7070", "partitions": ["2-1"]}]}, "'2-1' is no range"),
+    ({"servers": [{"address": "h1:7070", "partitions": ["0-3"], "follows": [9]}]}, "'9' is no"),
+    ({"servers": [{}] * 1025}, "4 partitions on 1025 servers"),
+    ({"servers": [{"address": 7, "partitions": ["0-3"]}]}, "7 is no name or address"),
+    ({"model": None}, "None is no name or address"),
+])  # fmt: skip
+def test_a_map_without_sense_is_refused_before_it_takes_memory(change: Any, message: str) -> None:
+    text = json.dumps({**json.loads(MAP), **change})
+    with pytest.raises(InvalidArgument, match=f"orders/map has no valid record.*{message}"):
+        read_state(KEYS, {KEYS.map: text}, {})
+
+
+STRANGE: Final[tuple[Any, ...]] = (
+    None, True, -1, 0, 1 << 70, 1.5, "", "x", "0-9999999999", "-", [], [None], [[]], {}, {"x": []},
+)  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of each value of a document."""
+    yield path
+    if isinstance(value, dict | list):
+        inner: Any = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, below in inner:
+            yield from places(below, (*path, key))
+
+
+def changed(value: Any, path: tuple[Any, ...], strange: Any) -> Any:
+    """Return a document with another value at a path."""
+    if not path:
+        return strange
+    copy = value.copy()
+    copy[path[0]] = changed(value[path[0]], path[1:], strange)
+    return copy
+
+
+@pytest.mark.parametrize("key", [*GOLDEN, KEYS.map])
+def test_whatever_is_in_a_record_is_an_error_of_petps_or_is_read(key: str) -> None:
+    document = json.loads(MAP if key == KEYS.map else GOLDEN[key][0])
+    errors = []
+    for path in places(document):
+        for strange in STRANGE:
+            text = json.dumps(changed(document, path, strange))
+            try:
+                read_state(KEYS, {KEYS.map: MAP, key: text}, {})
+            except (InvalidArgument, FailedPrecondition) as error:
+                errors.append(str(error))
+    assert errors
+    assert all("/petps/models/ranking/" in error for error in errors)
 
 
 def test_a_map_is_what_servers_read() -> None:

@@ -32,6 +32,10 @@ PASSWORD = "a-password-of-etcd"
     ('user = "petps"', "give password_file too"),
     ('password_file = "f"', "a password is given without user"),
     ('user = "u"\npassword = "a-password-of-etcd"\npassword_file = "f"', "give one of them"),
+    (
+        'user = "u"\npassword_file = "f"\nendpoints = ["https://e1:2379", "http://e2:2379"]',
+        "the password would cross the network unencrypted to http://e2:2379: write https://",
+    ),
     ("lease_seconds = 1", "greater than or equal to 2"),
     ("moves = 0", "greater than or equal to 1"),
 ])  # fmt: skip
@@ -48,6 +52,14 @@ def test_bad_settings_are_refused(text: str, reason: str) -> None:
 def test_endpoints(endpoint: str) -> None:
     parsed = config.parse(POOL + f'endpoints = ["{endpoint}"]').cluster
     assert parsed.endpoints == [endpoint.rstrip("/")]
+
+
+@pytest.mark.parametrize("endpoint", [
+    "https://etcd:2379", "http://127.0.0.1:2379", "http://[::1]:2379", "http://localhost",
+])  # fmt: skip
+def test_endpoints_that_may_get_a_password(endpoint: str) -> None:
+    text = f'user = "u"\npassword = "{PASSWORD}"\nendpoints = ["{endpoint}"]'
+    assert config.parse(POOL + text).cluster.has_secrets
 
 
 def test_a_lost_server_may_never_be_replaced() -> None:
@@ -82,7 +94,7 @@ def test_the_password_comes_from_a_file_or_the_environment(tmp_path: Path) -> No
         "PETPS_POOL_PATH": "p",
         "PETPS_CLUSTER_USER": "u",
         "PETPS_CLUSTER_PASSWORD": PASSWORD,
-        "PETPS_CLUSTER_ENDPOINTS": '["http://e:1"]',
+        "PETPS_CLUSTER_ENDPOINTS": '["https://e:1"]',
     }
     settings = read_settings(None, environ)
     cluster = settings.config.cluster

@@ -22,6 +22,7 @@ from petps.cluster.etcd import Etcd
 from petps.cluster.records import Move, Received, Sent, dump
 from petps.errors import DataLoss, FailedPrecondition, InvalidArgument, IoError, Unavailable
 from petps.server import Serving
+from petps.server.cluster import receiver
 from petps.server.cluster.handover import Handovers
 from petps.server.cluster.parts import Changes, path_of, read_part, write_part
 from petps.server.cluster.pauses import Pauses
@@ -317,6 +318,41 @@ def test_a_damaged_part_is_no_part(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(DataLoss, match="is damaged"):
             list(read_part(files, path_of("default", 3, "copy", 1)))
+
+
+def test_a_part_of_another_shape_is_damaged(tmp_path: Path) -> None:
+    files, path = LocalFiles(tmp_path), path_of("default", 3, "copy", 1)
+    rows = np.zeros(16, np.uint8)
+    changes = Changes("default@0", "items", "f32", MINE[:1], rows, np.zeros(1, np.uint32), MINE[:0])
+    write_part(files, path, [changes])
+    with pytest.raises(DataLoss, match="is damaged: ValueError: rows have 1 dimensions"):
+        list(read_part(files, path))
+
+
+def test_a_target_says_why_it_does_not_receive_a_copy_with_a_strange_name(
+    serve: Callable[[], Serving], etcd: MemoryEtcd
+) -> None:
+    put_map(etcd, 2, [])
+    serve()
+    put_move(etcd, IN)
+    etcd.commit((), {KEYS.sent(3): dump(Sent(3, THERE, "../../other", 1, 1))})
+    reason = "'../../other' is no name of a copy"
+    wait_until(lambda: reason in getattr(state_of(etcd).received.get(3), "error", ""))
+
+
+def test_a_target_says_so_whatever_keeps_it_from_receiving(
+    serve: Callable[[], Serving], etcd: MemoryEtcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Any:
+        raise MemoryError("a part is too long")
+
+    monkeypatch.setattr(receiver, "read_part", fail)
+    put_map(etcd, 2, [])
+    serve()
+    put_move(etcd, IN)
+    etcd.commit((), {KEYS.sent(3): dump(Sent(3, THERE, "copy", 1, 1))})
+    reason = "MemoryError: a part is too long"
+    wait_until(lambda: getattr(state_of(etcd).received.get(3), "error", "") == reason)
 
 
 def test_the_file_of_pauses_is_durable_and_checked(tmp_path: Path) -> None:

@@ -111,6 +111,10 @@ def test_a_parsed_map_writes_the_same_map() -> None:
         ),
         ({"servers": [{"address": HERE, "partitions": [5000]}]}, "has at most 1024"),
         (
+            {"servers": [{"address": HERE, "partitions": ["0-9999"] * 9}]},
+            "has at most 1,024 partitions, each once",
+        ),
+        (
             {"servers": [{"address": HERE, "partitions": ["0-7"], "follows": 3}]},
             "follows: should be a valid list",
         ),

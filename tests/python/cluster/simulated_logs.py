@@ -1,0 +1,247 @@
+"""Servers whose pools follow a log: its runs and versions, restarts of ingest, and faults.
+
+In World a partition that is followed becomes whole at once. Here a server reads the log to its end
+each time that it starts or follows something else. Its pool may be of another log with newer runs,
+and then it passes over every message. It may have rows that are newer than what the log gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from petps.cluster.maps import ClusterMap
+from petps.cluster.records import Member, Move, PartitionReport, Registration, State, dump
+from petps.server.cluster.newest import find_newer
+from tests.python.cluster.simulated import (
+    KEYS,
+    MODEL,
+    Broken,
+    FixedTimes,
+    SimulatedController,
+    SimulatedServer,
+    World,
+    act,
+)
+
+RUN: Final = 5  # of the publisher of the log
+OTHER_RUN: Final = 900  # of another log's publisher
+LOG_VERSION: Final = 1  # the one that a server has after it has read the log
+FAULT: Final = "the map is wrong"
+
+
+@dataclass
+class LogServer(SimulatedServer):
+    """A server whose pool has applied a run and a version of each partition.
+
+    ``whole``: those of which it has rows of this log.
+    """
+
+    applied: dict[int, tuple[int, int]] = field(default_factory=dict)
+    at_end: set[int] = field(default_factory=set)
+    error: str = ""
+
+    def report(self) -> str:
+        """Return its record."""
+        ingested = set() if self.map is None else self.map.ingested_by(self.address)
+        reports = {p: self.report_of(p, is_caught_up=p in self.at_end) for p in ingested}
+        version = 0 if self.map is None else self.map.version
+        pool = f"pool of {self.address}"
+        return dump(Member(self.address, pool, version, MODEL, reports, self.error))
+
+    def report_of(self, partition: int, *, is_caught_up: bool) -> PartitionReport:
+        """Return what it says of a partition."""
+        run, version = self.applied.get(partition, (0, 0))
+        return PartitionReport(version, is_caught_up, run)
+
+
+@dataclass
+class LogTimes(FixedTimes):
+    """Whether what may last has lasted long enough for the controller to act."""
+
+    is_late: bool = False
+
+    def held_seconds(self, move: Move, condition: str, *, holds: bool) -> float:
+        """See Times."""
+        if holds and self.is_late and condition in ("faulty", "unserved"):
+            return 60.0
+        return super().held_seconds(move, condition, holds=holds)
+
+
+class LogWorld(World):
+    """Everything, with a log.
+
+    faults: how many maps a server may still fail to use. fragile: the servers that may die.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[LogServer],
+        cluster_map: ClusterMap,
+        kills: int,
+        *,
+        faults: int = 0,
+        is_lost_replaced: bool = True,
+        fragile: str = "ab",
+    ) -> None:
+        self.faults, self.fragile = faults, fragile
+        for server in servers:
+            server.at_end = {
+                n for n, names in enumerate(cluster_map.owners) if server.address in names
+            }
+            for number in server.at_end:
+                server.applied.setdefault(number, (RUN, LOG_VERSION))
+            server.whole = {n for n, (run, _) in server.applied.items() if run == RUN}
+        super().__init__(
+            servers, cluster_map, kills, controllers=1, is_lost_replaced=is_lost_replaced
+        )
+        self.newest = max(
+            version for s in servers for run, version in s.applied.values() if run == RUN
+        )
+
+    def clone(self) -> LogWorld:
+        other = super().clone()
+        assert isinstance(other, LogWorld)
+        for server in other._servers():
+            server.applied, server.at_end = dict(server.applied), set(server.at_end)
+        return other
+
+    def key(self) -> object:
+        servers = tuple(
+            (tuple(sorted(s.applied.items())), tuple(sorted(s.at_end)), s.error)
+            for s in self._servers()
+        )
+        return super().key(), servers, self.faults
+
+    def _servers(self) -> Iterator[LogServer]:
+        for server in self.servers.values():
+            assert isinstance(server, LogServer)
+            yield server
+
+    def _server(self, address: str) -> LogServer:
+        server = self.servers[address]
+        assert isinstance(server, LogServer)
+        return server
+
+    def moments(self) -> Iterator[tuple[float, ...]]:
+        """Yield the moments of World, and those after a minute in which every server has spoken."""
+        is_quiet = all(map(self._has_spoken, self._servers()))
+        for (away,) in super().moments():
+            yield away, 0.0
+            if is_quiet:
+                yield away, 1.0
+
+    def _has_spoken(self, server: LogServer) -> bool:
+        if not server.is_running or server.lease not in self.etcd.leases:
+            return True
+        record = self.etcd.values.get(KEYS.member(server.address))
+        is_late = not server.error and server.map_text != self.etcd.values[KEYS.map].text
+        return not is_late and record is not None and record.text == server.report()
+
+    def times(self, state: State, moment: tuple[float, ...]) -> LogTimes:
+        return LogTimes(state, moment[0], moment[1] > 0)
+
+    def _controller_actions(
+        self, number: int, controller: SimulatedController
+    ) -> Iterator[tuple[str, Callable[[World], None]]]:
+        """Yield what a controller may do. It does not die here: test_interleavings.py has that."""
+        for name, action in super()._controller_actions(number, controller):
+            if not name.endswith((" dies", " loses its lease")):
+                yield name, action
+
+    # ---- servers
+
+    def _server_actions(
+        self, address: str, server: SimulatedServer
+    ) -> Iterator[tuple[str, Callable[[World], None]]]:
+        own = self._server(address)
+        for name, action in super()._server_actions(address, server):
+            if own.error and name.endswith(" takes the map"):
+                continue
+            is_failure = name.endswith(" dies") or ("lease ends" in name and own.is_running)
+            if is_failure and address not in self.fragile:
+                continue
+            if "catches up" not in name:
+                yield name, action
+        if not own.is_running:
+            return
+        if own.map is not None:
+            for number in own.map.ingested_by(address) - own.at_end:
+                yield (
+                    f"{address} reads the log of {number} to its end",
+                    partial(act, "_catch_up", address=address, partition_number=number),
+                )
+        if own.error:
+            yield f"{address} is able again", partial(act, "_set_error", address=address, error="")
+        elif self.faults:
+            yield f"{address} has a fault", partial(act, "_set_error", address=address, error=FAULT)
+
+    def _set_error(self, address: str, error: str) -> None:
+        self.faults -= bool(error)
+        self._server(address).error = error
+
+    def _catch_up(self, address: str, partition_number: int) -> None:
+        server = self._server(address)
+        server.at_end.add(partition_number)
+        run, version = server.applied.get(partition_number, (0, 0))
+        if run <= RUN:
+            server.applied[partition_number] = (RUN, max(version, LOG_VERSION))
+            server.whole.add(partition_number)
+
+    def _kill_server(self, address: str) -> None:
+        super()._kill_server(address)
+        self._server(address).at_end.clear()
+
+    def _take_map(self, server: SimulatedServer) -> None:
+        own = self._server(server.address)
+        before = set() if own.map is None else own.map.ingested_by(own.address)
+        super()._take_map(server)
+        assert own.map is not None
+        if before and own.map.ingested_by(own.address) != before:
+            own.at_end.clear()  # its ingest starts again
+
+    def _remove(self, address: str, partition_number: int) -> None:
+        """See World. The rows stay while no owner has them."""
+        server, state = self._server(address), self.state()
+        drop = state.drops[address, partition_number]
+        assert state.map is not None
+        owners = [name for name in state.map.owners[partition_number] if name != address]
+        is_kept = not drop.is_foreign and find_newer(
+            lambda _: server.report_of(partition_number, is_caught_up=False),
+            MODEL, partition_number, owners, state,
+        )  # fmt: skip
+        if is_kept and partition_number not in server.removed:
+            return
+        before = set(server.removed)
+        super()._remove(address, partition_number)
+        if server.removed > before:
+            run, _ = server.applied.get(partition_number, (0, 0))
+            server.applied[partition_number] = (0 if drop.is_foreign else run, 0)
+
+    def _register(self, server: SimulatedServer) -> None:
+        server.lease = self.etcd.grant(10)
+        pool = f"pool of {server.address}"
+        registration = Registration(
+            server.address, None, "", 1.0, pool, "petps", False, self.partitions
+        )
+        self.etcd.commit((), {KEYS.registration(server.address): dump(registration)})
+
+    # ---- rules
+
+    def check(self) -> None:
+        super().check()
+        cluster_map = self.state().map
+        assert cluster_map is not None
+        for number, owners in enumerate(cluster_map.owners):
+            for owner in owners:
+                if self._server(owner).applied.get(number, (0, 0))[0] == OTHER_RUN:
+                    raise Broken(f"{owner} owns partition {number}, and has rows of another log")
+            versions = [
+                server.applied[number][1]
+                for server in self._servers()
+                if server.applied.get(number, (0, 0))[0] == RUN
+            ]
+            if max(versions, default=0) < self.newest:
+                raise Broken(f"the newest rows of partition {number} are nowhere")
