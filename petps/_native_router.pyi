@@ -117,6 +117,8 @@ class Router:
         """Raise unless the servers let this token see their status. It may wait for them."""
     def names(self, token: str, host: str) -> RouterNames:
         """Return the names that a token sees, at most about a second old. Raise as a login."""
+    def knows(self, token: str, host: str) -> bool:
+        """Return whether the router knows a token, so that names() asks for no login."""
     def pull(
         self,
         seen: RouterNames,

@@ -150,8 +150,9 @@ Result<CallerPointer> Gate::find(const Credentials& credentials) const {
     }
     if (found != nullptr && !found->is_expired(seconds_now())) return found;
     return Status(Code::kUnauthenticated,
-                  "the token is not known to this server, or is revoked or expired: ask the "
-                  "operator for another one (petps token new)");
+                  std::string(base::kUnknownToken) +
+                      ", or is revoked or expired: ask the operator for another one (petps token "
+                      "new)");
   }
   for (const std::string& name : credentials.certificate_names) {
     if (mode_ == Mode::kCertificates)

@@ -11,6 +11,9 @@ namespace petps::base {
 // bits.
 std::string host_of(std::string_view address);
 
+// In the text of the UNAUTHENTICATED of servers that do not know a token.
+inline constexpr std::string_view kUnknownToken = "the token is not known to this server";
+
 // In the text of the RESOURCE_EXHAUSTED that servers send after several failed logins of a peer.
 inline constexpr std::string_view kFailedLogins = " failed logins from ";
 

@@ -59,6 +59,7 @@ py::dict stats(Router& router) {
   py::dict result = stats_of(snapshot.stats);
   result["callers"] = snapshot.callers;
   result["calls_in_flight"] = snapshot.calls_in_flight;
+  result["logins_in_flight"] = snapshot.logins_in_flight;
   result["logins_failed"] = snapshot.logins_failed;
   result["hedges"] = snapshot.hedges;
   result["hedges_won"] = snapshot.hedges_won;
@@ -184,6 +185,8 @@ void bind_router(py::module_& module) {
       },
       py::arg("token"), py::arg("host"), py::call_guard<Released>());
   router.def("names", names, py::arg("token"), py::arg("host"));
+  router.def("knows", &Router::knows, py::arg("token"), py::arg("host"),
+             py::call_guard<Released>());
   router.def("pull", pull, py::arg("seen"), py::arg("token"), py::arg("host"), py::arg("instance"),
              py::arg("sections"), py::kw_only(), py::arg("min_version") = 0, py::arg("wait_ms") = 0,
              py::arg("trace") = py::bytes());

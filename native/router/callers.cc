@@ -9,7 +9,6 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/peer.h"
 
 namespace petps::router {
 
@@ -21,14 +20,6 @@ namespace {
 
 // To end a client may take a second, while its servers do not answer. So many end at a time.
 constexpr size_t kEndedAtOnce = 16;
-
-// Servers with an access file refuse a login so, after several of a host with the second code. That
-// code alone may mean that they have no room.
-bool is_failed_login(const Status& status) {
-  return status.code() == Code::kUnauthenticated ||
-         (status.code() == Code::kResourceExhausted &&
-          status.message().find(base::kFailedLogins) != std::string_view::npos);
-}
 
 void add(const client::PullCounts& counts, client::PullCounts& sum) {
   sum.hedges += counts.hedges;
@@ -76,19 +67,23 @@ Result<CallerPointer> Callers::connect(const std::string& token) {
   return caller;
 }
 
-// Return whether the host may have one more login now.
-bool Callers::may_log_in_locked(const std::string& host) {
-  const uint64_t now = base::monotonic_ns();
+Callers::Host& Callers::host_locked(const std::string& host) {
   if (hosts_.size() >= kHostsMax && !hosts_.contains(host))
     std::erase_if(hosts_, [](const auto& entry) { return entry.second.logins == 0; });
   Host& from = hosts_[host];
-  if (now - from.since_ns >= kFailuresNs) from.failures = 0;
-  return from.logins < (from.failures > kFailuresMax ? 1 : kLoginsOfHost);
+  if (base::monotonic_ns() - from.since_ns >= kFailuresNs) from.failures = 0;
+  return from;
 }
 
-// Take a place for a login. Callers that nobody uses give theirs up.
-Status Callers::take_place_locked(const std::string& host, Clients& dropped) {
-  if (callers_.size() + logins_.size() >= options_.callers) {
+// Return how many logins a host may have at a time.
+uint32_t Callers::logins_of(const Host& host) {
+  return host.failures > kFailuresMax ? 1 : kLoginsOfHost;
+}
+
+// Keep a caller whose token the servers know. Callers that nobody uses give their place up.
+Status Callers::keep_locked(const std::string& token, const CallerPointer& caller,
+                            Clients& dropped) {
+  if (callers_.size() >= options_.callers) {
     auto oldest = callers_.end();
     for (auto at = callers_.begin(); at != callers_.end(); ++at) {
       if (at->second.use_count() > 1) continue;  // a connection or a call has it
@@ -103,7 +98,7 @@ Status Callers::take_place_locked(const std::string& host, Clients& dropped) {
     retire_locked(oldest->second, dropped);
     callers_.erase(oldest);
   }
-  ++hosts_[host].logins;
+  callers_[token] = caller;
   return {};
 }
 
@@ -117,7 +112,7 @@ void Callers::end_login_locked(const std::string& host, const Status& status) {
   if (from.logins == 0 && from.failures == 0) hosts_.erase(host);
 }
 
-Result<CallerPointer> Callers::open(const std::string& token, const std::string& host) {
+Result<CallerPointer> Callers::open(const std::string& token, const std::string& host, bool waits) {
   const uint64_t until_ns =
       base::monotonic_ns() + uint64_t{options_.client.deadline_ms} * 1'000'000;
   Clients dropped;
@@ -135,36 +130,65 @@ Result<CallerPointer> Callers::open(const std::string& token, const std::string&
         if (!login->status.ok()) return login->status;
         return login->caller;
       }
-      if (may_log_in_locked(host)) break;
+      Host& from = host_locked(host);
+      if (from.logins < logins_of(from)) {
+        ++from.logins;
+        break;
+      }
+      const bool is_guessing = logins_of(from) == 1;
       const uint64_t now = base::monotonic_ns();
-      if (now >= until_ns) {
-        return Status(Code::kResourceExhausted, "the router already asks the servers about " +
-                                                    std::to_string(hosts_[host].logins) +
-                                                    " tokens of " + host + ": try again");
+      if (now >= until_ns || (is_guessing && !waits)) {
+        return Status(Code::kResourceExhausted,
+                      "the router already asks the servers about " + std::to_string(from.logins) +
+                          " tokens of " + host +
+                          (is_guessing ? ", of which they refused many lately" : "") +
+                          ": try again");
       }
       login_done_.wait_for(lock, std::chrono::nanoseconds(until_ns - now));
     }
-    PETPS_RETURN_IF_ERROR(take_place_locked(host, dropped));
     login = logins_[token] = std::make_shared<Login>();
   }
-  destroy(std::move(dropped));
   auto connected = connect(token);
   {
     const std::lock_guard lock(mutex_);
     login->is_done = true;
     login->status = connected.status();
-    if (connected.ok()) login->caller = callers_[token] = connected.value();
+    if (connected.ok()) login->status = keep_locked(token, connected.value(), dropped);
+    if (login->status.ok()) login->caller = connected.value();
     logins_.erase(token);
     end_login_locked(host, login->status);
   }
   login_done_.notify_all();
-  return connected;
+  destroy(std::move(dropped));
+  if (!login->status.ok()) return login->status;
+  return login->caller;
+}
+
+Callers::Place Callers::look(const std::string& token, const std::string& host) {
+  const std::lock_guard lock(mutex_);
+  if (callers_.contains(token)) return Place::kKnown;
+  const Host& from = host_locked(host);
+  return logins_.contains(token) || from.logins >= logins_of(from) ? Place::kWait : Place::kLogin;
+}
+
+void Callers::end(const CallerPointer& caller) {
+  const std::lock_guard lock(mutex_);
+  const auto at =
+      std::ranges::find_if(callers_, [&](const auto& entry) { return entry.second == caller; });
+  if (at == callers_.end()) return;
+  former_.push_back(std::move(at->second));
+  callers_.erase(at);
 }
 
 void Callers::drop_idle() {
   Clients dropped;
   {
     const std::lock_guard lock(mutex_);
+    std::erase_if(former_, [&](CallerPointer& caller) {
+      if (caller.use_count() > 1) return false;
+      retire_locked(caller, dropped);
+      return true;
+    });
     const uint64_t now = base::monotonic_ns();
     for (auto at = callers_.begin(); at != callers_.end();) {
       const bool is_idle = at->second.use_count() == 1 &&
@@ -181,7 +205,9 @@ void Callers::close() {
   {
     const std::lock_guard lock(mutex_);
     for (auto& [token, caller] : callers_) retire_locked(caller, all);
+    for (CallerPointer& caller : former_) retire_locked(caller, all);
     callers_.clear();
+    former_.clear();
   }
   destroy(std::move(all));
 }
@@ -233,6 +259,7 @@ client::PullCounts Callers::pull_counts() const {
   const std::lock_guard lock(mutex_);
   client::PullCounts sum = ended_;
   for (const auto& [token, caller] : callers_) add(caller->client().pull_counts(), sum);
+  for (const CallerPointer& caller : former_) add(caller->client().pull_counts(), sum);
   return sum;
 }
 

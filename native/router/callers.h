@@ -24,7 +24,7 @@ namespace petps::router {
 // Logins of one host at the same time; further ones wait. Each may wait for servers that are away.
 inline constexpr uint32_t kLoginsOfHost = 8;
 // After this many refused tokens within kFailuresNs a host has one login at a time, so that who
-// guesses tokens makes the servers count few failures.
+// guesses tokens makes the servers count few failures. Further ones wait, or are refused.
 inline constexpr uint32_t kFailuresMax = 10;
 inline constexpr uint64_t kFailuresNs = 60'000'000'000;
 // Hosts whose failures are remembered.
@@ -68,7 +68,13 @@ class Callers {
   // which waits for them; several calls for one token share one login.
   // Errors: those of Client::connect (kUnauthenticated: the servers do not know the token);
   // kResourceExhausted (too many callers, or logins of this host).
-  base::Result<CallerPointer> open(const std::string& token, const std::string& host);
+  // waits: whether it may wait for another login of a host that guesses tokens.
+  base::Result<CallerPointer> open(const std::string& token, const std::string& host, bool waits);
+  // What open() would do for a token. kWait: wait for another login of the token or the host.
+  enum class Place : uint8_t { kKnown, kLogin, kWait };
+  Place look(const std::string& token, const std::string& host);
+  // Forget a caller whose token the servers do not know any more: its next hello asks them.
+  void end(const CallerPointer& caller);
   // Drop the callers that nobody has used for idle_ms.
   void drop_idle();
   void close();  // all of them
@@ -94,8 +100,9 @@ class Callers {
 
   base::Result<CallerPointer> connect(const std::string& token);
   base::Status check_credentials(const std::string& token, const client::Options& options);
-  bool may_log_in_locked(const std::string& host);
-  base::Status take_place_locked(const std::string& host, Clients& dropped);
+  Host& host_locked(const std::string& host);
+  static uint32_t logins_of(const Host& host);
+  base::Status keep_locked(const std::string& token, const CallerPointer& caller, Clients& dropped);
   void end_login_locked(const std::string& host, const base::Status& status);
   void retire_locked(CallerPointer& caller, Clients& dropped);
   static void destroy(Clients callers);
@@ -106,6 +113,8 @@ class Callers {
   mutable std::mutex mutex_;                // guards everything below
   std::condition_variable login_done_;
   std::map<std::string, CallerPointer> callers_;  // by token
+  // Forgotten, and perhaps still used. The end of a client may take a second, so it is here.
+  std::vector<CallerPointer> former_;
   std::map<std::string, std::shared_ptr<Login>> logins_;
   std::map<std::string, Host> hosts_;
   client::PullCounts ended_;  // of callers that were dropped

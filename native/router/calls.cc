@@ -17,8 +17,8 @@ using base::Status;
 Job::Job() = default;
 Job::~Job() = default;
 
-Calls::Calls(uint32_t limit, std::function<void(JobPointer)> run)
-    : limit_(limit), run_(std::move(run)) {}
+Calls::Calls(const char* kind, uint32_t limit, std::function<void(JobPointer)> run)
+    : kind_(kind), limit_(limit), run_(std::move(run)) {}
 
 Status Calls::start() {
   for (uint32_t i = 0; i < limit_; ++i) {
@@ -27,10 +27,10 @@ Status Calls::start() {
     } catch (const std::system_error& error) {
       return Status(Code::kResourceExhausted,
                     "cannot start thread " + std::to_string(i + 1) + " of " +
-                        std::to_string(limit_) + " for calls: " + error.what() +
+                        std::to_string(limit_) + " for " + kind_ + "s: " + error.what() +
                         ": raise the limit of threads, or lower router.calls");
     }
-    pthread_setname_np(threads_.back().native_handle(), "petps-call");
+    pthread_setname_np(threads_.back().native_handle(), ("petps-" + kind_).c_str());
   }
   return {};
 }
@@ -69,6 +69,7 @@ JobPointer Calls::begin_locked(uint64_t owner) {
   if (unused_.empty()) unused_.push_back(std::make_unique<Job>());
   JobPointer job = std::move(unused_.back());
   unused_.pop_back();
+  job->calls = this;
   job->owner = owner;
   return job;
 }

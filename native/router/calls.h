@@ -27,9 +27,13 @@ namespace petps::router {
 
 // A further thread beyond this number would only wait for the same servers.
 inline constexpr uint32_t kMaxCalls = 1024;
+// Threads for logins of tokens that the router does not know. They are not those of requests, so
+// that guessed tokens take no place from callers; one host has half of them.
+inline constexpr uint32_t kLogins = 2 * kLoginsOfHost;
 // Memory of a reply that a job keeps for the next one: 4,000 rows of 512 bytes need half of it.
 inline constexpr size_t kReplyBytesKept = size_t{4} << 20;
 
+class Calls;
 struct PullWork;  // pull_work.h
 
 // One request of one caller, and its reply. A job keeps its memory for later requests.
@@ -40,10 +44,11 @@ struct Job {
   size_t worker = 0;
   transport::ConnectionId connection = 0;
   wire::FrameHeader header;
-  wire::Frame frame;     // the whole request
-  CallerPointer caller;  // null: the job is to find it
-  std::string host;      // of the peer
-  uint64_t owner = 0;    // whose places this job takes
+  wire::Frame frame;       // the whole request
+  CallerPointer caller;    // null: the job is to find it
+  std::string host;        // of the peer
+  Calls* calls = nullptr;  // where it has a place
+  uint64_t owner = 0;      // whose places this job takes
   uint64_t start_ns = 0;
   uint32_t wait_ms = 0;              // of a pull: how long it may wait for its version
   bool is_held = false;              // its connection is paused until the job is done
@@ -54,6 +59,7 @@ struct Job {
   // Set by who answers: the thread of the call, or the worker.
   gather::GatherList reply;
   base::Code code = base::Code::kOk;  // of the reply
+  bool is_revoked = false;            // the servers do not know the caller's token any more
   uint64_t caller_owner = 0;  // of a login: whose places the caller's jobs take; 0: the host's
   uint64_t keys = 0;
   uint64_t rows = 0;         // found, or written
@@ -76,8 +82,8 @@ using JobPointer = std::unique_ptr<Job>;
 // Threads: any.
 class Calls {
  public:
-  // `run` answers a job and returns it to its worker.
-  Calls(uint32_t limit, std::function<void(JobPointer)> run);
+  // `run` answers a job and returns it to its worker. `kind`: "call" or "login".
+  Calls(const char* kind, uint32_t limit, std::function<void(JobPointer)> run);
   ~Calls() { stop(); }
   // Start the threads. Errors: kResourceExhausted (the system gives no more threads).
   base::Status start();
@@ -103,6 +109,7 @@ class Calls {
   void work();
   JobPointer begin_locked(uint64_t owner);
 
+  const std::string kind_;
   const uint32_t limit_;
   const std::function<void(JobPointer)> run_;
   std::vector<std::thread> threads_;

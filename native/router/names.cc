@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/clock.h"
+#include "base/peer.h"
 
 namespace petps::router {
 
@@ -94,6 +95,23 @@ bool have_same_names(const wire::TablesReply& one, const wire::TablesReply& othe
 
 }  // namespace
 
+bool is_failed_login(const Status& status) {
+  return status.code() == Code::kUnauthenticated ||
+         (status.code() == Code::kResourceExhausted &&
+          status.message().find(base::kFailedLogins) != std::string_view::npos);
+}
+
+bool is_revoked(const Status& status) {
+  return is_failed_login(status) &&
+         (status.code() != Code::kUnauthenticated ||
+          status.message().find(base::kUnknownToken) != std::string_view::npos);
+}
+
+void Listing::index() {
+  for (size_t i = 0; i < reply.tables.size(); ++i)
+    tables_of[reply.tables[i].instance].emplace(reply.tables[i].name, i);
+}
+
 const wire::TableInfo* Listing::table(uint32_t id) const { return find_by_id(reply.tables, id); }
 
 const wire::InstanceInfo* Listing::instance(uint32_t id) const {
@@ -125,10 +143,10 @@ base::Result<const wire::InstanceInfo*> Listing::resolve(std::string_view model)
 base::Result<const wire::TableInfo*> Listing::find(const wire::InstanceInfo& of,
                                                    std::string_view table) const {
   std::set<std::string> names;
-  for (const wire::TableInfo& info : reply.tables) {
-    if (info.instance != of.id) continue;
-    if (info.name == table) return &info;
-    names.insert(info.name);
+  if (const auto tables = tables_of.find(of.id); tables != tables_of.end()) {
+    if (const auto at = tables->second.find(table); at != tables->second.end())
+      return &reply.tables[at->second];
+    for (const auto& [name, position] : tables->second) names.insert(name);
   }
   return Status(Code::kNotFound, "table '" + std::string(table) + "' is unknown in '" + of.name +
                                      "'; known: " + join_names(names));
@@ -143,8 +161,7 @@ Result<ListingPointer> Names::recent(const client::Forwarder& servers, uint32_t 
   if (!asking.owns_lock()) return listing();  // another call asks now
   const Status status = servers.read_names(deadline_ms);
   // A revoked token sees nothing. Without a server that answers, the last names go on.
-  if (status.code() == Code::kUnauthenticated || status.code() == Code::kPermissionDenied)
-    return status;
+  if (is_failed_login(status) || status.code() == Code::kPermissionDenied) return status;
   return update(servers);
 }
 
@@ -257,6 +274,7 @@ ListingPointer Names::update(const client::Forwarder& servers) {
   const uint64_t counter = last->reply.state.counter;
   const bool is_changed = counter == 0 || !have_same_names(last->reply, next->reply);
   next->reply.state.counter = counter + (is_changed ? 1 : 0);
+  next->index();
   const std::lock_guard lock(mutex_);  // short: workers take it for each pull
   listing_ = next;
   updated_ns_ = base::monotonic_ns();

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -18,9 +19,19 @@
 
 namespace petps::router {
 
+// Return whether servers refuse the token. After several refused ones of a host they say
+// kResourceExhausted, which alone may also mean that they have no room.
+bool is_failed_login(const base::Status& status);
+// The same, but not for other reasons of kUnauthenticated, such as a server's certificate.
+bool is_revoked(const base::Status& status);
+
 // ASSUMPTION: immutable once it is published.
 struct Listing {
   wire::TablesReply reply;  // what the caller is sent; tables ascend by id
+  // The positions of the tables in the reply, by instance and name.
+  std::map<uint32_t, std::map<std::string, size_t, std::less<>>> tables_of;
+
+  void index();  // fills tables_of
 
   // Return null for an unknown id.
   const wire::TableInfo* table(uint32_t id) const;
@@ -43,7 +54,7 @@ class Names {
   ListingPointer update(const client::Forwarder& servers);
   ListingPointer listing() const;
   // Return a list that is at most a second old; ask a server if it is older.
-  // Errors: kUnauthenticated, kPermissionDenied (the token has ended).
+  // Errors: kPermissionDenied, or one of is_failed_login() (the token has ended).
   base::Result<ListingPointer> recent(const client::Forwarder& servers, uint32_t deadline_ms);
 
  private:

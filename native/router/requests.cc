@@ -19,7 +19,7 @@ Status log_in(Shared& shared, Job& job) {
     PETPS_RETURN_IF_ERROR(wire::decode_hello(job.header, job.body(), hello));
     token = hello.token;
   }
-  auto caller = shared.callers.open(token, job.host);
+  auto caller = shared.callers.open(token, job.host, true);
   if (!caller.ok()) return caller.status();
   job.caller = std::move(caller).value();
   job.caller_owner = token.empty() ? 0 : owner_of(token);
@@ -108,6 +108,10 @@ Status unknown_table(uint32_t id) {
   return Status(Code::kNotFound, "table " + std::to_string(id) + " is unknown: list the tables");
 }
 
+bool is_login(const Job& job) {
+  return job.is_only_login || static_cast<Opcode>(job.header.opcode) == Opcode::kHello;
+}
+
 void answer(Shared& shared, Job& job) {
   if (job.caller != nullptr) job.caller->note_use();
   job.scratch.clear();
@@ -122,6 +126,8 @@ void answer(Shared& shared, Job& job) {
                "partitions move, and the servers did not agree within router.deadline_seconds: " +
                    std::string(status.message()));
   }
+  job.is_revoked = !is_login(job) && is_revoked(status);
+  if (job.is_revoked) shared.callers.end(job.caller);
   job.code = status.code();
   if (!status.ok()) {
     job.reply.clear();

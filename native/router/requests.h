@@ -15,6 +15,8 @@ bool start_pull(Shared& shared, Job& job);
 // Answer the job: fill its reply, its code and its counts. It waits for servers, except for a
 // started pull that is done.
 void answer(Shared& shared, Job& job);
+// Return whether the job finds its caller: a hello, or the first request of a connection without.
+bool is_login(const Job& job);
 
 // The answers to pulls and pushes: pull.cc and push.cc.
 base::Status pull(Shared& shared, Job& job);

@@ -70,11 +70,14 @@ Shared::Shared(const RouterOptions& router_options)
       memory(std::make_shared<transport::MemoryBudget>(
           options.memory_bytes == 0 ? transport::default_memory_bytes() : options.memory_bytes)),
       callers(callers_options(options)),
-      calls(options.calls, [this](JobPointer job) {
-        answer(*this, *job);
-        Worker& worker = *workers[job->worker];
-        worker.finish(std::move(job));
-      }) {}
+      calls("call", options.calls, [this](JobPointer job) { run(std::move(job)); }),
+      logins("login", kLogins, [this](JobPointer job) { run(std::move(job)); }) {}
+
+void Shared::run(JobPointer job) {
+  answer(*this, *job);
+  Worker& worker = *workers[job->worker];
+  worker.finish(std::move(job));
+}
 
 RouterSnapshot Shared::snapshot() const {
   RouterSnapshot snapshot;
@@ -93,6 +96,7 @@ RouterSnapshot Shared::snapshot() const {
   snapshot.stats.memory_limit_bytes = memory->limit();
   snapshot.callers = static_cast<uint32_t>(callers.size());
   snapshot.calls_in_flight = calls.in_flight();
+  snapshot.logins_in_flight = logins.in_flight();
   snapshot.logins_failed = callers.logins_failed();
   const client::PullCounts counts = callers.pull_counts();
   snapshot.hedges = counts.hedges;
@@ -117,6 +121,7 @@ std::string Shared::status_json() const {
   json.member("calls_in_flight", now.calls_in_flight);
   json.member("pulls_without_thread", now.pulls_without_thread);
   json.member("callers", now.callers);
+  json.member("logins_in_flight", now.logins_in_flight);
   json.member("logins_failed", now.logins_failed);
   json.member("hedges", now.hedges);
   json.member("hedges_won", now.hedges_won);
@@ -163,6 +168,7 @@ base::Result<std::unique_ptr<Router>> Router::start(const RouterOptions& options
     shared.workers.push_back(std::make_unique<Worker>(shared, i, shared.transport->endpoint(i)));
   std::unique_ptr<Router> router(new Router(std::move(impl)));  // ~Router stops the threads
   PETPS_RETURN_IF_ERROR(shared.calls.start());
+  PETPS_RETURN_IF_ERROR(shared.logins.start());
   for (const auto& worker : shared.workers) PETPS_RETURN_IF_ERROR(worker->open());
   for (const auto& worker : shared.workers) {
     shared.threads.emplace_back([&worker = *worker] { worker.run(); });
@@ -191,6 +197,7 @@ Status Router::stop() {
   for (const auto& worker : shared.workers) worker->endpoint().wake();
   for (std::thread& thread : shared.threads) thread.join();
   shared.calls.stop();
+  shared.logins.stop();
   size_t undrained = 0;
   for (const auto& worker : shared.workers) {
     undrained += worker->drained() ? 0 : 1;
@@ -277,7 +284,7 @@ wire::Frame Router::call(const Seen& seen, const std::string& token, const std::
 
 base::Result<Router::Seen> Router::names(const std::string& token, const std::string& host) {
   Shared& shared = impl_->shared;
-  auto caller = shared.callers.open(token, host);
+  auto caller = shared.callers.open(token, host, false);
   if (!caller.ok()) {
     const std::lock_guard lock(shared.call_stats_mutex);
     shared.call_stats.errors[static_cast<size_t>(caller.status().code())].add(1);
@@ -285,6 +292,7 @@ base::Result<Router::Seen> Router::names(const std::string& token, const std::st
   }
   auto listing =
       caller.value()->names().recent(caller.value()->forwarder(), shared.options.deadline_ms);
+  if (is_revoked(listing.status())) shared.callers.end(caller.value());
   if (!listing.ok()) return listing.status();
   Seen seen;
   seen.listing = std::move(listing).value();
@@ -292,9 +300,13 @@ base::Result<Router::Seen> Router::names(const std::string& token, const std::st
   return seen;
 }
 
+bool Router::knows(const std::string& token, const std::string& host) const {
+  return impl_->shared.callers.look(token, host) == Callers::Place::kKnown;
+}
+
 Status Router::check_sight(const std::string& token, const std::string& host) {
   Shared& shared = impl_->shared;
-  auto caller = shared.callers.open(token, host);
+  auto caller = shared.callers.open(token, host, false);
   if (!caller.ok()) return caller.status();
   return caller.value()->client().status(-1, shared.options.deadline_ms).status();
 }

@@ -65,6 +65,7 @@ struct RouterSnapshot {
   server::StatsSnapshot stats;  // of requests and connections
   uint32_t callers = 0;
   uint32_t calls_in_flight = 0;
+  uint32_t logins_in_flight = 0;      // of the native port
   uint64_t pulls_without_thread = 0;  // of stats.pulls: they went well at once
   uint64_t logins_failed = 0;
   uint64_t hedges = 0;
@@ -97,8 +98,10 @@ class Router {
     std::shared_ptr<std::atomic<bool>> has_left = std::make_shared<std::atomic<bool>>(false);
   };
   // Return the names that this token (empty: none) sees, at most about a second old. Errors: those
-  // of a login.
+  // of a login; kResourceExhausted at once if the host guesses tokens and another login runs.
   base::Result<Seen> names(const std::string& token, const std::string& host);
+  // Return whether the router knows the token, so that names() asks for no login.
+  bool knows(const std::string& token, const std::string& host) const;
   // Answer one request of the native protocol, with ids of `seen`, which is of this token. The
   // reply may be an error. It waits for servers.
   wire::Frame call(const Seen& seen, const std::string& token, const std::string& host,

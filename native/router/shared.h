@@ -28,11 +28,14 @@ struct Shared {
   std::unique_ptr<transport::Transport> transport;
   Callers callers;
   Calls calls;
+  Calls logins;
   std::vector<std::unique_ptr<Worker>> workers;
   std::vector<std::thread> threads;
   mutable std::mutex call_stats_mutex;  // guards call_stats
   server::WorkerStats call_stats;       // of Router::call
 
+  // Return the job to its worker, which sends the reply.
+  void run(JobPointer job);
   RouterSnapshot snapshot() const;
   std::string status_json() const;
 };

@@ -199,8 +199,11 @@ Worker::Outcome Worker::submit(ConnectionState& state, const wire::FrameHeader& 
                                std::span<const std::byte> frame, uint32_t wait_ms) {
   if (state.in_flight >= shared_.options.limits.in_flight) return Outcome::kWait;
   const bool is_hello = static_cast<Opcode>(header.opcode) == Opcode::kHello;
+  const Callers::Place place = place_of(state, header, frame);
+  if (place == Callers::Place::kWait) return Outcome::kWait;
   // Frames before a hello keep their caller, because they have their jobs already.
-  JobPointer job = shared_.calls.begin(state.owner);
+  JobPointer job = place == Callers::Place::kLogin ? shared_.logins.begin(owner_of(state.host))
+                                                   : shared_.calls.begin(state.owner);
   if (job == nullptr) return Outcome::kWait;
   job->worker = number_;
   job->connection = state.id;
@@ -208,10 +211,11 @@ Worker::Outcome Worker::submit(ConnectionState& state, const wire::FrameHeader& 
   job->host = state.host;
   job->start_ns = base::monotonic_ns();
   job->caller = state.caller;
-  job->wait_ms = wait_ms > 0 && shared_.calls.begin_wait(*job) ? wait_ms : 0;
+  job->wait_ms = wait_ms > 0 && job->calls->begin_wait(*job) ? wait_ms : 0;
   job->is_only_login = !is_hello && state.caller == nullptr;
   job->is_held = is_hello || job->is_only_login || job->wait_ms > 0;
   job->is_left.store(false, std::memory_order_relaxed);
+  job->is_revoked = false;
   job->code = Code::kOk;
   job->caller_owner = 0;
   job->keys = job->rows = job->refused = 0;
@@ -234,8 +238,22 @@ Worker::Outcome Worker::submit(ConnectionState& state, const wire::FrameHeader& 
   ++in_flight_;
   const bool is_pull = static_cast<Opcode>(header.opcode) == Opcode::kPull;
   if (is_pull && !job->is_only_login && start_pull(shared_, *job)) started_.add(job);
-  if (job != nullptr) shared_.calls.submit(std::move(job));
+  if (job == nullptr) return outcome;
+  Calls& calls = *job->calls;
+  calls.submit(std::move(job));
   return outcome;
+}
+
+// Return how the caller of a frame is found. A login may wait for the servers.
+Callers::Place Worker::place_of(const ConnectionState& state, const wire::FrameHeader& header,
+                                std::span<const std::byte> frame) {
+  if (static_cast<Opcode>(header.opcode) == Opcode::kHello) {
+    wire::HelloRequest hello;
+    if (!wire::decode_hello(header, frame.subspan(wire::kHeaderBytes), hello).ok())
+      return Callers::Place::kKnown;  // it is refused without a login
+    return shared_.callers.look(std::string(hello.token), state.host);
+  }
+  return state.caller != nullptr ? Callers::Place::kKnown : shared_.callers.look("", state.host);
 }
 
 void Worker::finish(JobPointer job) {
@@ -253,7 +271,7 @@ void Worker::finish(JobPointer job) {
 // Answer the pulls whose rows have arrived. Those that need more get the thread of a call.
 void Worker::take_arrivals() {
   started_.look([this](JobPointer job, bool is_done) {
-    if (!is_done) return shared_.calls.submit(std::move(job));
+    if (!is_done) return shared_.calls.submit(std::move(job));  // a login starts no pull
     transport::Counters::add(started_pulls_, 1);
     answer(shared_, *job);
     post_reply(std::move(job));
@@ -263,10 +281,7 @@ void Worker::take_arrivals() {
 
 void Worker::drop_replies() {
   for (JobPointer& job : started_.take_all()) done_.push_back(std::move(job));
-  for (JobPointer& job : done_) {
-    shared_.memory->change(job->counted_bytes, 0);
-    shared_.calls.end(std::move(job));
-  }
+  for (JobPointer& job : done_) end(std::move(job));
   done_.clear();
 }
 
@@ -288,29 +303,44 @@ void Worker::post_reply(JobPointer job) {
   const bool has_logged_in = job->is_only_login && job->code == Code::kOk;
   if (is_open) {
     --state.in_flight;
-    const bool is_hello = static_cast<Opcode>(job->header.opcode) == Opcode::kHello;
-    if ((is_hello || job->is_only_login) && job->code == Code::kOk) {
+    if (is_login(*job) && job->code == Code::kOk) {
       state.caller = job->caller;
       state.owner = job->caller_owner != 0 ? job->caller_owner : owner_of(state.host);
     }
+    state.is_revoked = state.is_revoked || job->is_revoked;
   }
   count(*job, stats_);
-  if (is_open && !has_logged_in) {
+  if (is_open && !has_logged_in && !job->is_revoked) {
     if (job->is_only_login) endpoint_.consume(job->connection);  // the reply is the frame's
     endpoint_.post(job->connection, std::move(job->reply), epoch::Pin());
-    const bool is_login =
-        job->is_only_login || static_cast<Opcode>(job->header.opcode) == Opcode::kHello;
-    if (job->code == Code::kUnauthenticated || (is_login && job->code == Code::kResourceExhausted))
+    if (job->code == Code::kUnauthenticated ||
+        (is_login(*job) && job->code == Code::kResourceExhausted))
       endpoint_.close(job->connection, {});
   }
   if (job->is_held) std::erase(held_, job->connection);
   if (is_open && job->is_held) {
     state.held = nullptr;
-    if (!draining_ || has_logged_in) endpoint_.resume(job->connection);
+    if (!state.is_revoked && (!draining_ || has_logged_in)) endpoint_.resume(job->connection);
   }
+  if (is_open && state.is_revoked) end_revoked(state);
   job->reply.clear();
+  end(std::move(job));
+}
+
+// Close the connection as a server does, so that its client connects again, with its next token.
+// Other requests are answered first: pushes among them may be applied.
+void Worker::end_revoked(const ConnectionState& state) {
+  endpoint_.pause(state.id);
+  if (state.in_flight > 0) return;
+  endpoint_.close(state.id, Status(Code::kUnauthenticated,
+                                   "the servers do not know this token any more: connect again "
+                                   "with another one"));
+}
+
+void Worker::end(JobPointer job) {
   shared_.memory->change(job->counted_bytes, 0);
-  shared_.calls.end(std::move(job));
+  Calls& calls = *job->calls;
+  calls.end(std::move(job));
 }
 
 void Worker::refuse(ConnectionId connection, const wire::FrameHeader& header,

@@ -52,7 +52,8 @@ class Worker {
     std::string host = {};
     uint64_t owner = 0;  // whose places its requests take: a token's, or without one a host's
     uint32_t in_flight = 0;
-    Job* held = nullptr;  // for which it is paused
+    bool is_revoked = false;  // it ends when no request is in flight
+    Job* held = nullptr;      // for which it is paused
   };
 
   ConnectionState& state_of(transport::ConnectionId connection);
@@ -63,11 +64,15 @@ class Worker {
                             uint32_t& wait_ms) const;
   Outcome submit(ConnectionState& state, const wire::FrameHeader& header,
                  std::span<const std::byte> frame, uint32_t wait_ms);
+  Callers::Place place_of(const ConnectionState& state, const wire::FrameHeader& header,
+                          std::span<const std::byte> frame);
   void resume_blocked();
   void note_leavers();
   void take_arrivals();
   void post_replies();
   void post_reply(JobPointer job);
+  void end_revoked(const ConnectionState& state);
+  void end(JobPointer job);
   void refuse(transport::ConnectionId connection, const wire::FrameHeader& header,
               const base::Status& status);
   void drain();

@@ -69,6 +69,10 @@ Status take_instance(Cursor& cursor, size_t body_bytes, InstanceInfo& out) {
   if (!cursor.take(head) || !cursor.take_name(model) || !cursor.take_name(name)) {
     return truncated("tables reply", "instances", body_bytes);
   }
+  if (head.partitions > kMaxPartitions)
+    return bad_frame("tables reply: instance '" + std::string(name) + "' has " +
+                     std::to_string(head.partitions) + " partitions, more than " +
+                     std::to_string(kMaxPartitions));
   out = {head.id, std::string(model), std::string(name), head.partitions, head.applied_version};
   return {};
 }

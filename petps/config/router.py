@@ -17,7 +17,7 @@ from petps.config.doors import (
 from petps.config.section import Port, Section, section
 from petps.errors import InvalidArgument
 
-__all__ = ["RouterConfig", "check_router_doors", "router_risks"]
+__all__ = ["RouterConfig", "accepted_risks", "check_router_doors"]
 
 MAX_CALLS = 1024  # native/router/calls.h kMaxCalls
 MAX_CALLERS = 4096  # native/router/router.h kMaxCallers
@@ -137,6 +137,17 @@ def router_risks(router: RouterConfig, tls: TlsConfig) -> list[str]:
     if is_loopback(router.host) or tls.certificate is not None:
         return []
     return [f"router.host {router.host} is beyond loopback, and nothing is encrypted"]
+
+
+def accepted_risks(router: RouterConfig, tls: TlsConfig) -> list[str]:
+    """Return what `router.insecure` accepts, as sentences; nothing without it, or on loopback."""
+    if not router.insecure or is_loopback(router.host):
+        return []
+    open_servers = (
+        f"router.host {router.host} is beyond loopback, and servers that ask nobody for "
+        "credentials are open to everybody there"
+    )
+    return [*router_risks(router, tls), open_servers]
 
 
 def check_router_doors(router: RouterConfig, tls: TlsConfig) -> None:

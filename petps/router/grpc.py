@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["RouterGrpcServer"]
 
 LOGINS_AT_ONCE: Final = 16  # further ones wait for a thread
+NAMES_AT_ONCE: Final = 16  # likewise, of tokens that the router knows
 NAME_BYTES: Final = 8  # of a token's hash, by which its calls are counted
 
 # What the caller of the call that the task answers sees.
@@ -141,6 +142,7 @@ class _RouterService(Service):
         router: _native.Router,
         calls: _Calls,
         logins: ThreadPoolExecutor,
+        names: ThreadPoolExecutor,
         *,
         body_bytes: int,
         status: Callable[[], dict[str, Any]],
@@ -154,21 +156,23 @@ class _RouterService(Service):
             gate=cast(Any, RouterGate(router)),
             has_traces=True,
         )
-        self._router, self._logins = router, logins
+        self._router, self._logins, self._names = router, logins, names
 
     async def admit(self, context: Any) -> str:
         """Log the caller in at the servers, and return a name for it. Raises PetpsError."""
         self.check_open()
         header = dict(context.invocation_metadata() or ()).get("authorization", "")
         caller = RouterCaller(self._router, token_of(header), host_of(peer_of(context)), {})
-        _NAMES.set(await self._in_thread(partial(self._router.names, caller.token, caller.host)))
+        threads = self._names if self._router.knows(caller.token, caller.host) else self._logins
+        names = partial(self._router.names, caller.token, caller.host)
+        _NAMES.set(await self._in_thread(threads, names))
         set_caller(cast(Any, caller))
         if not caller.token:
             return "no token"
         return hashlib.sha256(caller.token.encode()).hexdigest()[: 2 * NAME_BYTES]
 
-    async def _in_thread(self, work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._logins, work)
+    async def _in_thread(self, threads: ThreadPoolExecutor, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def _instance(self, caller: Any, model: str, *roles: str) -> Any:
         return _NAMES.get().resolve(model)
@@ -186,7 +190,7 @@ class _RouterService(Service):
         return await super()._push(request, context, caller)
 
     async def _show_status(self, request: Any, context: Any, caller: Any) -> Any:
-        await self._in_thread(caller.check)
+        await self._in_thread(self._names, caller.check)
         return await super()._show_status(request, context, caller)
 
     def _tables_reply(self, model: str, caller: Any) -> Any:
@@ -255,6 +259,7 @@ class RouterGrpcServer(GrpcServer):
         self._router = router
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="petps-grpc-call")
         self._logins = ThreadPoolExecutor(LOGINS_AT_ONCE, thread_name_prefix="petps-grpc-login")
+        self._names = ThreadPoolExecutor(NAMES_AT_ONCE, thread_name_prefix="petps-grpc-names")
         super().__init__(
             host,
             port,
@@ -275,11 +280,12 @@ class RouterGrpcServer(GrpcServer):
             self._router,
             cast(Any, self._calls),
             self._logins,
+            self._names,
             body_bytes=self._body_bytes,
             status=self._status,
         )
         return service, self._end_threads
 
     def _end_threads(self) -> None:
-        for threads in (self._threads, self._logins):
+        for threads in (self._threads, self._logins, self._names):
             threads.shutdown(wait=False, cancel_futures=True)

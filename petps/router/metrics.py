@@ -38,10 +38,15 @@ _COUNTERS: Final = {
 _GAUGES: Final = {
     "callers": "Tokens that the router serves now.",
     "calls_in_flight": "Requests at the servers now.",
+    "logins_in_flight": "Logins of the native port at the servers now.",
     "connections": "Connections of callers open now.",
     "memory_used_bytes": "Bytes that requests and replies hold.",
     "memory_limit_bytes": "Limit of petps_router_memory_used_bytes.",
 }
+RELOAD_FAILED: Final = (
+    "With [tls]. 1: changed files of it cannot be used, and the certificate before stays in use."
+)
+EXPIRY: Final = "With [tls]. When the router's certificate expires."
 
 
 class _Collector(Collector):
@@ -61,6 +66,12 @@ class _Collector(Collector):
         yield GaugeMetricFamily(
             "petps_router_insecure", insecure, value=self._facts["is_insecure"]()
         )
+        if (tls := self._facts["tls"]()) is not None:  # the names of a server's, for its alerts
+            for name, text, value in (
+                ("reload_failed", RELOAD_FAILED, bool(tls["error"])),
+                ("certificate_expiry_timestamp_seconds", EXPIRY, tls["expires_at"]),
+            ):
+                yield GaugeMetricFamily(f"petps_tls_{name}", text, value=value)
         errors = CounterMetricFamily(
             "petps_router_errors", "Error replies, by the name of the code.", labels=["code"]
         )
@@ -95,12 +106,13 @@ class RouterMetrics:
         *,
         is_ready: Callable[[], bool],
         is_insecure: Callable[[], bool],
+        tls: Callable[[], dict[str, Any] | None],
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
-        facts = {"is_ready": is_ready, "is_insecure": is_insecure}
+        facts = {"is_ready": is_ready, "is_insecure": is_insecure, "tls": tls}
         self._registry.register(_Collector(stats, facts))
 
     def text(self, accepted: str) -> tuple[bytes, str]:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from petps import _native
 from petps.config import RouterConfig, TlsConfig
-from petps.config.router import check_router_doors, router_risks
+from petps.config.doors import is_loopback
+from petps.config.router import accepted_risks, check_router_doors
 from petps.errors import InvalidArgument, NotFound, PetpsError
 from petps.log import WARNING, Line
 from petps.server.members import Members
@@ -61,6 +62,7 @@ class Routing:
             )
         self._config, self._log = config, log
         self._draining = False
+        self._is_insecure = bool(accepted_risks(config, tls))
         self._native_tls: _native.ServerTls | None = None
         self._tls: TlsFiles | None = None
         if tls.certificate is not None:
@@ -132,7 +134,11 @@ class Routing:
     def status(self) -> dict[str, Any]:
         """Return what `petps status` shows."""
         status: dict[str, Any] = json.loads(self._router.status_json())
-        return status | {"unready": self.unready()}
+        more = {"unready": self.unready(), "insecure": self._is_insecure}
+        return status | more | {"tls": self._tls_status()}
+
+    def _tls_status(self) -> dict[str, Any] | None:
+        return None if self._tls is None else self._tls.status()
 
     def close(self) -> None:
         """Drain and close."""
@@ -163,7 +169,8 @@ class Routing:
         metrics = RouterMetrics(
             self._router.stats,
             is_ready=lambda: self.unready() is None,
-            is_insecure=lambda: self._config.insecure,
+            is_insecure=lambda: self._is_insecure,
+            tls=self._tls_status,
         )
         return HttpServer(
             self._config.host,
@@ -244,12 +251,8 @@ def _start(config: RouterConfig, tls: _native.ServerTls | None) -> _native.Route
         ca="" if config.ca is None else str(config.ca),
         server_name=config.server_name or "",
         zone=config.zone,
-        needs_token=_is_exposed(config) and not config.insecure,
+        needs_token=not (is_loopback(config.host) or config.insecure),
     )
-
-
-def _is_exposed(config: RouterConfig) -> bool:
-    return bool(router_risks(config, TlsConfig()))
 
 
 def _facts(config: RouterConfig, routing: Routing) -> dict[str, Any]:
@@ -270,7 +273,7 @@ def _announce(config: RouterConfig, tls: TlsConfig, routing: Routing, log: Log) 
         doors.append(f"http{'s' if is_encrypted else ''}://{host}:{routing.http_port}/")
     if routing.grpc_port is not None:
         doors.append(f"gRPC on {host}:{routing.grpc_port}")
-    if config.insecure and (risks := router_risks(config, tls)):
+    if risks := accepted_risks(config, tls):
         log(Line(f"INSECURE: {'; '.join(risks)}", "insecure", WARNING, risks=risks))
     text = f"routing {', '.join(doors)} to {config.servers}"
     log(Line(text, "serving", software=_native.software, doors=doors, servers=config.servers))

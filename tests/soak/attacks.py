@@ -31,6 +31,7 @@ SECONDS = 5.0  # for each step of an attacker
 BAD_TOKEN = "petps_" + "x" * 43
 CONNECTS = 10_000
 HANDSHAKES = 1000
+ADDRESSES = 16  # of the attacks that one address could not make
 STREAMS = 1000  # of a burst of HTTP/2
 # Frames of HTTP/2 (RFC 9113, section 6).
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -258,12 +259,12 @@ def oversized(attacker: Attacker) -> None:
 
 
 def idle(attacker: Attacker) -> None:
-    """Take many places after a whole handshake, and hold them for a while."""
+    """Take all places of sixteen addresses after whole handshakes, ask for more, and hold them."""
     peers = []
-    for _ in range(attacker.target.idle):
+    for number in range(attacker.target.idle + ADDRESSES):
         if attacker.done.is_set():
             break
-        peer = attacker.connect_tls(attacker.target.native)
+        peer = attacker.connect_tls(attacker.target.native, address=number % ADDRESSES)
         if peer is not None:
             peers.append(peer)
     attacker.hold(list[socket.socket](peers), lambda peer: None)
@@ -286,7 +287,7 @@ def handshakes(attacker: Attacker) -> None:
     message = client_hello()
     peers = []
     for number in range(HANDSHAKES):
-        peer = attacker.connect(attacker.target.native, address=number % 16)
+        peer = attacker.connect(attacker.target.native, address=number % ADDRESSES)
         if peer is not None:
             with contextlib.suppress(OSError):
                 peer.sendall(message)

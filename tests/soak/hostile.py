@@ -32,7 +32,7 @@ import petps_client
 
 import petps
 from tests.certificates import Authority
-from tests.soak.attacks import ATTACKS, HARMLESS, Result, Target, run_attack
+from tests.soak.attacks import ADDRESSES, ATTACKS, HARMLESS, Result, Target, run_attack
 from tests.system.servers import Server, connect, wait_until
 from tests.system.servers import petps as run_petps
 
@@ -200,7 +200,7 @@ workers = 2
 memory_bytes = {MEMORY_BYTES}
 frame_ms = 2000
 output_stall_ms = 2000
-connections_per_peer = {idle // 16}
+connections_per_peer = {idle // ADDRESSES}
 [tls]
 certificate = "{pair.certificate}"
 key = "{pair.key}"
@@ -276,18 +276,25 @@ class Watch(threading.Thread):
         self._rig = rig
         self._done = threading.Event()
 
+        self._of_memory = threading.Thread(target=self._watch_memory, daemon=True)
+
     def __enter__(self) -> Watch:
         self.start()
+        self._of_memory.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._done.set()
         self.join()
+        self._of_memory.join()
+
+    def _watch_memory(self) -> None:
+        while not self._done.wait(0.2):
+            self.memory = max(self.memory, self._rig.memory())
 
     def run(self) -> None:
         """Probe until the end."""
         while not self._done.wait(0.2):
-            self.memory = max(self.memory, self._rig.memory())
             try:
                 if self._rig.read("readyz") != b"ok\n":
                     self.faults.append("/readyz was not ok")

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 HEADER = struct.Struct("<4sHHQIIIHH")
-HELLO, TABLES, PULL, PUSH, STATUS, RDMA = 1, 2, 3, 4, 5, 9
+HELLO, TABLES, PULL, PUSH, STATUS, HOT_KEYS, SHARD_MAP, RDMA = 1, 2, 3, 4, 5, 6, 7, 9
 REPLY = 0x8000
 
 Keys = npt.NDArray[np.uint64]
@@ -100,6 +100,15 @@ class Connection:
         dim = rows.shape[1]
         head = struct.pack("<IIIIIIII", table, 0, len(keys), 0, dim, 0, 4 * dim, 0)
         return struct.unpack("<5Q", self.ask(PUSH, head + keys.tobytes() + rows.tobytes())[:40])
+
+    def hello(self, token: str = "") -> None:
+        """Say who is there."""
+        names = b"".join(struct.pack("<H", len(name)) + name for name in (b"raw", token.encode()))
+        self.ask(HELLO, struct.pack("<HHI", 1, 1, 0) + names)
+
+    def send_hot_keys(self, table: int, keys: Keys) -> None:
+        """Say which keys of a table this client pulls most."""
+        self.ask(HOT_KEYS, struct.pack("<II", table, len(keys)) + keys.tobytes())
 
     def status(self) -> Any:
         """Return the status object."""

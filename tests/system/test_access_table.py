@@ -20,18 +20,24 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import petps
+import petps.admin.admin_pb2 as admin
 import petps.v1.petps_pb2 as messages
 import petps.v1.petps_pb2_grpc as stubs
 from petps import config
+from petps.admin.admin_pb2_grpc import AdminStub
 from petps.admin.client import AdminClient
-from petps.errors import PetpsError
+from petps.config import RouterConfig, TlsConfig
+from petps.errors import PetpsError, class_of
+from petps.router.process import Routing
 from petps.server import Serving
 from petps.server.access_file import AccessFile, Entry, hash_of
 from petps.v1.service import CODE_KEY
-from tests.system import servers
+from tests.system import frames, servers
 from tests.system.access_document import table_of
 
 SECONDS: Final = 60.0
+FIRST_TABLE: Final = 1  # the id of a pool's first table, and at a router of a caller's
+Door = Serving | Routing
 GRANTS: Final = {
     "read": (["read"], "*"),
     "write": (["write"], "*"),
@@ -102,6 +108,21 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield serving
 
 
+@pytest.fixture(scope="module")
+def routing(serving: Serving) -> Iterator[Routing]:
+    router = RouterConfig.model_validate(
+        {
+            "servers": f"petps://127.0.0.1:{serving.port}",
+            "deadline_seconds": SECONDS,
+            "port": 0,
+            "http_port": 0,
+            "grpc_port": 0,
+        }
+    )
+    with Routing(router, TlsConfig(), log=lambda line: None) as routing:
+        yield routing
+
+
 def token_of(credential: str) -> str | None:
     return None if credential == "no token" else f"token of {credential}".replace(" ", "_")
 
@@ -112,9 +133,26 @@ def outcome_of(code: str, text: str) -> str:
     return "UNAUTHENTICATED" if is_login else code
 
 
-def native(serving: Serving, operation: str, token: str | None) -> str:
+def by_frame(port: int, operation: str, token: str | None) -> str:
+    """Send a request that a client sends on its own."""
     try:
-        url = f"petps://127.0.0.1:{serving.port}/ranking"
+        with frames.Connection(port, SECONDS) as connection:
+            if token is not None:
+                connection.hello(token)
+            if operation == "hot keys":
+                connection.send_hot_keys(FIRST_TABLE, np.array([1], np.uint64))
+            else:
+                connection.ask(frames.SHARD_MAP, b"")
+    except frames.Refused as error:
+        return outcome_of(class_of(error.code).code, str(error))
+    return "yes"
+
+
+def native(door: Door, operation: str, token: str | None) -> str:
+    if operation in ("hot keys", "shard map"):
+        return by_frame(door.port, operation, token)
+    try:
+        url = f"petps://127.0.0.1:{door.port}/ranking"
         with servers.connect(url, token=token, hot_sample_every=0) as client:
             calls: dict[str, Callable[[], Any]] = {
                 "pull": lambda: client.pull("items", [1]),
@@ -128,15 +166,19 @@ def native(serving: Serving, operation: str, token: str | None) -> str:
     return "yes"
 
 
-def by_grpc(serving: Serving, operation: str, token: str | None) -> str:
+def by_grpc(door: Door, operation: str, token: str | None) -> str:
     metadata = () if token is None else (("authorization", f"Bearer {token}"),)
     keys = np.array([1], "<u8").tobytes()
     rows = np.ones((1, 4), "<f4").tobytes()
     named = {"model": "ranking", "table": "items"}
-    with grpc.insecure_channel(f"127.0.0.1:{serving.grpc_port}") as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{door.grpc_port}") as channel:
         stub = stubs.PetpsStub(channel)
         requests: dict[str, Any] = {
             "Pull": messages.PullRequest(**named, keys=keys),
+            "PullMany": messages.PullManyRequest(
+                model="ranking",
+                sections=[messages.PullManyRequest.Section(table="items", keys=keys)],
+            ),
             "Push": messages.PushRequest(**named, keys=keys, rows=rows),
             "ListTables": messages.ListTablesRequest(model="ranking"),
             "SetHotKeys": messages.SetHotKeysRequest(**named, keys=keys),
@@ -161,12 +203,12 @@ def by_grpc(serving: Serving, operation: str, token: str | None) -> str:
     return "yes"
 
 
-def by_http(serving: Serving, operation: str, token: str | None) -> str:
+def by_http(door: Door, operation: str, token: str | None) -> str:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    site = f"http://127.0.0.1:{serving.http_port}"
+    site = f"http://127.0.0.1:{door.http_port}"
     body = None
     if operation.startswith("POST "):
-        instance = serving.status()["instances"][0]["name"]
+        instance = door.status()["instances"][0]["name"]
         body = json.dumps({"alias": "ranking", "instance": instance, "expected": instance}).encode()
         headers |= {"Origin": site, "Content-Type": "application/json"}
     request = urllib.request.Request(site + operation.removeprefix("POST "), body, headers)
@@ -193,20 +235,47 @@ def administer(target: str, operation: str, serving: Serving) -> str:
     return "yes"
 
 
+def administer_by_call(serving: Serving, operation: str, token: str | None) -> str:
+    """Make a call of the admin port with an empty request: an admin hears what it lacks."""
+    metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+    call = admin.DESCRIPTOR.services_by_name["Admin"].methods_by_name[operation]
+    request = getattr(admin, call.input_type.name)()
+    with grpc.insecure_channel(f"127.0.0.1:{serving.admin_port}") as channel:
+        try:
+            answer = getattr(AdminStub(channel), operation)(
+                request, metadata=metadata, timeout=SECONDS
+            )
+            if call.server_streaming:
+                for _ in answer:
+                    pass
+        except grpc.RpcError as error:
+            trailing = dict(error.trailing_metadata() or ())
+            return outcome_of(str(trailing[CODE_KEY]), str(error))
+    return "yes"
+
+
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_cell(
-    cell: Cell, serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cell: Cell,
+    serving: Serving,
+    routing: Routing,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     token = token_of(cell.credential)
     if token is not None:
         (tmp_path / "token").write_text(f"{token}\n")
         monkeypatch.setenv("PETPS_TOKEN_FILE", str(tmp_path / "token"))
-    if cell.door == "native":
-        outcome = native(serving, cell.operation, token)
-    elif cell.door == "gRPC":
-        outcome = by_grpc(serving, cell.operation, token)
-    elif cell.door == "HTTP":
-        outcome = by_http(serving, cell.operation, token)
+    kind = cell.door.removeprefix("router's ")
+    door: Any = serving if kind == cell.door else routing
+    if kind == "native":
+        outcome = native(door, cell.operation, token)
+    elif kind == "gRPC":
+        outcome = by_grpc(door, cell.operation, token)
+    elif kind == "HTTP":
+        outcome = by_http(door, cell.operation, token)
+    elif cell.door == "admin port" and cell.operation not in ("CreateTable", "Status", "Verify"):
+        outcome = administer_by_call(serving, cell.operation, token)
     elif cell.door == "admin port":
         target = f"petps+admin://127.0.0.1:{serving.admin_port}"
         outcome = administer(target, cell.operation, serving)
@@ -222,6 +291,10 @@ def test_the_table_has_every_door_and_call() -> None:
     for cell in CELLS:
         by_door.setdefault(cell.door, set()).add(cell.operation)
     service = messages.DESCRIPTOR.services_by_name["Petps"]
-    assert {method.name for method in service.methods} - {"PullMany"} == by_door["gRPC"] - {
-        "health"
-    }
+    calls = {method.name for method in service.methods} | {"health"}
+    assert by_door["gRPC"] == by_door["router's gRPC"] == calls
+    of_admin = admin.DESCRIPTOR.services_by_name["Admin"]
+    assert by_door["admin port"] == {method.name for method in of_admin.methods}
+    opcodes = {"pull", "push", "tables", "status", "hot keys", "shard map"}
+    assert by_door["native"] == by_door["router's native"] == opcodes
+    assert by_door["router's HTTP"] < by_door["HTTP"]

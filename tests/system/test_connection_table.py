@@ -10,7 +10,7 @@ import contextlib
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +25,9 @@ import petps.v1.petps_pb2 as messages
 import petps.v1.petps_pb2_grpc as stubs
 from petps import config
 from petps.admin.client import AdminClient
+from petps.config import RouterConfig, TlsConfig
 from petps.errors import PetpsError
+from petps.router.process import Routing
 from petps.server import Serving
 from petps.server.access_file import AccessFile, Entry, hash_of
 from tests.certificates import Authority, Pair
@@ -34,6 +36,7 @@ from tests.system.access_document import rows_of
 SECONDS: Final = 60.0
 TOKEN: Final = "the-token-of-this-test"
 DOORS: Final = ("native", "gRPC", "HTTP", "admin port")
+ROUTER: Final = "router's "  # its doors are those of a server, without an admin port
 
 
 @dataclass(frozen=True)
@@ -66,16 +69,16 @@ class Seen:
 @dataclass(frozen=True)
 class World:
     servers: dict[str, Serving]
+    routers: dict[str, Routing]
     authority: Authority
     other: Authority
     client: Pair
     token_file: Path
 
-    def case(self, connection: str) -> tuple[Serving, Seen]:
-        """Return the server and the client of a row."""
-        plain, required, elsewhere = (
-            self.servers[name] for name in ("plain", "required", "elsewhere")
-        )
+    def case(self, row: Row) -> tuple[Any, Seen]:
+        """Return the server or router, and the client of a row."""
+        of: Mapping[str, Any] = self.routers if row.door.startswith(ROUTER) else self.servers
+        plain, required, elsewhere = (of[name] for name in ("plain", "required", "elsewhere"))
         good = Seen(ca=self.authority, pair=self.client)
         return {
             "all as it should be": (required, good),
@@ -95,7 +98,7 @@ class World:
                 Seen(ca=self.other, pair=self.client),
             ),
             "the server's certificate has another name": (elsewhere, good),
-        }[connection]
+        }[row.connection]
 
 
 @pytest.fixture(scope="module")
@@ -130,15 +133,26 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             serving = Serving(config.merge(None, sections, "test"), log=lambda line: None)
             return stack.enter_context(serving)
 
+        def route(tls: TlsConfig) -> Routing:
+            url = f"petps://127.0.0.1:{servers['plain'].port}"
+            router = {"servers": url, "port": 0, "http_port": 0, "grpc_port": 0}
+            settings = RouterConfig.model_validate(router)
+            return stack.enter_context(Routing(settings, tls, log=lambda line: None))
+
         servers = {
             "plain": serve("plain"),
             "required": serve("required", "DNS:localhost,IP:127.0.0.1"),
             "elsewhere": serve("elsewhere", "DNS:elsewhere.example"),
         }
-        yield World(servers, authority, other, authority.issue("client"), folder / "token")
+        routers = {"plain": route(TlsConfig())}
+        for name in ("required", "elsewhere"):
+            files = servers[name]._config.tls
+            routers[name] = route(TlsConfig(certificate=files.certificate, key=files.key))
+        client = authority.issue("client")
+        yield World(servers, routers, authority, other, client, folder / "token")
 
 
-def native(serving: Serving, client: Seen) -> tuple[str, str]:
+def native(serving: Serving | Routing, client: Seen) -> tuple[str, str]:
     tls = None
     if client.speaks_tls:
         assert client.ca is not None
@@ -161,7 +175,7 @@ def native(serving: Serving, client: Seen) -> tuple[str, str]:
     return "yes", ""
 
 
-def by_grpc(serving: Serving, client: Seen) -> tuple[str, str]:
+def by_grpc(serving: Serving | Routing, client: Seen) -> tuple[str, str]:
     address = f"127.0.0.1:{serving.grpc_port}"
     options = [("grpc.use_local_subchannel_pool", 1)]
     if client.speaks_tls:
@@ -187,7 +201,7 @@ def by_grpc(serving: Serving, client: Seen) -> tuple[str, str]:
     return "yes", ""
 
 
-def by_http(serving: Serving, client: Seen) -> tuple[str, str]:
+def by_http(serving: Serving | Routing, client: Seen) -> tuple[str, str]:
     context = None
     if client.speaks_tls:
         assert client.ca is not None
@@ -230,20 +244,22 @@ def administer(
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_row(row: Row, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    serving, client = world.case(row.connection)
+    serving, client = world.case(row)
     attempts: dict[str, Callable[[], tuple[str, str]]] = {
         "native": lambda: native(serving, client),
         "gRPC": lambda: by_grpc(serving, client),
         "HTTP": lambda: by_http(serving, client),
         "admin port": lambda: administer(serving, client, monkeypatch, world.token_file),
     }
-    seen, text = attempts[row.door]()
+    seen, text = attempts[row.door.removeprefix(ROUTER)]()
     assert row.allows(seen, text), f"{seen}: {text}"
 
 
 def test_the_table_has_every_door_with_every_connection(world: World) -> None:
     connections = {row.connection for row in ROWS}
     assert len(connections) == 8
+    of_routers = {text for text in connections if "client certificate" not in text}
     assert {(row.door, row.connection) for row in ROWS} == {
-        (door, connection) for door in DOORS for connection in connections
+        *((door, connection) for door in DOORS for connection in connections),
+        *((ROUTER + door, text) for door in DOORS[:-1] for text in of_routers),
     }

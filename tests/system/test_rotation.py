@@ -8,8 +8,11 @@ from __future__ import annotations
 import os
 import ssl
 import threading
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,11 @@ import petps.v1.petps_pb2 as messages
 import petps.v1.petps_pb2_grpc as stubs
 from petps.server.access_file import AccessFile, Entry, hash_of, new_token
 from tests.certificates import Authority, Pair, replace
+from tests.system.frames import Connection
 from tests.system.servers import WAIT_MS, WAIT_SECONDS, Server, petps, wait_until
+from tests.system.test_router import Router, route
+
+__all__ = ["route"]  # a fixture
 
 pytestmark = pytest.mark.system
 
@@ -213,4 +220,119 @@ file = "{tmp_path / "access.json"}"
     files.show(old.issue("late"))
     with pytest.raises(petps_client.Unauthenticated, match="certificate"):
         doors.native()
+    server.end()
+
+
+def test_a_router_uses_new_files_under_load_without_a_failed_pull(
+    serve: Callable[..., Server], route: Callable[..., Router], tmp_path: Path
+) -> None:
+    """Its callers change to another CA, and to another token, whose grant is at the server."""
+    folder, files = tmp_path / "certificates", Files(tmp_path / "client")
+    folder.mkdir()
+    old, new = Authority(folder, "old"), Authority(folder, "new")
+    pair, token = old.issue("router"), new_token()
+    access = AccessFile(tmp_path / "access.json")
+    access.add(entry("first", token))
+    put(files.ca, old.certificate.read_bytes() + new.certificate.read_bytes())
+    put(files.token, token.encode())
+    files.show(old.issue("client"))
+    pool = tmp_path / "my.pool"
+    petps("create", pool, "--table", "items:4:f32:1k", "--durability", "process")
+    petps("push", pool, "items", "1=1,2,3,4")
+    of_server, of_router = tmp_path / "petps.toml", tmp_path / "router.toml"
+    of_server.write_text(f'[pool]\npath = "{pool}"\n[access]\nfile = "{tmp_path}/access.json"\n')
+    of_router.write_text(f'[tls]\ncertificate = "{pair.certificate}"\nkey = "{pair.key}"\n')
+    server = serve(pool, "--config", of_server)
+    url = f"petps://127.0.0.1:{server.wait_ready()['port']}"
+    router = route(url, "--config", of_router)
+    doors = Doors(router.wait_ready(), files)
+
+    def log_has(text: str, output: Callable[[], str]) -> None:
+        wait_until(text, lambda: text in output())
+
+    with (
+        petps_client.connect(
+            doors.url, tls=doors.tls, token_file=files.token, deadline_ms=WAIT_MS
+        ) as lasting,
+        Load(
+            {
+                "a lasting client": lambda: lasting.pull("items", [1]),
+                "native": doors.native,
+                "gRPC": doors.grpc,
+                "HTTP": doors.http,
+            }
+        ) as load,
+    ):
+        replace(pair, new.issue("last", "DNS:localhost,IP:127.0.0.1,DNS:last.example"))
+        log_has("last.example", lambda: router.output)
+        load.wait_for_calls()
+        put(files.ca, new.certificate.read_bytes())
+        load.wait_for_calls()
+        token = new_token()
+        access.add(entry("second", token))
+        log_has("2 grants are in use", lambda: server.output)
+        put(files.token, token.encode())
+        load.wait_for_calls()
+        access.remove("first")
+        log_has("1 grant is in use", lambda: server.output)
+        load.wait_for_calls()
+    server.end()
+
+
+def test_a_revoked_token_ends_at_every_door(serve: Callable[..., Server], tmp_path: Path) -> None:
+    """It prints after how many seconds: less than one, unless the machine is busy."""
+    pool, access = tmp_path / "pool", AccessFile(tmp_path / "access.json")
+    petps("create", pool, "--table", "items:4:f32:100")
+    for name in ("stays", "ends"):
+        access.add(entry(name, f"the-token-that-{name}"))
+    settings = tmp_path / "petps.toml"
+    settings.write_text(f'[pool]\npath = "{pool}"\n[access]\nfile = "{tmp_path}/access.json"\n')
+    server = serve(pool, "--config", settings)
+    facts = server.wait_ready()
+    header = "Bearer the-token-that-ends"
+    with (
+        closing(Connection(facts["port"], WAIT_SECONDS)) as idle,
+        grpc.insecure_channel(f"127.0.0.1:{facts['grpc_port']}") as channel,
+    ):
+        idle.hello("the-token-that-ends")
+
+        def is_refused_by_grpc() -> bool:
+            call = stubs.PetpsStub(channel).ListTables
+            try:
+                call(messages.ListTablesRequest(), metadata=(("authorization", header),))
+            except grpc.RpcError as error:
+                return error.code() is grpc.StatusCode.UNAUTHENTICATED
+            return False
+
+        def is_refused_by_http() -> bool:
+            url = f"http://127.0.0.1:{facts['http_port']}/metrics"
+            request = urllib.request.Request(url, headers={"Authorization": header})
+            try:
+                urllib.request.urlopen(request, timeout=WAIT_SECONDS).close()
+            except urllib.error.HTTPError as error:
+                return error.code == 401
+            return False
+
+        assert not is_refused_by_grpc()
+        assert not is_refused_by_http()
+        seconds: dict[str, float] = {}
+        waiting = {
+            "native": lambda: idle.read_to_end() is not None,  # it waits for the server's close
+            "gRPC": is_refused_by_grpc,
+            "HTTP": is_refused_by_http,
+        }
+
+        def measure(door: str, condition: Callable[[], bool]) -> None:
+            wait_until(f"{door} refuses the token", condition)
+            seconds[door] = time.monotonic() - revoked_at
+
+        access.remove("ends")
+        revoked_at = time.monotonic()
+        threads = [threading.Thread(target=measure, args=case) for case in waiting.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    print({door: round(after, 2) for door, after in sorted(seconds.items())})
+    assert seconds.keys() == waiting.keys()
     server.end()

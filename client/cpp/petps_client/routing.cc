@@ -1,5 +1,6 @@
 #include "petps_client/routing.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -10,6 +11,12 @@ using base::Result;
 using base::Status;
 
 uint32_t Routing::add_server(std::shared_ptr<RemoteServer> server, bool is_in_zone) {
+  const auto known = std::find(all.begin(), all.end(), server);
+  if (known != all.end()) {
+    const auto number = static_cast<uint32_t>(known - all.begin());
+    is_near[number] = is_near[number] || is_in_zone;
+    return number;
+  }
   all.push_back(std::move(server));
   is_near.push_back(is_in_zone);
   return static_cast<uint32_t>(all.size() - 1);
@@ -47,7 +54,9 @@ Result<std::shared_ptr<Routing>> route_by_map(
     for (const auto& server : servers_at(address.value())) {
       const uint32_t number = routing->add_server(server, is_in_zone);
       for (uint32_t p = 0; p < map.partitions; ++p) {
-        if (wire::has_partition(entry.partitions, p)) owners[p].push_back(number);
+        if (!wire::has_partition(entry.partitions, p)) continue;
+        std::vector<uint32_t>& known = owners[p];
+        if (std::find(known.begin(), known.end(), number) == known.end()) known.push_back(number);
       }
     }
   }

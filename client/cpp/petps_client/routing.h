@@ -28,7 +28,7 @@ struct Routing {
   RemoteServers all;                          // every server once
   std::vector<bool> is_near;                  // by server: in the client's zone
 
-  // Add a server, and return its number.
+  // Add a server, and return its number. A map may name one twice ("h1:7070" and "h1:07070").
   uint32_t add_server(std::shared_ptr<RemoteServer> server, bool is_in_zone = true);
   // Add a group with these owners, and return its number.
   uint32_t add_group(std::vector<uint32_t> servers);

@@ -333,7 +333,8 @@ class Service(stubs.PetpsServicer):
         request: Any,
         context: Context,
     ) -> tuple[int, list[Any]]:
-        tables = [self._table(instance, name) for name, _ in sections]
+        named = {name: self._table(instance, name) for name in dict(sections)}
+        tables = [named[name] for name, _ in sections]
         remaining_seconds = context.time_remaining()
         wait_ms = (
             request.wait_ms

@@ -269,6 +269,9 @@ TEST(Hostile, ContradictionsInTheCatalogueBreakTheProtocol) {
   EXPECT_FALSE(call_until_named(connect_through(*odd), {}).ok());
   const auto newer = serve([](auto& t) { t.dtype = 77; });
   expect_error(call_until_named(connect_through(*newer), {}), Code::kUnimplemented, {});
+  FakeServer wide;
+  wide.tables().instances[0].partitions = wire::kMaxPartitions + 1;
+  expect_distrust(connect_through(wide), "has 1025 partitions");
   FakeServer server;
   server.hello().limits.in_flight = 0;
   expect_distrust(connect_through(server), "limit of 0");
@@ -284,6 +287,20 @@ TEST(Hostile, ContradictionsInTheShardMapBreakTheProtocol) {
   expect_refused({"ranking", 1, 2, {{"h1:1", {0b01}}}}, "owned by no server");
   expect_refused({"ranking", 1, 2, {{"h1:1", {0b11}}, {"h1:1", {0b01}}}}, "h1:1 appears twice");
   expect_refused({"ranking", 1, 1, {{"h1:zero", {1}}}}, "'h1:zero': the port must be a number");
+}
+
+// Two texts of one address: the client asks it again for what is missing, as of any server.
+TEST(Hostile, AServerThatTheMapNamesTwiceIsOneServer) {
+  FakeServer server([](Opcode opcode, uint64_t count, wire::Frame&) {
+    return opcode == Opcode::kPull && count == 0 ? Answer::kClose : Answer::kSend;
+  });
+  const std::string port = server.address().substr(server.address().find(':') + 1);
+  const std::string same = "127.0.0.1:0" + port;
+  server.set_shard_map({"ranking", 1, 2, {{server.address(), {0b01}}, {same, {0b10}}}});
+  const auto client = connect_to(server.url(), patient());
+  const Status pulled = pull_once(*client);
+  EXPECT_TRUE(pulled.ok()) << pulled.to_string();
+  EXPECT_EQ(client->server_counts().size(), 1u);
 }
 
 // The server refuses every pull, although its map gives it all keys.

@@ -2,6 +2,7 @@
 #include <atomic>
 
 #include "access/access.h"
+#include "router/calls.h"
 #include "router/names.h"
 #include "router_fixture.h"
 #include "tests/support/certificates/certificates.h"
@@ -10,6 +11,8 @@ namespace petps::router {
 namespace {
 
 using access::Role;
+using client::testing::Answer;
+using client::testing::FakeServer;
 using client::testing::first_keys;
 using client::testing::keys_of;
 using client::testing::kKeys;
@@ -116,6 +119,35 @@ TEST_F(RouterCallers, ARevokedTokenEnds) {
   EXPECT_TRUE(waits_until([&] {
     return router_->names("reader", "127.0.0.1").status().code() == Code::kUnauthenticated;
   }));
+}
+
+// As at a server: a client with a file of tokens connects again with the next one.
+TEST_F(RouterCallers, TheConnectionsOfARevokedTokenEndWithTheirNextRequest) {
+  start_guarded();
+  const auto reader = raw();
+  const auto writer = raw();
+  ASSERT_TRUE(hello(*reader, "reader").ok());
+  ASSERT_TRUE(hello(*writer, "writer").ok());
+  const uint32_t table = id_of(tables_of(*reader), "f32");
+  const uint32_t of_writer = id_of(tables_of(*writer), "f32");
+  gate_->replace({grant_of("writer", {Role::kWrite})});
+  server::Reply last;
+  EXPECT_TRUE(waits_until([&] {
+    last = reader->call(server::pull_frame(1, {{table, {1}}}));
+    return !last.error().ok();
+  }));
+  expect_error(last.error(), Code::kUnauthenticated, {"connect again"});
+  EXPECT_TRUE(reader->receive().closed);
+  EXPECT_FALSE(router_->knows("reader", "127.0.0.1"));
+  EXPECT_EQ(hello(*raw(), "reader").code(), Code::kUnauthenticated);
+  // A wrong token on a connection of a right one ends nobody else's.
+  const auto other = raw();
+  ASSERT_TRUE(hello(*other, "writer").ok());
+  EXPECT_FALSE(hello(*other, "guessed").ok());
+  EXPECT_TRUE(router_->knows("writer", "127.0.0.1"));
+  EXPECT_EQ(writer->call(server::pull_frame(2, {{of_writer, {1}}})).error().code(),
+            Code::kPermissionDenied);
+  router_->tend();  // nobody uses the former caller now
 }
 
 TEST_F(RouterCallers, ACallerSeesNoTablesOfOthers) {
@@ -232,6 +264,100 @@ TEST_F(RouterCallers, GuessedTokensNeitherKeepGoodOnesOutNorStayConnected) {
   }
   EXPECT_EQ(router_->snapshot().logins_failed, 30u);
   ASSERT_TRUE(pull(*connect_to_router("reader"), first_keys(100)).ok());
+}
+
+// Guessed tokens that wait for a server take no place of a call, however many hosts send them.
+TEST_F(RouterCallers, GuessedTokensDelayNobodyWhoIsKnown) {
+  std::atomic<bool> is_silent{false};
+  FakeServer server([&](wire::Opcode opcode, uint64_t, wire::Frame&) {
+    return opcode == wire::Opcode::kHello && is_silent ? Answer::kSilent : Answer::kSend;
+  });
+  options_.calls = 4;
+  options_.deadline_ms = 5'000;  // of a login that is not answered
+  start_for("petps://" + server.address());
+  const auto caller = raw();
+  ASSERT_TRUE(waits_until([&] { return hello(*caller, "known").ok(); }));
+  const uint32_t table = id_of(tables_of(*caller), "users");
+  const auto pulls = [&] {  // it may need a connection of its own for once
+    return caller->call(server::pull_frame(1, {{table, {2, 4}}})).error().ok();
+  };
+  ASSERT_TRUE(waits_until(pulls));
+  is_silent = true;
+  std::vector<std::unique_ptr<RawClient>> guesses;
+  for (const char* host : {"127.0.0.2", "127.0.0.3"}) {
+    for (int i = 0; i < 12; ++i) {
+      wire::Frame frame;
+      wire::encode_hello(1, {.client = "raw", .token = host + std::to_string(i)}, frame);
+      guesses.push_back(raw(host));
+      guesses.back()->send(frame);
+    }
+  }
+  EXPECT_TRUE(waits_until([&] { return router_->snapshot().logins_in_flight == kLogins; }));
+  EXPECT_EQ(router_->snapshot().calls_in_flight, 0u);
+  EXPECT_TRUE(waits_until(pulls));
+  const auto again = raw();
+  EXPECT_TRUE(hello(*again, "known").ok());
+  EXPECT_TRUE(router_->knows("known", "127.0.0.1"));
+  EXPECT_FALSE(router_->knows("127.0.0.20", "127.0.0.2"));
+  is_silent = false;
+  guesses.clear();
+  router_.reset();
+}
+
+TEST_F(RouterCallers, WhoGuessesHasOneLoginAtATime) {
+  std::atomic<bool> is_silent{false};
+  FakeServer server([&](wire::Opcode opcode, uint64_t, wire::Frame& reply) {
+    if (opcode != wire::Opcode::kHello) return Answer::kSend;
+    client::testing::replace_by_error(reply, Code::kUnauthenticated, "unknown");
+    return is_silent ? Answer::kSilent : Answer::kSend;
+  });
+  options_.deadline_ms = 5'000;
+  start_for("petps://" + server.address());
+  EXPECT_TRUE(waits_until([&] {
+    const auto guess = raw();
+    (void)hello(*guess, "guessed");
+    return router_->snapshot().logins_failed > kFailuresMax;
+  }));
+  is_silent = true;
+  const uint64_t asked = server.count(wire::Opcode::kHello);
+  const auto first = raw();
+  wire::Frame frame;
+  wire::encode_hello(1, {.client = "raw", .token = "first"}, frame);
+  first->send(frame);
+  EXPECT_TRUE(waits_until([&] { return server.count(wire::Opcode::kHello) > asked; }));
+  // gRPC callers are refused at once, and native ones wait without a place.
+  expect_error(router_->names("second", "127.0.0.1").status(), Code::kResourceExhausted,
+               {"refused many lately"});
+  const auto second = raw();
+  wire::Frame other;
+  wire::encode_hello(1, {.client = "raw", .token = "second"}, other);
+  second->send(other);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_LE(router_->snapshot().logins_in_flight, 1u);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  is_silent = false;
+  EXPECT_EQ(second->receive().error().code(), Code::kUnauthenticated);
+  router_.reset();
+}
+
+TEST_F(RouterCallers, GuessedTokensEndNoCaller) {
+  options_.callers = 1;
+  start_guarded();
+  ASSERT_TRUE(pull(*connect_to_router("reader"), first_keys(100)).ok());
+  EXPECT_EQ(refusal_of("guessed").code(), Code::kUnauthenticated);
+  EXPECT_TRUE(router_->knows("reader", "127.0.0.1"));
+}
+
+// Servers refuse each login of a host with kResourceExhausted after several wrong ones of it.
+TEST_F(RouterCallers, ARevokedTokenSeesNoNamesWhileOthersGuess) {
+  start_guarded();
+  ASSERT_TRUE(router_->names("reader", "127.0.0.1").ok());
+  for (int i = 0; i < 30; ++i) (void)refusal_of("guessed" + std::to_string(i));
+  gate_->replace({grant_of("writer", {Role::kWrite})});
+  EXPECT_TRUE(waits_until([&] { return !router_->names("reader", "127.0.0.1").ok(); }));
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(router_->names("reader", "127.0.0.1").ok());
+  EXPECT_FALSE(router_->knows("reader", "127.0.0.1"));
 }
 
 TEST_F(RouterCallers, SpeaksTlsOnBothSides) {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from petps.config import RouterConfig, TlsConfig, parse, read_settings
-from petps.config.router import check_router_doors
+from petps.config.router import accepted_risks, check_router_doors
 from petps.errors import InvalidArgument
 
 POOL = '[pool]\npath = "unused"\n'
@@ -49,6 +49,17 @@ def test_beyond_loopback_it_needs_tls_unless_insecure() -> None:
         RouterConfig.model_validate({"host": "0.0.0.0", "insecure": True}), TlsConfig()
     )
     check_router_doors(RouterConfig(), TlsConfig())
+
+
+@pytest.mark.parametrize("tls", [TlsConfig(), CERTIFICATE])
+def test_what_insecure_accepts_is_said(tls: TlsConfig) -> None:
+    """TLS alone is not enough: the servers may ask nobody for credentials."""
+    exposed = {"host": "0.0.0.0", "insecure": True}
+    risks = accepted_risks(RouterConfig.model_validate(exposed), tls)
+    assert any("nothing is encrypted" in risk for risk in risks) == (tls.certificate is None)
+    assert "open to everybody there" in risks[-1]
+    assert not accepted_risks(RouterConfig.model_validate({"host": "0.0.0.0"}), tls)
+    assert not accepted_risks(RouterConfig.model_validate({"insecure": True}), tls)
 
 
 def test_it_takes_no_client_certificates() -> None:

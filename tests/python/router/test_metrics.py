@@ -16,7 +16,12 @@ PAGE = Path(__file__).parents[3] / "docs/reference/router.md"
 def test_every_metric_is_documented() -> None:
     router = _native.Router.start(servers="petps://127.0.0.1:1", port=0)
     try:
-        metrics = RouterMetrics(router.stats, is_ready=lambda: True, is_insecure=lambda: False)
+        metrics = RouterMetrics(
+            router.stats,
+            is_ready=lambda: True,
+            is_insecure=lambda: False,
+            tls=lambda: {"error": "", "expires_at": 1.0},
+        )
         text, _ = metrics.text("")
     finally:
         router.stop()
