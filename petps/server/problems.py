@@ -277,16 +277,18 @@ def _ingest(status: Status) -> Iterator[Problem]:
 
 def _shard_map(status: Status) -> Iterator[Problem]:
     if error := status.get("shard_map_error"):
+        remedy = "Correct etcd's map" if status.get("cluster") else "Correct the file"
         yield Problem(
             "shard-map", "critical", f"A changed shard map is not used: {_ended(error)}",
-            "Correct the file; the server reads it again.", "runbook/shard-map-failed.md",
+            f"{remedy}; the server reads it again.", "runbook/shard-map-failed.md",
         )  # fmt: skip
     cluster = status.get("cluster") or {}
     if cluster.get("silent_seconds", 0.0) > ETCD_SILENT_SECONDS:
         text = _ended(cluster["error"] or "no answer")
         yield Problem(
-            "etcd", "warning", f"The cluster's etcd cannot be used, so no partition moves: {text}",
-            "Repair etcd; the server goes on with its map.", "runbook/etcd-silent.md",
+            "etcd", "warning",
+            f"The server takes no part in its cluster, so no partition of it moves: {text}",
+            "Repair what this names; the server goes on with its map.", "runbook/etcd-silent.md",
         )  # fmt: skip
     if kept := cluster.get("kept"):
         more = f"; likewise {len(kept) - 1} more" if len(kept) > 1 else ""

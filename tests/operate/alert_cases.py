@@ -403,7 +403,8 @@ CASES: Final = (
         "PetpsEtcdSilent",
         {_series("petps_cluster_etcd_silent_seconds"): "0x15 90x160"},
         {},
-        "a:7072 has had no answer of its cluster's etcd for 1m 30s.",
+        "a:7072 has taken no part in its cluster for 1m 30s: etcd does not answer, or the status "
+        "says why.",
         silent=16,
     ),
     Case(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from petps.server.shard_map import ShardMap
 
 app = typer.Typer(
-    help="Say, or plan, which server owns which partitions of a model.",
+    help="Show, plan and change which server owns which partitions of a model.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )

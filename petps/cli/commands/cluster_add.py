@@ -105,7 +105,7 @@ def _check(target: ClusterTarget, state: State, address: str) -> None:
     if member is None:
         raise Unavailable(f"{address} is away: etcd has not heard of it. Is its server running?")
     if member.error:
-        raise FailedPrecondition(f"{address} cannot use the map of etcd: {member.error}")
+        raise FailedPrecondition(f"{address} reports: {member.error}")
     if fault := _fault_of(address):
         raise Unavailable(
             f"{address} does not answer: {fault}. Clients and servers use this address "

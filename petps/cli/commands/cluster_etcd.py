@@ -547,7 +547,7 @@ def _print(state: State, controller: str) -> None:
                 typer.echo(f"partition {number} waits: {copy.address}: {copy.error}")
     for report in _member_reports(state):
         if report["error"]:
-            typer.echo(f"{report['address']} does not use the map: {report['error']}")
+            typer.echo(f"{report['address']} reports: {report['error']}")
 
 
 def _lines(state: State) -> dict[str, str]:

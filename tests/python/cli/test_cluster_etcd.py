@@ -368,7 +368,7 @@ def test_add_shows_progress_until_nothing_moves(etcd: Memory, listening: str) ->
     (None, "has not registered; known are h1:7070"),
     ({"partitions": 8}, "has 8 partitions, and model 'ranking' has 4"),
     ({"is_away": True}, "is away: etcd has not heard of it"),
-    ({"error": "no such model"}, "cannot use the map of etcd: no such model"),
+    ({"error": "no such model"}, " reports: no such model"),
     ({"is_owner": True}, "is in the cluster already, and owns partitions 3"),
     ({"is_closed": True}, "does not answer: Connection refused"),
     ({"model": "other"}, "serves model 'other', and not 'ranking'"),

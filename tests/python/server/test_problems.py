@@ -135,7 +135,7 @@ CASES: dict[str, tuple[Change, str, str, str]] = {
     "shard map": (put("shard_map_error", "not valid JSON"), "critical", "not valid JSON",
                  "shard-map-failed"),
     "etcd": (put("cluster", {"silent_seconds": 40.0, "error": "etcd does not answer"}), "warning",
-             "no partition moves: etcd does not answer", "etcd-silent"),
+             "no part in its cluster, so no partition of it moves: etcd does", "etcd-silent"),
     "rows kept": (put("cluster", {"kept": ["The rows of partition 1 are not removed: x", "y"]}),
                   "warning", "are not removed: x; likewise 1 more.", "cluster"),
     "no partition": (both(put("shard", {"address": "h:1", "map_version": 3, "owned": ""}),
