@@ -33,6 +33,7 @@ Caller::Caller(std::unique_ptr<client::Client> client) : client_(std::move(clien
   PETPS_CHECK(getrandom(uuid_.data(), uuid_.size(), 0) == static_cast<ssize_t>(uuid_.size()),
               "the kernel has no random numbers");
   note_use();
+  since_ns_ = used_ns();
 }
 
 void Caller::note_use() { used_ns_.store(base::monotonic_ns(), std::memory_order_relaxed); }
@@ -171,13 +172,15 @@ Callers::Place Callers::look(const std::string& token, const std::string& host) 
   return logins_.contains(token) || from.logins >= logins_of(from) ? Place::kWait : Place::kLogin;
 }
 
-void Callers::end(const CallerPointer& caller) {
+bool Callers::end(const CallerPointer& caller) {
   const std::lock_guard lock(mutex_);
+  if (base::monotonic_ns() - caller->since_ns() < kGoodNs) return false;
   const auto at =
       std::ranges::find_if(callers_, [&](const auto& entry) { return entry.second == caller; });
-  if (at == callers_.end()) return;
+  if (at == callers_.end()) return true;  // another request has ended it
   former_.push_back(std::move(at->second));
   callers_.erase(at);
+  return true;
 }
 
 void Callers::drop_idle() {

@@ -27,6 +27,8 @@ inline constexpr uint32_t kLoginsOfHost = 8;
 // guesses tokens makes the servers count few failures. Further ones wait, or are refused.
 inline constexpr uint32_t kFailuresMax = 10;
 inline constexpr uint64_t kFailuresNs = 60'000'000'000;
+// A login shows that a token is good, also if one server refuses it, for this time.
+inline constexpr uint64_t kGoodNs = 1'000'000'000;
 // Hosts whose failures are remembered.
 inline constexpr size_t kHostsMax = 4096;
 
@@ -39,6 +41,7 @@ class Caller {
   Names& names() { return names_; }
   // The pool uuid that the caller's hello shows. Another uuid means other ids of tables.
   const std::array<uint8_t, 16>& uuid() const { return uuid_; }
+  uint64_t since_ns() const { return since_ns_; }  // of the login
   void note_use();
   uint64_t used_ns() const { return used_ns_.load(std::memory_order_relaxed); }
 
@@ -46,6 +49,7 @@ class Caller {
   const std::unique_ptr<client::Client> client_;
   Names names_;
   std::array<uint8_t, 16> uuid_{};
+  uint64_t since_ns_ = 0;
   std::atomic<uint64_t> used_ns_{0};
 };
 using CallerPointer = std::shared_ptr<Caller>;
@@ -73,8 +77,9 @@ class Callers {
   // What open() would do for a token. kWait: wait for another login of the token or the host.
   enum class Place : uint8_t { kKnown, kLogin, kWait };
   Place look(const std::string& token, const std::string& host);
-  // Forget a caller whose token the servers do not know any more: its next hello asks them.
-  void end(const CallerPointer& caller);
+  // Forget a caller whose token a server does not know: its next hello asks the servers. Return
+  // false if they were asked just now: then they do not agree about the token.
+  bool end(const CallerPointer& caller);
   // Drop the callers that nobody has used for idle_ms.
   void drop_idle();
   void close();  // all of them

@@ -59,7 +59,7 @@ struct Job {
   // Set by who answers: the thread of the call, or the worker.
   gather::GatherList reply;
   base::Code code = base::Code::kOk;  // of the reply
-  bool is_revoked = false;            // the servers do not know the caller's token any more
+  bool is_revoked = false;            // the caller was ended, and its connection is
   uint64_t caller_owner = 0;  // of a login: whose places the caller's jobs take; 0: the host's
   uint64_t keys = 0;
   uint64_t rows = 0;         // found, or written

@@ -126,8 +126,7 @@ void answer(Shared& shared, Job& job) {
                "partitions move, and the servers did not agree within router.deadline_seconds: " +
                    std::string(status.message()));
   }
-  job.is_revoked = !is_login(job) && is_revoked(status);
-  if (job.is_revoked) shared.callers.end(job.caller);
+  job.is_revoked = !is_login(job) && is_revoked(status) && shared.callers.end(job.caller);
   job.code = status.code();
   if (!status.ok()) {
     job.reply.clear();

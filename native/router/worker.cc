@@ -149,7 +149,9 @@ bool Worker::handle_frames(ConnectionId connection) {
 void Worker::resume_blocked() {
   unblocked_.swap(blocked_);
   blocked_.clear();
-  for (const ConnectionId connection : unblocked_) endpoint_.resume(connection);
+  for (const ConnectionId connection : unblocked_) {
+    if (!state_of(connection).is_revoked) endpoint_.resume(connection);
+  }
   if (!draining_) unblocked_.clear();  // drain() checks whether it is empty
 }
 

@@ -10,7 +10,8 @@ import importlib.util
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -118,8 +119,9 @@ class Etcd:
         if since:
             body["min_mod_revision"] = str(since)
         reply = self._call("kv/range", body)
-        values = {_decode(pair["key"]): _value(pair) for pair in reply.get("kvs", [])}
-        return Read(int(reply["header"]["revision"]), values)
+        with _parsing():
+            values = {_decode(pair["key"]): _value(pair) for pair in reply.get("kvs", [])}
+            return Read(int(reply["header"]["revision"]), values)
 
     def commit(
         self,
@@ -141,16 +143,21 @@ class Etcd:
         operations += [{"request_delete_range": {"key": _encode(key)}} for key in deletes]
         body = {"compare": [_condition(compare) for compare in compares], "success": operations}
         reply = self._call("kv/txn", body)
-        return int(reply["header"]["revision"]) if reply.get("succeeded") else None
+        with _parsing():
+            revision = int(reply["header"]["revision"])
+        return revision if reply.get("succeeded") else None
 
     def grant(self, seconds: int) -> int:
         """Return a new lease, which ends unless it is kept alive within ``seconds``."""
-        return int(self._call("lease/grant", {"TTL": str(seconds), "ID": "0"})["ID"])
+        reply = self._call("lease/grant", {"TTL": str(seconds), "ID": "0"})
+        with _parsing():
+            return int(reply["ID"])
 
     def keep_alive(self, lease: int) -> bool:
         """Extend a lease. Return False if it has ended: its keys are gone."""
         reply = self._call("lease/keepalive", {"ID": str(lease)})
-        return int(reply.get("result", reply).get("TTL", 0)) > 0
+        with _parsing():
+            return int(reply.get("result", reply).get("TTL", 0)) > 0
 
     def revoke(self, lease: int) -> None:
         """End a lease, which deletes its keys."""
@@ -211,6 +218,7 @@ class Etcd:
         access, parts = self._access, urlsplit(endpoint)
         session = requests.Session()
         session.trust_env = False  # a proxy for the web is no way to etcd
+        session.max_redirects = 0  # nor is another place
         if access.ca is not None:
             session.verify = str(access.ca)
         if access.certificate is not None and access.key is not None:
@@ -232,9 +240,12 @@ class Etcd:
         password = "" if access.password is None else access.password()
         credentials = {"name": access.user, "password": password}
         try:
-            client.session.headers["Authorization"] = self._post(
-                client, "auth/authenticate", credentials, secret=password
-            )["token"]
+            token = self._post(client, "auth/authenticate", credentials, secret=password).get(
+                "token"
+            )
+            if not isinstance(token, str) or not token.isascii() or not token.isprintable():
+                raise _Failed("the answer to the login has no token; is it an endpoint of etcd?")
+            client.session.headers["Authorization"] = token
         except (InvalidArgument, PermissionDenied, _Failed) as error:
             for endpoint, known in list(self._clients.items()):
                 if known is client:
@@ -248,36 +259,49 @@ class Etcd:
     def _post(self, client: Any, path: str, body: dict[str, Any], *, secret: str = "") -> Any:
         """Return the reply. Raises _Failed if another endpoint may answer, else a PetpsError.
 
-        secret: what no error may repeat.
+        secret: what no error may repeat, beside the token of the login.
         """
         import requests
         from etcd3gw import exceptions
 
+        secrets = (secret, client.session.headers.get("Authorization", ""))
         try:
             reply = client.post(client.get_url(path), json=body)
         except exceptions.ConnectionTimeoutError:
             raise _Failed(f"no answer within {self._seconds:g} s") from None
         except exceptions.ConnectionFailedError as error:
-            raise _Failed(_reason(_without(secret, error.detail_text or str(error)))) from None
+            raise _Failed(_reason(_without(secrets, error.detail_text or str(error)))) from None
         except exceptions.Etcd3Exception as error:
-            raise _refusal(_without(secret, error.detail_text or str(error))) from None
+            raise _refusal(error.detail_text or str(error), secrets) from None
         except (requests.RequestException, OSError, ValueError) as error:
-            raise _Failed(_reason(_without(secret, str(error)))) from None
+            raise _Failed(_reason(_without(secrets, str(error)))) from None
         if not isinstance(reply, dict):
             raise _Failed("the reply is no JSON object; is it an endpoint of etcd?")
         return reply
+
+
+@contextmanager
+def _parsing() -> Iterator[None]:
+    """Raise Unavailable for a reply that is not etcd's."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise Unavailable(
+            f"etcd does not answer: a reply is not etcd's ({type(error).__name__}); is it an "
+            "endpoint of etcd?"
+        ) from None
 
 
 class _Failed(Exception):
     """An endpoint gave no answer that counts."""
 
 
-def _refusal(text: str) -> Exception:
+def _refusal(text: str, secrets: Sequence[str]) -> Exception:
     """Return the error for what etcd answered."""
-    lowered = text.lower()
+    lowered, shown = text.lower(), _reason(_without(secrets, text))
     if "permission denied" in lowered or REFUSED_TOKEN in lowered or "user name is empty" in text:
         return PermissionDenied(
-            f"etcd refuses the request: {_reason(text)}; look at cluster.user and the user's roles"
+            f"etcd refuses the request: {shown}; look at cluster.user and the user's roles"
         )
     if "commonname of client" in lowered:
         return PermissionDenied(
@@ -288,14 +312,14 @@ def _refusal(text: str) -> Exception:
         return FailedPrecondition("the lease has ended")
     if "authentication failed" in lowered:
         return InvalidArgument("user or password is wrong")
-    return _Failed(_reason(text))
+    return _Failed(shown)
 
 
-def _without(secret: str, text: str) -> str:
-    """Return the text, unless it has the secret: who answers for etcd may repeat what it got."""
-    forms = (secret, json.dumps(secret)[1:-1], quote(secret))
-    if secret and any(form in text for form in forms):
-        return "the answer has the password, so it is not shown; is it an endpoint of etcd?"
+def _without(secrets: Sequence[str], text: str) -> str:
+    """Return the text, unless it has a secret: who answers for etcd may repeat what it got."""
+    for secret in filter(None, secrets):
+        if any(form in text for form in (secret, json.dumps(secret)[1:-1], quote(secret))):
+            return "the answer has a secret, so it is not shown; is it an endpoint of etcd?"
     return text
 
 

@@ -427,9 +427,8 @@ class _Work:
         zone = self._zone_of(address)
         weight = 1.0 if registration is None else registration.weight
         if not self._is_present(address):
-            away = self._times.away_seconds(address)
-            if address in self._state.drained and away >= FAULT_SECONDS:
-                away = math.inf  # the operator does not wait for it
+            is_lost = self._is_given_up_on(address)
+            away = math.inf if is_lost else self._times.away_seconds(address)
             return Planned(address, zone, weight, "away", away)
         if address in self._state.drained:
             return Planned(address, zone, weight, "draining")
@@ -498,6 +497,12 @@ class _Work:
     def _is_lost(self, address: str) -> bool:
         return self._times.away_seconds(address) >= self._limits.replace_after
 
+    def _is_given_up_on(self, address: str) -> bool:
+        """Return whether nobody waits for a server: it is away for long, or drained and away."""
+        is_drained = address in self._state.drained
+        away = self._times.away_seconds(address)
+        return self._is_lost(address) or (is_drained and away >= FAULT_SECONDS)
+
     def _uses(self, address: str, map_version: int) -> bool:
         return self._state.members[address].map_version >= map_version
 
@@ -546,7 +551,7 @@ class _Work:
     def _is_unknown(self, run: int, move: Move) -> bool:
         """Return whether a run may be of another log, and an owner that can tell may be back."""
         owners = self._map.owners[move.partition]
-        if any(map(self._is_present, owners)) or all(map(self._is_lost, owners)):
+        if any(map(self._is_present, owners)) or all(map(self._is_given_up_on, owners)):
             return False
         return 0 not in (run, move.run) and run != move.run
 

@@ -210,20 +210,23 @@ sasl.password = "{PLANTED}"
         assert PLANTED not in text
 
 
-@pytest.mark.parametrize("status", [None, 200, 400, 500])
+@pytest.mark.parametrize("status", [None, 200, 201, 307, 400, 500])
 def test_the_password_of_etcd_is_not_shown(
     serve: Callable[..., Server], pool: Path, status: int | None
 ) -> None:
     """Neither by a server nor by a controller, whatever etcd answers; None: it does not."""
     answered: list[bytes] = []
+    paths: set[str] = set()
 
     class Etcd(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            paths.add(self.path)
             answered.append(self.rfile.read(int(self.headers["Content-Length"])))
             echoed = json.dumps(
-                {"error": f"not {answered[-1].decode()}", "token": PLANTED}
+                {"error": f"not {answered[-1].decode()}", "token": "\n" * (status == 201) + PLANTED}
             ).encode()
             self.send_response(status or 0)
+            self.send_header("Location", "/elsewhere")
             self.send_header("Content-Length", str(len(echoed)))
             self.end_headers()
             self.wfile.write(echoed)
@@ -261,6 +264,7 @@ password = "{PLANTED}"
         if status is not None:
             etcd.shutdown()
     assert status is None or any(PLANTED.encode() in request for request in answered)
+    assert "/elsewhere" not in paths
     for text in (*texts, server.output, server.errors):
         assert PLANTED not in text
 

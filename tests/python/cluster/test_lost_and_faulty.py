@@ -106,6 +106,27 @@ def test_a_drained_server_that_is_away_for_a_minute_is_replaced() -> None:
             assert (step is not None) == (drained and away > 60.0)
 
 
+def test_a_new_run_while_the_owner_is_away_is_waited_for_until_it_is_given_up() -> None:
+    """It may be of another log, and the owner could tell."""
+    rig = Rig((("a",),))
+    rig.report("a", run=5)
+    rig.begin_move()
+    assert rig.move().run == 5
+    rig.report("b", run=6)
+    rig.leave("a")
+    drained = KEYS.drained("a")
+    for is_drained in (True, False):
+        rig.etcd.commit((), {drained: "{}"} if is_drained else {}, () if is_drained else (drained,))
+        for away in (1.0, 59.0, 61.0, 3601.0):
+            state = rig.state()
+            never = replace(LIMITS, replace_after=3600.0)
+            step = find_step(state, KEYS, never, FixedTimes(state, away))
+            is_switched = step is not None and step.event == "partition_switched"
+            assert is_switched == (away > (60.0 if is_drained else 3600.0))
+    rig.report("b", run=5)
+    assert step_of(rig, away=1.0) == "partition_switched"
+
+
 FAULTS = [{"error": "the map is wrong"}, {"partitions": 4}]
 
 
