@@ -152,8 +152,8 @@ def etcd(subject: Subject) -> Iterator[Finding]:
     if plain:
         findings.append(
             warning(
-                f"{', '.join(dict.fromkeys(plain))} is not encrypted"
-                + (f", and the password of '{cluster.user}' crosses it" if cluster.user else ""),
+                f"{', '.join(dict.fromkeys(plain))} is not encrypted: who is between can change "
+                "which server answers for which key",
                 "give etcd a certificate, and write https:// in cluster.endpoints",
             )
         )

@@ -93,9 +93,9 @@ DEPLOYMENT_CASES = [
     Case(
         "etcd",
         WARNING,
-        "http://etcd:2379 is not encrypted, and the password of 'u' crosses it",
+        "http://etcd:2379 is not encrypted: who is between can change",
         config={},
-        changed={"cluster": {"endpoints": ["http://etcd:2379"] * 3, "user": "u", "password": "p"}},
+        changed={"cluster": {"endpoints": ["http://etcd:2379"] * 3}},
     ),
     Case(
         "etcd",
