@@ -33,7 +33,6 @@ Caller::Caller(std::unique_ptr<client::Client> client) : client_(std::move(clien
   PETPS_CHECK(getrandom(uuid_.data(), uuid_.size(), 0) == static_cast<ssize_t>(uuid_.size()),
               "the kernel has no random numbers");
   note_use();
-  since_ns_ = used_ns();
 }
 
 void Caller::note_use() { used_ns_.store(base::monotonic_ns(), std::memory_order_relaxed); }
@@ -174,10 +173,13 @@ Callers::Place Callers::look(const std::string& token, const std::string& host) 
 
 bool Callers::end(const CallerPointer& caller) {
   const std::lock_guard lock(mutex_);
-  if (base::monotonic_ns() - caller->since_ns() < kGoodNs) return false;
   const auto at =
       std::ranges::find_if(callers_, [&](const auto& entry) { return entry.second == caller; });
   if (at == callers_.end()) return true;  // another request has ended it
+  const uint64_t now = base::monotonic_ns();
+  const auto ended = ended_at_ns_.find(at->first);
+  if (ended != ended_at_ns_.end() && now - ended->second < kEndedNs) return false;
+  ended_at_ns_[at->first] = now;
   former_.push_back(std::move(at->second));
   callers_.erase(at);
   return true;
@@ -193,6 +195,7 @@ void Callers::drop_idle() {
       return true;
     });
     const uint64_t now = base::monotonic_ns();
+    std::erase_if(ended_at_ns_, [&](const auto& entry) { return now - entry.second >= kEndedNs; });
     for (auto at = callers_.begin(); at != callers_.end();) {
       const bool is_idle = at->second.use_count() == 1 &&
                            now - at->second->used_ns() >= options_.idle_ms * 1'000'000;

@@ -27,8 +27,8 @@ inline constexpr uint32_t kLoginsOfHost = 8;
 // guesses tokens makes the servers count few failures. Further ones wait, or are refused.
 inline constexpr uint32_t kFailuresMax = 10;
 inline constexpr uint64_t kFailuresNs = 60'000'000'000;
-// A login shows that a token is good, also if one server refuses it, for this time.
-inline constexpr uint64_t kGoodNs = 1'000'000'000;
+// A token that is refused again so soon after it was ended is one that some servers know.
+inline constexpr uint64_t kEndedNs = 1'000'000'000;
 // Hosts whose failures are remembered.
 inline constexpr size_t kHostsMax = 4096;
 
@@ -41,7 +41,6 @@ class Caller {
   Names& names() { return names_; }
   // The pool uuid that the caller's hello shows. Another uuid means other ids of tables.
   const std::array<uint8_t, 16>& uuid() const { return uuid_; }
-  uint64_t since_ns() const { return since_ns_; }  // of the login
   void note_use();
   uint64_t used_ns() const { return used_ns_.load(std::memory_order_relaxed); }
 
@@ -49,7 +48,6 @@ class Caller {
   const std::unique_ptr<client::Client> client_;
   Names names_;
   std::array<uint8_t, 16> uuid_{};
-  uint64_t since_ns_ = 0;
   std::atomic<uint64_t> used_ns_{0};
 };
 using CallerPointer = std::shared_ptr<Caller>;
@@ -78,7 +76,7 @@ class Callers {
   enum class Place : uint8_t { kKnown, kLogin, kWait };
   Place look(const std::string& token, const std::string& host);
   // Forget a caller whose token a server does not know: its next hello asks the servers. Return
-  // false if they were asked just now: then they do not agree about the token.
+  // false if they were asked so just now: then they do not agree about the token.
   bool end(const CallerPointer& caller);
   // Drop the callers that nobody has used for idle_ms.
   void drop_idle();
@@ -120,6 +118,7 @@ class Callers {
   std::map<std::string, CallerPointer> callers_;  // by token
   // Forgotten, and perhaps still used. The end of a client may take a second, so it is here.
   std::vector<CallerPointer> former_;
+  std::map<std::string, uint64_t> ended_at_ns_;  // by token
   std::map<std::string, std::shared_ptr<Login>> logins_;
   std::map<std::string, Host> hosts_;
   client::PullCounts ended_;  // of callers that were dropped

@@ -130,7 +130,6 @@ TEST_F(RouterCallers, TheConnectionsOfARevokedTokenEndWithTheirNextRequest) {
   ASSERT_TRUE(hello(*writer, "writer").ok());
   const uint32_t table = id_of(tables_of(*reader), "f32");
   const uint32_t of_writer = id_of(tables_of(*writer), "f32");
-  std::this_thread::sleep_for(std::chrono::nanoseconds(kGoodNs));  // a login counts for so long
   gate_->replace({grant_of("writer", {Role::kWrite})});
   server::Reply last;
   EXPECT_TRUE(waits_until([&] {
