@@ -37,6 +37,8 @@ software: str
 """Version and revision: "petps 0.1.0 (1a2b3c4d5e6f)"."""
 LOST_POOL_EXIT_STATUS: int
 """The exit status of a process that stop_on_lost_pool() ended (native/media/bus_error.h)."""
+MAX_PARTITIONS: int
+MAX_SHARD_SERVERS: int
 EXPIRY_CELLS: int
 EXPIRY_STEPS: int
 VERSIONS_AHEAD: int

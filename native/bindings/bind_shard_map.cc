@@ -69,6 +69,8 @@ std::vector<uint32_t> owned_by(const wire::ShardMap& map, const std::string& add
 }  // namespace
 
 void bind_shard_map(py::module_& module) {
+  module.attr("MAX_PARTITIONS") = wire::kMaxPartitions;
+  module.attr("MAX_SHARD_SERVERS") = wire::kMaxShardServers;
   py::class_<wire::ShardMap>(module, "ShardMap",
                              "The servers and the partitions that each owns; always valid.")
       .def(py::init(&create), py::kw_only(), py::arg("model"), py::arg("version"),

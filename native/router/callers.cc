@@ -67,17 +67,21 @@ Result<CallerPointer> Callers::connect(const std::string& token) {
   return caller;
 }
 
+bool Callers::has_recent_failures(const Host& host) {
+  return base::monotonic_ns() - host.since_ns < kFailuresNs;
+}
+
 Callers::Host& Callers::host_locked(const std::string& host) {
   if (hosts_.size() >= kHostsMax && !hosts_.contains(host))
     std::erase_if(hosts_, [](const auto& entry) { return entry.second.logins == 0; });
   Host& from = hosts_[host];
-  if (base::monotonic_ns() - from.since_ns >= kFailuresNs) from.failures = 0;
+  if (!has_recent_failures(from)) from.failures = 0;
   return from;
 }
 
 // Return how many logins a host may have at a time.
 uint32_t Callers::logins_of(const Host& host) {
-  return host.failures > kFailuresMax ? 1 : kLoginsOfHost;
+  return host.failures > kFailuresMax && has_recent_failures(host) ? 1 : kLoginsOfHost;
 }
 
 // Keep a caller whose token the servers know. Callers that nobody uses give their place up.
@@ -164,11 +168,13 @@ Result<CallerPointer> Callers::open(const std::string& token, const std::string&
   return login->caller;
 }
 
-Callers::Place Callers::look(const std::string& token, const std::string& host) {
+Callers::Place Callers::look(const std::string& token, const std::string& host) const {
   const std::lock_guard lock(mutex_);
   if (callers_.contains(token)) return Place::kKnown;
-  const Host& from = host_locked(host);
-  return logins_.contains(token) || from.logins >= logins_of(from) ? Place::kWait : Place::kLogin;
+  if (logins_.contains(token)) return Place::kWait;
+  const auto from = hosts_.find(host);
+  const bool is_full = from != hosts_.end() && from->second.logins >= logins_of(from->second);
+  return is_full ? Place::kWait : Place::kLogin;
 }
 
 bool Callers::end(const CallerPointer& caller) {

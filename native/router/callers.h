@@ -74,7 +74,7 @@ class Callers {
   base::Result<CallerPointer> open(const std::string& token, const std::string& host, bool waits);
   // What open() would do for a token. kWait: wait for another login of the token or the host.
   enum class Place : uint8_t { kKnown, kLogin, kWait };
-  Place look(const std::string& token, const std::string& host);
+  Place look(const std::string& token, const std::string& host) const;
   // Forget a caller whose token a server does not know: its next hello asks the servers. Return
   // false if they were asked so just now: then they do not agree about the token.
   bool end(const CallerPointer& caller);
@@ -105,6 +105,7 @@ class Callers {
   base::Status check_credentials(const std::string& token, const client::Options& options);
   Host& host_locked(const std::string& host);
   static uint32_t logins_of(const Host& host);
+  static bool has_recent_failures(const Host& host);
   base::Status keep_locked(const std::string& token, const CallerPointer& caller, Clients& dropped);
   void end_login_locked(const std::string& host, const base::Status& status);
   void retire_locked(CallerPointer& caller, Clients& dropped);

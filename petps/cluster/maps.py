@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
+
+from petps._native import MAX_PARTITIONS, MAX_SHARD_SERVERS
 
 __all__ = ["ClusterMap"]
-
-MAX_PARTITIONS: Final = 1024  # native/wire/wire.h kMaxPartitions
-MAX_SERVERS: Final = 1024  # native/wire/wire.h kMaxShardServers
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,10 @@ class ClusterMap:
     def of(document: Mapping[str, Any]) -> ClusterMap:
         """Return the map in the document of a valid file. Raises ValueError and the like."""
         partitions, servers = int(document["partitions"]), document["servers"]
-        if not 1 <= partitions <= MAX_PARTITIONS or len(servers) > MAX_SERVERS:
+        if not 1 <= partitions <= MAX_PARTITIONS or len(servers) > MAX_SHARD_SERVERS:
             raise ValueError(
                 f"{partitions} partitions on {len(servers)} servers; there may be 1 to "
-                f"{MAX_PARTITIONS} on at most {MAX_SERVERS}"
+                f"{MAX_PARTITIONS} on at most {MAX_SHARD_SERVERS}"
             )
         owners: list[list[str]] = [[] for _ in range(partitions)]
         follows, grpc, zones = {}, {}, {}

@@ -26,7 +26,7 @@ __all__ = [
 
 MAX_DIM: Final = 4096  # pool::kMaxDim
 MAX_NAME_BYTES: Final = 63  # pool::kMaxNameBytes
-MAX_PARTITIONS: Final = 1024  # pool::kMaxPartitions
+MAX_PARTITIONS: Final = _native.MAX_PARTITIONS
 
 DTYPES: Final = ("f32", "f16", "bf16", "int8")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")

@@ -11,8 +11,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,39 @@ class Load:
             self._faults.append((name, fault))
 
 
+@contextmanager
+def load_of(doors: Doors, files: Files) -> Iterator[Load]:
+    """Yield the load of every door, and of a client that stays."""
+    with petps_client.connect(
+        doors.url, tls=doors.tls, token_file=files.token, deadline_ms=WAIT_MS
+    ) as lasting:
+        calls: dict[str, Callable[[], object]] = {
+            "a lasting client": lambda: lasting.pull("items", [1]),
+            "native": doors.native,
+            "gRPC": doors.grpc,
+            "HTTP": doors.http,
+        }
+        with Load(calls) as load:
+            yield load
+
+
+def wait_for_line(process: Server | Router, text: str, count: int = 1) -> None:
+    """Wait until the process has printed a text so often."""
+    wait_until(text, lambda: process.output.count(text) >= count)
+
+
+def replace_token(access: AccessFile, files: Files, load: Load, server: Server) -> None:
+    """Let the server know a second token before clients have it, then revoke the first."""
+    token = new_token()
+    access.add(entry("second", token))
+    wait_for_line(server, "2 grants are in use")
+    put(files.token, token.encode())
+    load.wait_for_calls()
+    access.remove("first")
+    wait_for_line(server, "1 grant is in use")
+    load.wait_for_calls()
+
+
 def test_everything_is_replaced_under_load_without_a_failed_pull(
     serve: Callable[..., Server], tmp_path: Path
 ) -> None:
@@ -172,50 +205,27 @@ file = "{tmp_path / "access.json"}"
     server = serve(pool, "--config", settings)
     doors = Doors(server.wait_ready(), files)
 
-    def log_has(text: str, count: int = 1) -> None:
-        wait_until(text, lambda: server.output.count(text) >= count)
-
-    with (
-        petps_client.connect(
-            doors.url, tls=doors.tls, token_file=files.token, deadline_ms=WAIT_MS
-        ) as lasting,
-        Load(
-            {
-                "a lasting client": lambda: lasting.pull("items", [1]),
-                "native": doors.native,
-                "gRPC": doors.grpc,
-                "HTTP": doors.http,
-            }
-        ) as load,
-    ):
+    with load_of(doors, files) as load:
         # The server's certificate and key, which change one after the other.
         names = "DNS:localhost,IP:127.0.0.1,DNS:"
         replace(pair, old.issue("next", f"{names}next.example"))
-        log_has("next.example")
+        wait_for_line(server, "next.example")
         load.wait_for_calls()
 
         # The CA: both are trusted first, then all certificates change, then the old one goes.
         put(files.ca, old.certificate.read_bytes() + new.certificate.read_bytes())
-        log_has("next.example", 2)  # the server uses the bundle
+        wait_for_line(server, "next.example", 2)  # the server uses the bundle
         files.show(new.issue("client-2"))
         load.wait_for_calls()
         replace(pair, new.issue("last", f"{names}last.example"))
-        log_has("last.example")
+        wait_for_line(server, "last.example")
         # A handshake that began with the old certificate must end before its CA is distrusted.
         load.wait_for_calls()
         put(files.ca, new.certificate.read_bytes())
-        log_has("last.example", 2)
+        wait_for_line(server, "last.example", 2)
         load.wait_for_calls()
 
-        # The token: the second is known before clients have it; then the first is revoked.
-        token = new_token()
-        access.add(entry("second", token))
-        log_has("2 grants are in use")
-        put(files.token, token.encode())
-        load.wait_for_calls()
-        access.remove("first")
-        log_has("1 grant is in use")
-        load.wait_for_calls()
+        replace_token(access, files, load, server)
 
     files.show(old.issue("late"))
     with pytest.raises(petps_client.Unauthenticated, match="certificate"):
@@ -247,35 +257,13 @@ def test_a_router_uses_new_files_under_load_without_a_failed_pull(
     router = route(url, "--config", of_router)
     doors = Doors(router.wait_ready(), files)
 
-    def log_has(text: str, output: Callable[[], str]) -> None:
-        wait_until(text, lambda: text in output())
-
-    with (
-        petps_client.connect(
-            doors.url, tls=doors.tls, token_file=files.token, deadline_ms=WAIT_MS
-        ) as lasting,
-        Load(
-            {
-                "a lasting client": lambda: lasting.pull("items", [1]),
-                "native": doors.native,
-                "gRPC": doors.grpc,
-                "HTTP": doors.http,
-            }
-        ) as load,
-    ):
+    with load_of(doors, files) as load:
         replace(pair, new.issue("last", "DNS:localhost,IP:127.0.0.1,DNS:last.example"))
-        log_has("last.example", lambda: router.output)
+        wait_for_line(router, "last.example")
         load.wait_for_calls()
         put(files.ca, new.certificate.read_bytes())
         load.wait_for_calls()
-        token = new_token()
-        access.add(entry("second", token))
-        log_has("2 grants are in use", lambda: server.output)
-        put(files.token, token.encode())
-        load.wait_for_calls()
-        access.remove("first")
-        log_has("1 grant is in use", lambda: server.output)
-        load.wait_for_calls()
+        replace_token(access, files, load, server)
     server.end()
 
 

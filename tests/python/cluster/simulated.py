@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, Generic, Self, TypeVar
 
 from petps.cluster.controller import read_models
 from petps.cluster.etcd import Compare, Read, Value
@@ -159,7 +160,11 @@ class FixedTimes:
         return True
 
 
-def act(method: str, world: World, **arguments: object) -> None:
+S = TypeVar("S", bound=SimulatedServer)
+Actions = Iterator[tuple[str, Callable[[Any], None]]]  # of the name and the act of each
+
+
+def act(method: str, world: World[Any], **arguments: object) -> None:
     """Call a method of a world, or of what derives from it."""
     getattr(world, method)(**arguments)
 
@@ -168,22 +173,30 @@ class Broken(AssertionError):
     """A rule of CONTROLLER.md does not hold."""
 
 
-class World:
-    """Everything. kills: how many processes may still die, or be taken for dead."""
+class World(Generic[S]):
+    """Everything.
+
+    kills: how many processes may still die, or be taken for dead. fragile: the servers that may,
+    None: all. has_fragile_controllers: whether controllers may too.
+    """
 
     def __init__(
         self,
-        servers: Sequence[SimulatedServer],
+        servers: Sequence[S],
         cluster_map: ClusterMap,
         kills: int,
         *,
         controllers: int = 2,
         is_lost_replaced: bool = True,
+        fragile: str | None = None,
+        has_fragile_controllers: bool = True,
     ) -> None:
         self.etcd = FakeEtcd()
         self.servers = {server.address: server for server in servers}
         self.controllers = [SimulatedController() for _ in range(controllers)]
         self.kills = kills
+        self.fragile = frozenset(self.servers if fragile is None else fragile)
+        self.has_fragile_controllers = has_fragile_controllers
         self.is_lost_replaced = is_lost_replaced
         self.partitions = len(cluster_map.owners)
         self._read: tuple[int, State] | None = None  # the state at a revision
@@ -193,7 +206,7 @@ class World:
             self._take_map(server)
             self._report(server)
 
-    def clone(self) -> World:
+    def clone(self) -> Self:
         """Return a copy, which shares nothing that changes."""
         other = copy.copy(self)
         other.etcd = copy.copy(self.etcd)
@@ -237,7 +250,7 @@ class World:
             compare is not None and self.etcd.holds(compare) for compare in (*step.compares, fence)
         )
 
-    def actions(self) -> Iterator[tuple[str, Callable[[World], None]]]:
+    def actions(self) -> Actions:
         """Yield what may happen next: a name, and a function that does it to a clone."""
         for number, controller in enumerate(self.controllers):
             yield from self._controller_actions(number, controller)
@@ -246,17 +259,16 @@ class World:
 
     # ---- controllers
 
-    def _controller_actions(
-        self, number: int, controller: SimulatedController
-    ) -> Iterator[tuple[str, Callable[[World], None]]]:
+    def _controller_actions(self, number: int, controller: SimulatedController) -> Actions:
         name = f"controller {number}"
-        if controller.lease in self.etcd.leases and self.kills:
+        may_fail = self.kills > 0 and self.has_fragile_controllers
+        if controller.lease in self.etcd.leases and may_fail:
             # It is paused, or cut off: etcd takes it for dead, and it goes on later.
             yield f"{name} loses its lease", partial(act, "_lose_lease", number=number)
         if not controller.is_running:
             yield f"{name} starts", partial(act, "_start_controller", number=number)
             return
-        if self.kills:
+        if may_fail:
             yield f"{name} dies", partial(act, "_kill_controller", number=number)
         if controller.step is not None:
             yield f"{name} commits", partial(act, "_commit", number=number)
@@ -358,15 +370,14 @@ class World:
 
     # ---- servers
 
-    def _server_actions(
-        self, address: str, server: SimulatedServer
-    ) -> Iterator[tuple[str, Callable[[World], None]]]:
-        if server.lease in self.etcd.leases and (not server.is_running or self.kills):
+    def _server_actions(self, address: str, server: S) -> Actions:
+        may_fail = self.kills > 0 and address in self.fragile
+        if server.lease in self.etcd.leases and (not server.is_running or may_fail):
             yield f"{address}'s lease ends", partial(act, "_end_lease", address=address)
         if not server.is_running:
             yield f"{address} starts", partial(act, "_start_server", address=address)
             return
-        if self.kills:
+        if may_fail:
             yield f"{address} dies", partial(act, "_kill_server", address=address)
         if server.lease not in self.etcd.leases:
             yield f"{address} registers", partial(act, "_join", address=address)
@@ -429,7 +440,7 @@ class World:
         server.whole.discard(partition_number)
         server.removed.add(partition_number)
 
-    def _register(self, server: SimulatedServer) -> None:
+    def _register(self, server: S) -> None:
         server.lease = self.etcd.grant(10)
         registration = Registration(
             server.address, None, "", 1.0, f"pool of {server.address}", "petps", False,
@@ -437,14 +448,14 @@ class World:
         )  # fmt: skip
         self.etcd.commit((), {KEYS.registration(server.address): dump(registration)})
 
-    def _take_map(self, server: SimulatedServer) -> None:
+    def _take_map(self, server: S) -> None:
         cluster_map = self.state().map
         assert cluster_map is not None
         if server.map is not None and cluster_map.version <= server.map.version:
             raise Broken(f"{server.address} shall use an older map than its own")
         server.map, server.map_text = cluster_map, self.etcd.values[KEYS.map].text
 
-    def _report(self, server: SimulatedServer) -> None:
+    def _report(self, server: S) -> None:
         self.etcd.commit((), {KEYS.member(server.address): server.report()}, lease=server.lease)
 
     # ---- rules
@@ -474,7 +485,7 @@ class World:
 _planned: dict[object, Step | None] = {}
 
 
-def planned(world: World, moment: tuple[float, ...]) -> Step | None:
+def planned(world: World[Any], moment: tuple[float, ...]) -> Step | None:
     """Return the next step. The same contents of etcd have the same step, up to revisions."""
     texts = tuple(sorted((key, value.text) for key, value in world.etcd.values.items()))
     key = (texts, moment)

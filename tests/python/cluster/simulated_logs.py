@@ -7,20 +7,20 @@ and then it passes over every message. It may have rows that are newer than what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, Self
 
 from petps.cluster.maps import ClusterMap
-from petps.cluster.records import Member, Move, PartitionReport, Registration, State, dump
+from petps.cluster.records import Member, Move, PartitionReport, State, dump
 from petps.server.cluster.newest import find_newer
 from tests.python.cluster.simulated import (
     KEYS,
     MODEL,
+    Actions,
     Broken,
     FixedTimes,
-    SimulatedController,
     SimulatedServer,
     World,
     act,
@@ -70,10 +70,11 @@ class LogTimes(FixedTimes):
         return super().held_seconds(move, condition, holds=holds)
 
 
-class LogWorld(World):
+class LogWorld(World[LogServer]):
     """Everything, with a log.
 
-    faults: how many maps a server may still fail to use. fragile: the servers that may die.
+    faults: how many maps a server may still fail to use. The controller does not die here:
+    test_interleavings.py has that.
     """
 
     def __init__(
@@ -84,9 +85,9 @@ class LogWorld(World):
         *,
         faults: int = 0,
         is_lost_replaced: bool = True,
-        fragile: str = "ab",
+        fragile: str | None = None,
     ) -> None:
-        self.faults, self.fragile = faults, fragile
+        self.faults = faults
         for server in servers:
             server.at_end = {
                 n for n, names in enumerate(cluster_map.owners) if server.address in names
@@ -95,39 +96,29 @@ class LogWorld(World):
                 server.applied.setdefault(number, (RUN, LOG_VERSION))
             server.whole = {n for n, (run, _) in server.applied.items() if run == RUN}
         super().__init__(
-            servers, cluster_map, kills, controllers=1, is_lost_replaced=is_lost_replaced
-        )
+            servers, cluster_map, kills, controllers=1, is_lost_replaced=is_lost_replaced,
+            fragile=fragile, has_fragile_controllers=False,
+        )  # fmt: skip
         self.newest = max(
             version for s in servers for run, version in s.applied.values() if run == RUN
         )
 
-    def clone(self) -> LogWorld:
+    def clone(self) -> Self:
         other = super().clone()
-        assert isinstance(other, LogWorld)
-        for server in other._servers():
+        for server in other.servers.values():
             server.applied, server.at_end = dict(server.applied), set(server.at_end)
         return other
 
     def key(self) -> object:
         servers = tuple(
             (tuple(sorted(s.applied.items())), tuple(sorted(s.at_end)), s.error)
-            for s in self._servers()
+            for s in self.servers.values()
         )
         return super().key(), servers, self.faults
 
-    def _servers(self) -> Iterator[LogServer]:
-        for server in self.servers.values():
-            assert isinstance(server, LogServer)
-            yield server
-
-    def _server(self, address: str) -> LogServer:
-        server = self.servers[address]
-        assert isinstance(server, LogServer)
-        return server
-
     def moments(self) -> Iterator[tuple[float, ...]]:
         """Yield the moments of World, and those after a minute in which every server has spoken."""
-        is_quiet = all(map(self._has_spoken, self._servers()))
+        is_quiet = all(map(self._has_spoken, self.servers.values()))
         for (away,) in super().moments():
             yield away, 0.0
             if is_quiet:
@@ -143,47 +134,33 @@ class LogWorld(World):
     def times(self, state: State, moment: tuple[float, ...]) -> LogTimes:
         return LogTimes(state, moment[0], moment[1] > 0)
 
-    def _controller_actions(
-        self, number: int, controller: SimulatedController
-    ) -> Iterator[tuple[str, Callable[[World], None]]]:
-        """Yield what a controller may do. It does not die here: test_interleavings.py has that."""
-        for name, action in super()._controller_actions(number, controller):
-            if not name.endswith((" dies", " loses its lease")):
-                yield name, action
-
     # ---- servers
 
-    def _server_actions(
-        self, address: str, server: SimulatedServer
-    ) -> Iterator[tuple[str, Callable[[World], None]]]:
-        own = self._server(address)
+    def _server_actions(self, address: str, server: LogServer) -> Actions:
         for name, action in super()._server_actions(address, server):
-            if own.error and name.endswith(" takes the map"):
-                continue
-            is_failure = name.endswith(" dies") or ("lease ends" in name and own.is_running)
-            if is_failure and address not in self.fragile:
+            if server.error and name.endswith(" takes the map"):
                 continue
             if "catches up" not in name:
                 yield name, action
-        if not own.is_running:
+        if not server.is_running:
             return
-        if own.map is not None:
-            for number in own.map.ingested_by(address) - own.at_end:
+        if server.map is not None:
+            for number in server.map.ingested_by(address) - server.at_end:
                 yield (
                     f"{address} reads the log of {number} to its end",
                     partial(act, "_catch_up", address=address, partition_number=number),
                 )
-        if own.error:
+        if server.error:
             yield f"{address} is able again", partial(act, "_set_error", address=address, error="")
         elif self.faults:
             yield f"{address} has a fault", partial(act, "_set_error", address=address, error=FAULT)
 
     def _set_error(self, address: str, error: str) -> None:
         self.faults -= bool(error)
-        self._server(address).error = error
+        self.servers[address].error = error
 
     def _catch_up(self, address: str, partition_number: int) -> None:
-        server = self._server(address)
+        server = self.servers[address]
         server.at_end.add(partition_number)
         run, version = server.applied.get(partition_number, (0, 0))
         if run <= RUN:
@@ -192,19 +169,18 @@ class LogWorld(World):
 
     def _kill_server(self, address: str) -> None:
         super()._kill_server(address)
-        self._server(address).at_end.clear()
+        self.servers[address].at_end.clear()
 
-    def _take_map(self, server: SimulatedServer) -> None:
-        own = self._server(server.address)
-        before = set() if own.map is None else own.map.ingested_by(own.address)
+    def _take_map(self, server: LogServer) -> None:
+        before = set() if server.map is None else server.map.ingested_by(server.address)
         super()._take_map(server)
-        assert own.map is not None
-        if before and own.map.ingested_by(own.address) != before:
-            own.at_end.clear()  # its ingest starts again
+        assert server.map is not None
+        if before and server.map.ingested_by(server.address) != before:
+            server.at_end.clear()  # its ingest starts again
 
     def _remove(self, address: str, partition_number: int) -> None:
         """See World. The rows stay while no owner has them."""
-        server, state = self._server(address), self.state()
+        server, state = self.servers[address], self.state()
         drop = state.drops[address, partition_number]
         assert state.map is not None
         owners = [name for name in state.map.owners[partition_number] if name != address]
@@ -220,14 +196,6 @@ class LogWorld(World):
             run, _ = server.applied.get(partition_number, (0, 0))
             server.applied[partition_number] = (0 if drop.is_foreign else run, 0)
 
-    def _register(self, server: SimulatedServer) -> None:
-        server.lease = self.etcd.grant(10)
-        pool = f"pool of {server.address}"
-        registration = Registration(
-            server.address, None, "", 1.0, pool, "petps", False, self.partitions
-        )
-        self.etcd.commit((), {KEYS.registration(server.address): dump(registration)})
-
     # ---- rules
 
     def check(self) -> None:
@@ -236,11 +204,11 @@ class LogWorld(World):
         assert cluster_map is not None
         for number, owners in enumerate(cluster_map.owners):
             for owner in owners:
-                if self._server(owner).applied.get(number, (0, 0))[0] == OTHER_RUN:
+                if self.servers[owner].applied.get(number, (0, 0))[0] == OTHER_RUN:
                     raise Broken(f"{owner} owns partition {number}, and has rows of another log")
             versions = [
                 server.applied[number][1]
-                for server in self._servers()
+                for server in self.servers.values()
                 if server.applied.get(number, (0, 0))[0] == RUN
             ]
             if max(versions, default=0) < self.newest:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from petps.cluster.etcd import Compare
 from petps.cluster.maps import ClusterMap
@@ -35,9 +35,9 @@ from petps.server.cluster.sender import Progress
 from tests.python.cluster.simulated import (
     KEYS,
     MODEL,
+    Actions,
     Broken,
     FixedTimes,
-    SimulatedController,
     SimulatedServer,
     World,
 )
@@ -213,7 +213,7 @@ class PushTimes(FixedTimes):
         return 1.0 if holds else 0.0
 
 
-class PushWorld(World):
+class PushWorld(World[PushServer]):
     """Everything, with pushes.
 
     pushes: how many may still come. delays: how many commits may be late. takes_back: how many
@@ -239,7 +239,7 @@ class PushWorld(World):
         has_lost_leases: bool = True,
     ) -> None:
         self.pushes, self.delays, self.takes_back = pushes, delays, takes_back
-        self.fragile, self.has_lost_leases = fragile, has_lost_leases
+        self.has_lost_leases = has_lost_leases
         self.acknowledged = [1] * len(cluster_map.owners)
         for server in servers:
             server.rows = {
@@ -249,14 +249,16 @@ class PushWorld(World):
             }
         self.store: dict[tuple[int, str, int], int | None] = {}
         self.in_flight: tuple[tuple[Compare, ...], tuple[tuple[str, str], ...]] | None = None
-        super().__init__(servers, cluster_map, kills, controllers=1)
+        super().__init__(
+            servers, cluster_map, kills, controllers=1, fragile=fragile,
+            has_fragile_controllers=False,
+        )  # fmt: skip
 
-    def clone(self) -> PushWorld:
+    def clone(self) -> Self:
         other = super().clone()
-        assert isinstance(other, PushWorld)
         other.acknowledged = list(self.acknowledged)
         other.store = dict(self.store)
-        for server in other._servers():
+        for server in other.servers.values():
             server.rows, server.kept = dict(server.rows), dict(server.kept)
             server.passing = set(server.passing)
             server.senders = {p: replace(s, server=server) for p, s in server.senders.items()}
@@ -269,39 +271,21 @@ class PushWorld(World):
             compares, puts = self.in_flight
             in_flight = (all(map(self.etcd.holds, compares)), puts)
         return (
-            super().key(), tuple(server.key() for server in self._servers()),
+            super().key(), tuple(server.key() for server in self.servers.values()),
             tuple(self.acknowledged), self.pushes, self.delays, self.takes_back,
             tuple(sorted(self.store.items())), in_flight,
         )  # fmt: skip
 
-    def _servers(self) -> Iterator[PushServer]:
-        for server in self.servers.values():
-            assert isinstance(server, PushServer)
-            yield server
-
-    def _server(self, address: str) -> PushServer:
-        server = self.servers[address]
-        assert isinstance(server, PushServer)
-        return server
-
     # ---- the clock of a controller
 
     def moments(self) -> Iterator[tuple[float, ...]]:
-        is_fenced = 0.0 if any(server.is_answering for server in self._servers()) else 1.0
+        is_fenced = 0.0 if any(server.is_answering for server in self.servers.values()) else 1.0
         for (away,) in super().moments():
             for late in (0.0, 1.0) if self.takes_back else (0.0,):
                 yield away, late, is_fenced
 
     def times(self, state: State, moment: tuple[float, ...]) -> PushTimes:
         return PushTimes(state, moment[0], moment[1] > 0, moment[2] > 0)
-
-    def _controller_actions(
-        self, number: int, controller: SimulatedController
-    ) -> Iterator[tuple[str, Callable[[World], None]]]:
-        """Yield what a controller may do. It does not die here: test_interleavings.py has that."""
-        for name, action in super()._controller_actions(number, controller):
-            if not name.endswith((" dies", " loses its lease")):
-                yield name, action
 
     def _check_change(self, before: State, after: State) -> None:
         super()._check_change(before, after)
@@ -311,28 +295,22 @@ class PushWorld(World):
 
     # ---- servers
 
-    def actions(self) -> Iterator[tuple[str, Callable[[World], None]]]:
+    def actions(self) -> Actions:
         yield from super().actions()
         if self.in_flight is not None:
             yield "a late commit arrives", partial(PushWorld._arrive)
 
-    def _server_actions(
-        self, address: str, server: SimulatedServer
-    ) -> Iterator[tuple[str, Callable[[World], None]]]:
+    def _server_actions(self, address: str, server: PushServer) -> Actions:
         for name, action in super()._server_actions(address, server):
             if "lease ends" in name and not self.has_lost_leases:
                 continue
-            is_failure = name.endswith(" dies") or ("lease ends" in name and server.is_running)
-            if is_failure and address not in self.fragile:
-                continue
             if not name.endswith((" takes the map", " reports")) and "catches up" not in name:
                 yield name, action
-        own = self._server(address)
-        if own.is_answering:
+        if server.is_answering:
             yield f"{address}: time passes", partial(PushWorld._expire, address=address)
-        if not own.is_running:
+        if not server.is_running:
             return
-        if own.offered_map not in ("", own.map_text):
+        if server.offered_map not in ("", server.map_text):
             yield f"{address} uses the map", partial(PushWorld._use, address=address)
         yield f"{address} looks", partial(PushWorld._look_at_orders, address=address, lost=False)
         if self.delays and self.in_flight is None and address in self.fragile:
@@ -341,14 +319,14 @@ class PushWorld(World):
                 partial(PushWorld._look_at_orders, address=address, lost=True),
             )
         for number in range(len(self.acknowledged)):
-            if own.takes_pushes(number) and self.pushes:
+            if server.takes_pushes(number) and self.pushes:
                 yield (
                     f"{address} takes a push to {number}",
                     partial(PushWorld._push, address=address, number=number),
                 )
-        yield from self._copy_actions(own)
+        yield from self._copy_actions(server)
 
-    def _copy_actions(self, own: PushServer) -> Iterator[tuple[str, Callable[[World], None]]]:
+    def _copy_actions(self, own: PushServer) -> Actions:
         address = own.address
         for number, sender in own.senders.items():
             if sender.is_over or sender.released:
@@ -376,10 +354,10 @@ class PushWorld(World):
         self.etcd.commit(compares, dict(puts))
 
     def _expire(self, address: str) -> None:
-        self._server(address).is_answering = False
+        self.servers[address].is_answering = False
 
     def _use(self, address: str) -> None:
-        server = self._server(address)
+        server = self.servers[address]
         offered = ClusterMap.of(json.loads(server.offered_map))
         if server.map is not None and offered.version <= server.map.version:
             raise Broken(f"{address} shall use an older map than its own")
@@ -392,7 +370,7 @@ class PushWorld(World):
         self._report(self.servers[address])
 
     def _look_at_orders(self, address: str, lost: bool) -> None:
-        server = self._server(address)
+        server = self.servers[address]
         state = self.state()
         if lost:
             self.delays -= 1
@@ -403,13 +381,13 @@ class PushWorld(World):
         server.offered_map = self.etcd.values[KEYS.map].text
 
     def _push(self, address: str, number: int) -> None:
-        server = self._server(address)
+        server = self.servers[address]
         server.rows[number] = server.rows.get(number, 0) + 1
         self.acknowledged[number] += 1
         self.pushes -= 1
 
     def _step_sender(self, address: str, number: int, step: str) -> None:
-        server = self._server(address)
+        server = self.servers[address]
         sender = server.senders[number]
         if step == "pause":
             sender.is_holding = True
@@ -429,7 +407,7 @@ class PushWorld(World):
             sender.released = sender.wanted
 
     def _step_receiver(self, address: str, number: int) -> None:
-        server = self._server(address)
+        server = self.servers[address]
         receiver = server.receivers[number]
         if server.owns(number):
             raise Broken(f"{address} receives partition {number}, which it owns")
@@ -441,19 +419,19 @@ class PushWorld(World):
 
     def _kill_server(self, address: str) -> None:
         super()._kill_server(address)
-        server = self._server(address)
+        server = self.servers[address]
         server.senders, server.receivers = {}, {}
         server.passing, server.is_answering, server.offered_map = set(), False, ""
         server.starts, server.names = server.starts + 1, 0
 
     def _remove(self, address: str, partition_number: int) -> None:
-        server = self._server(address)
+        server = self.servers[address]
         before = self.state().drops.get((address, partition_number))
         super()._remove(address, partition_number)
         if before is not None and partition_number in server.removed:
             server.rows.pop(partition_number, None)
 
-    def _register(self, server: SimulatedServer) -> None:
+    def _register(self, server: PushServer) -> None:
         server.lease = self.etcd.grant(10)
         registration = Registration(
             server.address, None, "", 1.0, f"pool of {server.address}", "petps", True,
@@ -466,10 +444,10 @@ class PushWorld(World):
 
     def check(self) -> None:
         for number, count in enumerate(self.acknowledged):
-            taking = [s.address for s in self._servers() if s.takes_pushes(number)]
+            taking = [s.address for s in self.servers.values() if s.takes_pushes(number)]
             if len(taking) > 1:
                 raise Broken(f"{' and '.join(taking)} take pushes to partition {number}")
-            for server in self._servers():
+            for server in self.servers.values():
                 is_serving = server.takes_pushes(number) or server.answers_pulls(number)
                 has = server.rows.get(number, 0)
                 if is_serving and has != count:
@@ -479,4 +457,4 @@ class PushWorld(World):
                     )
 
     def is_settled(self) -> bool:
-        return super().is_settled() and not any(server.kept for server in self._servers())
+        return super().is_settled() and not any(server.kept for server in self.servers.values())

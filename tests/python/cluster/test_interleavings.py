@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def make_world(
     replicas: int = 1,
     is_lost_replaced: bool = True,
     controllers: int = 2,
-) -> World:
+) -> World[SimulatedServer]:
     """Return a world whose owners have their partitions whole."""
     simulated = [
         SimulatedServer(
@@ -41,7 +42,7 @@ def make_world(
     return world
 
 
-def explore(start: World, limit: int = STATES_MAX, *, settles: bool = True) -> int:
+def explore(start: World[Any], limit: int = STATES_MAX, *, settles: bool = True) -> int:
     """Try every order of events. Return the number of states.
 
     settles: from each state, the cluster must be able to settle if nothing more dies.
@@ -104,32 +105,32 @@ def _flat(path: tuple[object, ...]) -> list[str]:
     return names[::-1]
 
 
-def drain_a(kills: int) -> World:
+def drain_a(kills: int) -> World[SimulatedServer]:
     world = make_world((("a",),), kills=kills)
     world.etcd.commit((), {KEYS.drained("a"): "{}"})
     return world
 
 
-def lose_a(kills: int) -> World:
+def lose_a(kills: int) -> World[SimulatedServer]:
     return make_world((("a",),), kills=kills + 1, controllers=1)
 
 
-def gain_a_replica(kills: int) -> World:
+def gain_a_replica(kills: int) -> World[SimulatedServer]:
     return make_world((("a",),), kills=kills, replicas=2)
 
 
-def lose_a_replica(kills: int) -> World:
+def lose_a_replica(kills: int) -> World[SimulatedServer]:
     return make_world((("a", "b"),), kills=kills, replicas=1)
 
 
-def wish_a_move(kills: int) -> World:
+def wish_a_move(kills: int) -> World[SimulatedServer]:
     """Return a world in which an operator wants one move."""
     world = make_world((("a",),), kills=kills)
     world.etcd.commit((), {KEYS.wish(0): dump(Wish(0, "a", "b"))})
     return world
 
 
-WORLDS: dict[str, tuple[Callable[[int], World], int]] = {
+WORLDS: dict[str, tuple[Callable[[int], World[SimulatedServer]], int]] = {
     "drain": (drain_a, 1),
     "lost": (lose_a, 1),
     "one more replica": (gain_a_replica, 1),

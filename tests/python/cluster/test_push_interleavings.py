@@ -130,7 +130,7 @@ def test_a_promise_that_a_restart_forgets_is_caught(monkeypatch: pytest.MonkeyPa
 
     def kill(world: PushWorld, address: str) -> None:
         original(world, address)
-        world._server(address).kept.clear()
+        world.servers[address].kept.clear()
 
     monkeypatch.setattr(simulated_pushes.PushWorld, "_kill_server", kill)
     with pytest.raises(Broken, match=r"acknowledged pushes|take pushes"):
