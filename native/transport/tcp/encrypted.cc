@@ -69,6 +69,14 @@ void TcpEndpoint::send_encrypted(Connection& c, std::span<const std::byte> plain
   }
 }
 
+void TcpEndpoint::send_encrypted_parts(Connection& c, std::span<const std::byte> plain) {
+  while (!plain.empty() && !c.broken) {
+    const size_t n = std::min(plain.size(), kEncryptBytes);
+    send_encrypted(c, plain.first(n));
+    plain = plain.subspan(n);
+  }
+}
+
 void TcpEndpoint::append_output(StreamConnection& connection, std::span<const std::byte> bytes) {
   Connection& c = tcp(connection);
   if (c.encrypts()) {

@@ -23,6 +23,9 @@ inline constexpr size_t kStageBytes = size_t{128} << 10;
 // A longer reply is staged and sent in parts of this size. It bounds the buffer and fits a
 // second-level cache.
 inline constexpr size_t kStageBytesMax = size_t{1} << 20;
+// An encrypted reply is sent in parts of this size: the peer decrypts while the next part is
+// encrypted, and the records of all parts use the same memory.
+inline constexpr size_t kEncryptBytes = size_t{64} << 10;
 // A lingering socket is closed early if more than this arrives and is discarded.
 inline constexpr size_t kLingerBytes = size_t{1} << 20;
 // Zero-copy may hold this many lists of one connection; further lists are copied. So a slow peer
@@ -150,6 +153,7 @@ class TcpEndpoint final : public StreamEndpoint {
   bool decrypt(Connection& c, std::span<std::byte> space);
   void keep_undecrypted(Connection& c, std::span<const std::byte> rest);
   void send_encrypted(Connection& c, std::span<const std::byte> plain);
+  void send_encrypted_parts(Connection& c, std::span<const std::byte> plain);
   void announce_end(Connection& c);
 
   // Closing: close.cc.

@@ -28,7 +28,11 @@ void TcpEndpoint::post(ConnectionId connection, gather::GatherList&& list, epoch
   if (staged_for_ != nullptr && staged_for_ != c) send_staged();
   if (c->encrypts()) {
     Counters::add(counters_.lists_copied, 1);
-    stage_list(*c, list);
+    if (list.pieces() == 0 && staged_ == 0 && list.bytes() >= kStageBytes) {
+      send_encrypted_parts(*c, list.header_bytes());  // these bytes lie in one place
+    } else {
+      stage_list(*c, list);
+    }
     list.clear();
     return;
   }
@@ -90,7 +94,7 @@ void TcpEndpoint::send_staged() {
   staged_for_ = nullptr;
   const size_t n = std::exchange(staged_, 0);
   if (c.encrypts()) {
-    send_encrypted(c, {stage_.data(), n});
+    send_encrypted_parts(c, {stage_.data(), n});
   } else {
     send_or_keep(c, {stage_.data(), n});
   }
