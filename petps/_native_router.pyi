@@ -151,6 +151,8 @@ class Router:
     def set_hot_keys(
         self, seen: RouterNames, token: str, host: str, table: int, keys: bytes
     ) -> CallReply: ...
+    def tables(self, seen: RouterNames, token: str, host: str) -> CallReply:
+        """Ask a server for the names that a token sees, on this thread. names() then has them."""
     def hold(self, bytes: int) -> None:
         """Count bytes of a request or a reply until release(). Raise ResourceExhausted."""
     def release(self, bytes: int) -> None: ...

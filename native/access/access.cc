@@ -170,10 +170,11 @@ Result<CallerPointer> Gate::find(const Credentials& credentials) const {
                       "': ask the operator for one (petps token new --certificate)");
   }
   return Status(Code::kUnauthenticated,
-                mode_ == Mode::kCertificates
-                    ? "this server needs a client certificate"
-                    : "this server needs a token or a client certificate: give token=, "
-                      "--token-file or PETPS_TOKEN_FILE");
+                std::string(base::kNeedsCredential) +
+                    (mode_ == Mode::kCertificates
+                         ? "client certificate"
+                         : "token or a client certificate: give token=, --token-file or "
+                           "PETPS_TOKEN_FILE"));
 }
 
 Result<CallerPointer> Gate::authenticate(const Credentials& credentials) {

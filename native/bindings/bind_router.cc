@@ -104,6 +104,13 @@ server::CallReply set_hot_keys(Router& router, const RouterNames& seen, const st
   return call(router, seen, token, host, encode_hot_keys_call(table, keys));
 }
 
+server::CallReply tables(Router& router, const RouterNames& seen, const std::string& token,
+                         const std::string& host) {
+  wire::Frame frame;
+  wire::encode_tables(0, {}, frame);
+  return call(router, seen, token, host, std::move(frame));
+}
+
 std::vector<std::string> aliases_of(const RouterNames& names, uint32_t instance) {
   std::vector<std::string> aliases;
   for (const wire::AliasInfo& alias : names.listing->reply.aliases) {
@@ -195,6 +202,7 @@ void bind_router(py::module_& module) {
              py::arg("stamp") = 0);
   router.def("set_hot_keys", set_hot_keys, py::arg("seen"), py::arg("token"), py::arg("host"),
              py::arg("table"), py::arg("keys"));
+  router.def("tables", tables, py::arg("seen"), py::arg("token"), py::arg("host"));
   router.def(
       "hold", [](Router& running, size_t bytes) { check(running.hold(bytes)); }, py::arg("bytes"));
   router.def("release", &Router::release, py::arg("bytes"));

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/peer.h"
 
 namespace petps::router {
 
@@ -26,6 +27,23 @@ void add(const client::PullCounts& counts, client::PullCounts& sum) {
   sum.hedges_won += counts.hedges_won;
 }
 
+// Return the refusal of a login without the addresses of the servers, which a stranger must not
+// learn. Other errors are returned as they are.
+Status hide_servers(const std::string& token, const Status& status) {
+  const bool has_no_credential =
+      status.code() == Code::kUnauthenticated &&
+      status.message().find(base::kNeedsCredential) != std::string_view::npos;
+  if (!is_revoked(status) && !has_no_credential) return status;
+  if (token.empty()) {
+    return Status(Code::kUnauthenticated,
+                  "the servers need a token: give token=, --token-file or PETPS_TOKEN_FILE");
+  }
+  return Status(Code::kUnauthenticated,
+                "the servers do not know this token: " + std::string(base::kUnknownToken) +
+                    ", or is revoked or expired: ask the operator for another one (petps token "
+                    "new)");
+}
+
 }  // namespace
 
 Caller::Caller(std::unique_ptr<client::Client> client) : client_(std::move(client)) {
@@ -39,17 +57,21 @@ void Caller::note_use() { used_ns_.store(base::monotonic_ns(), std::memory_order
 
 // Refuse a router beyond loopback whose servers answer everybody: it would open them to all.
 Status Callers::check_credentials(const std::string& token, const client::Options& options) {
-  if (!options_.needs_token || are_protected_.load(std::memory_order_relaxed)) return {};
+  if (!options_.needs_token) return {};
   if (!token.empty()) {
+    const uint64_t refused_ns = refused_ns_.load(std::memory_order_relaxed);
+    const uint64_t counts_ns = options_.refusal_counts_ms * 1'000'000;
+    if (refused_ns != 0 && base::monotonic_ns() - refused_ns < counts_ns) return {};
     client::Options nobody = options;
     nobody.token.clear();
     const Status status = client::Client::connect(options_.servers, nobody).status();
     if (is_failed_login(status)) {
-      are_protected_.store(true, std::memory_order_relaxed);
+      refused_ns_.store(base::monotonic_ns(), std::memory_order_relaxed);
       return {};
     }
     if (!status.ok()) return status;
   }
+  refused_ns_.store(0, std::memory_order_relaxed);
   return Status(Code::kFailedPrecondition,
                 "the servers ask nobody for credentials, and this router listens beyond loopback: "
                 "give the servers an access file (access.file), or accept it with router.insecure");
@@ -156,7 +178,7 @@ Result<CallerPointer> Callers::open(const std::string& token, const std::string&
   {
     const std::lock_guard lock(mutex_);
     login->is_done = true;
-    login->status = connected.status();
+    login->status = hide_servers(token, connected.status());
     if (connected.ok()) login->status = keep_locked(token, connected.value(), dropped);
     if (login->status.ok()) login->caller = connected.value();
     logins_.erase(token);

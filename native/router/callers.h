@@ -58,6 +58,9 @@ struct CallersOptions {
   uint32_t callers = 256;    // tokens that the router serves at the same time
   uint64_t idle_ms = 0;      // a caller that is not used for this time loses its connections
   bool needs_token = false;  // refuse to serve servers that ask nobody for credentials
+  // How long a refusal by the servers shows that they ask for them: they may be restarted without
+  // an access file. Each look is a failed login there.
+  uint64_t refusal_counts_ms = 60'000;
 };
 
 // Threads: any.
@@ -113,8 +116,8 @@ class Callers {
 
   const CallersOptions options_;
   std::atomic<uint64_t> failed_{0};
-  std::atomic<bool> are_protected_{false};  // the servers have refused a caller without a token
-  mutable std::mutex mutex_;                // guards everything below
+  std::atomic<uint64_t> refused_ns_{0};  // when the servers refused one without a token; 0: never
+  mutable std::mutex mutex_;             // guards everything below
   std::condition_variable login_done_;
   std::map<std::string, CallerPointer> callers_;  // by token
   // Forgotten, and perhaps still used. The end of a client may take a second, so it is here.

@@ -95,6 +95,7 @@ void Calls::end(JobPointer job) {
   if (job->pull != nullptr) job->pull->clear();  // before the client that it uses
   if (job->reply.capacity() > kReplyBytesKept) job->reply = gather::GatherList();
   if (job->frame.capacity() > kReplyBytesKept) job->frame = wire::Frame();
+  if (job->scratch.capacity() > kReplyBytesKept) job->scratch = wire::Frame();
   job->caller.reset();
   job->has_left.reset();
   const std::lock_guard lock(mutex_);

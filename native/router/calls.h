@@ -30,7 +30,8 @@ inline constexpr uint32_t kMaxCalls = 1024;
 // Threads for logins of tokens that the router does not know. They are not those of requests, so
 // that guessed tokens take no place from callers; one host has half of them.
 inline constexpr uint32_t kLogins = 2 * kLoginsOfHost;
-// Memory of a reply that a job keeps for the next one: 4,000 rows of 512 bytes need half of it.
+// Memory of each buffer that a job keeps for the next request: a reply of 4,000 rows of 512 bytes
+// needs half of it.
 inline constexpr size_t kReplyBytesKept = size_t{4} << 20;
 
 class Calls;

@@ -242,10 +242,14 @@ void Names::add_tables(const ClusterView& view, wire::TablesReply& reply) {
   for (const client::ServerView& server : view.servers) {
     if (server.catalogue == nullptr) continue;
     const wire::TablesReply& names = server.catalogue->reply();
+    std::map<uint32_t, std::string> listed;  // the names of the listed instances, by their ids here
+    for (const wire::InstanceInfo& instance : names.instances) {
+      if (instances_.contains(instance.name)) listed.emplace(instance.id, instance.name);
+    }
     for (const wire::TableInfo& table : names.tables) {
-      const auto of = std::ranges::find(names.instances, table.instance, &wire::InstanceInfo::id);
-      if (of == names.instances.end() || !instances_.contains(of->name)) continue;
-      const auto [at, is_new] = merged.try_emplace({of->name, table.name}, table);
+      const auto of = listed.find(table.instance);
+      if (of == listed.end()) continue;
+      const auto [at, is_new] = merged.try_emplace({of->second, table.name}, table);
       if (is_new) continue;
       at->second.rows += table.rows;
       at->second.capacity += table.capacity;

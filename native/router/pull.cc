@@ -33,6 +33,8 @@ Status find_tables(PullWork& work) {
     work.sections.push_back({table, section.keys, first, nullptr});
     first += section.keys;
     if (table == nullptr) continue;
+    work.known_keys += section.keys;
+    work.rows_bytes_max += size_t{section.keys} * table->row_bytes;
     if (request.instance != 0 && table->instance != request.instance) {
       return Status(Code::kInvalidArgument,
                     "table " + std::to_string(table->id) + " (" + table->name +
@@ -118,28 +120,33 @@ Result<client::PullReport> pull_in_time(Shared& shared, Job& job) {
   }
 }
 
-// Answer a pull without keys, for which no server would be asked.
-Status check_version(const wire::PullRequest& request, const wire::InstanceInfo& instance) {
-  if (request.min_version <= instance.applied_version) return {};
-  return Status(Code::kStale, "version " + std::to_string(request.min_version) +
+// Check a pull that needs no row. A server decides whether the caller may pull, as for any other
+// request, or a revoked token and one without the role would get answers here, and no limit would
+// count them. The version is that of the names.
+Status check_without_keys(const Shared& shared, Job& job) {
+  const PullWork& work = *job.pull;
+  PETPS_RETURN_IF_ERROR(job.caller->forwarder().check_pull(work.pulls[0].table, work.instance->name,
+                                                           shared.options.deadline_ms));
+  if (work.request.min_version <= work.instance->applied_version) return {};
+  return Status(Code::kStale, "version " + std::to_string(work.request.min_version) +
                                   " was requested, the servers had applied " +
-                                  std::to_string(instance.applied_version) +
+                                  std::to_string(work.instance->applied_version) +
                                   " when their names were read last");
 }
 
 // Take memory for the reply. Errors: kResourceExhausted.
-Status take_memory(Shared& shared, Job& job, size_t keys, size_t head_bytes, size_t rows_bytes) {
-  const size_t body_bytes = head_bytes - wire::kHeaderBytes + rows_bytes;
+Status take_memory(Shared& shared, Job& job) {
+  const PullWork& work = *job.pull;
+  const size_t bytes = work.head_bytes + work.rows_bytes_max;
+  const size_t body_bytes = bytes - wire::kHeaderBytes;
   if (body_bytes > shared.options.limits.body_bytes) {
-    return Status(Code::kResourceExhausted, "the reply to a pull of " + std::to_string(keys) +
-                                                " keys could have " + std::to_string(body_bytes) +
-                                                " bytes, above the frame limit of " +
-                                                std::to_string(shared.options.limits.body_bytes) +
-                                                ": split the request by row bytes");
+    return Status(
+        Code::kResourceExhausted,
+        "the reply to a pull of " + std::to_string(work.request.keys.size()) + " keys could have " +
+            std::to_string(body_bytes) + " bytes, above the frame limit of " +
+            std::to_string(shared.options.limits.body_bytes) + ": split the request by row bytes");
   }
-  const size_t bytes = head_bytes + rows_bytes;
-  if (bytes > transport::kFreeBytes && !shared.memory->has_room(bytes))
-    return shared.memory->refuse(bytes);
+  PETPS_RETURN_IF_ERROR(shared.memory->admit(bytes));
   shared.memory->change(0, bytes);
   job.counted_bytes += bytes;
   return {};
@@ -172,23 +179,25 @@ void pack_reply(Job& job, uint64_t applied_version) {
   job.reply.grow(rows_bytes);
 }
 
-// Decode the request, and make room for its reply and for the rows at their places in it.
-Status prepare(Shared& shared, Job& job) {
+// Decode the request, and find its tables and the size of its reply.
+Status decode(const Shared& shared, Job& job) {
   if (job.pull == nullptr) job.pull = std::make_unique<PullWork>();
   PullWork& work = *job.pull;
-  if (work.is_prepared) return {};
   work.clear();
-  wire::PullRequest& request = work.request;
-  PETPS_RETURN_IF_ERROR(wire::decode_pull(job.header, job.body(), shared.options.limits, request));
+  PETPS_RETURN_IF_ERROR(
+      wire::decode_pull(job.header, job.body(), shared.options.limits, work.request));
   work.listing = job.caller->names().listing();
   PETPS_RETURN_IF_ERROR(find_tables(work));
-  const size_t head_bytes = wire::pull_reply_head_bytes(request.sections);
-  size_t rows_bytes = 0;
-  for (const PullSection& section : work.sections) {
-    if (section.table != nullptr) rows_bytes += size_t{section.keys} * section.table->row_bytes;
-  }
-  PETPS_RETURN_IF_ERROR(take_memory(shared, job, request.keys.size(), head_bytes, rows_bytes));
-  work.head = job.reply.header(head_bytes, rows_bytes);
+  work.head_bytes = wire::pull_reply_head_bytes(work.request.sections);
+  return {};
+}
+
+// Make room for the reply, and for the rows at their places in it.
+Status make_room(Shared& shared, Job& job) {
+  PullWork& work = *job.pull;
+  const wire::PullRequest& request = work.request;
+  PETPS_RETURN_IF_ERROR(take_memory(shared, job));
+  work.head = job.reply.header(work.head_bytes, work.rows_bytes_max);
   if (job.mask.size() < request.keys.size()) job.mask.resize(request.keys.size());
   std::byte* rows = job.reply.room();
   for (PullSection& section : work.sections) {
@@ -217,26 +226,35 @@ Status prepare(Shared& shared, Job& job) {
 
 bool start_pull(Shared& shared, Job& job) {
   job.reply.clear();
-  const Status refusal = prepare(shared, job);
+  // Room for a reply is filled with zeros, so look at the sizes first.
+  const size_t request_bytes_max = wire::pull_request_bytes(kStartedSections, kStartedKeys);
+  if (job.frame.size() > request_bytes_max || job.header.sections > kStartedSections) return false;
+  const Status refusal = decode(shared, job);
   PullWork& work = *job.pull;
   work.refusal = refusal;
-  const size_t keys = work.request.keys.size();
-  const bool is_small = refusal.ok() && keys > 0 && keys <= kStartedKeys &&
-                        work.sections.size() <= kStartedSections &&
-                        job.counted_bytes <= kStartedBytes;
+  const size_t bytes = job.frame.size() + work.head_bytes + work.rows_bytes_max;
+  const bool is_small = refusal.ok() && work.known_keys > 0 &&
+                        work.request.keys.size() <= kStartedKeys && bytes <= kStartedBytes;
   if (!is_small) return false;
+  work.refusal = make_room(shared, job);
+  if (!work.refusal.ok()) return false;
   set_times(shared, work);
   work.started = job.caller->forwarder().start_pull(work.pulls, work.options);
   return work.started != nullptr;
 }
 
 Status pull(Shared& shared, Job& job) {
-  if (job.pull != nullptr) PETPS_RETURN_IF_ERROR(job.pull->refusal);
-  PETPS_RETURN_IF_ERROR(prepare(shared, job));
+  Status refusal = job.pull == nullptr ? Status() : job.pull->refusal;
+  if (refusal.ok() && (job.pull == nullptr || !job.pull->is_prepared)) {
+    refusal = decode(shared, job);
+    if (refusal.ok()) refusal = make_room(shared, job);
+  }
+  if (refusal.code() == Code::kNotFound) return refuse_unknown(shared, job, std::move(refusal));
+  PETPS_RETURN_IF_ERROR(refusal);
   const PullWork& work = *job.pull;
   uint64_t applied_version = work.instance->applied_version;
-  if (work.request.keys.empty()) {
-    PETPS_RETURN_IF_ERROR(check_version(work.request, *work.instance));
+  if (work.known_keys == 0) {
+    PETPS_RETURN_IF_ERROR(check_without_keys(shared, job));
   } else {
     const auto report = pull_in_time(shared, job);
     if (!report.ok()) return report.status();

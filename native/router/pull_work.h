@@ -29,6 +29,9 @@ struct PullWork {
   ListingPointer listing;
   const wire::InstanceInfo* instance = nullptr;
   std::vector<PullSection> sections;
+  size_t known_keys = 0;      // of tables that the list has
+  size_t head_bytes = 0;      // of the reply
+  size_t rows_bytes_max = 0;  // of the reply, if all rows are found
   std::span<std::byte> head;  // of the reply
   std::vector<client::TablePull> pulls;
   client::PullTrace trace;
@@ -46,6 +49,7 @@ struct PullWork {
     instance = nullptr;
     listing.reset();
     sections.clear();
+    known_keys = head_bytes = rows_bytes_max = 0;
     pulls.clear();
     options = {};
     trace = {};

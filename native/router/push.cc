@@ -86,7 +86,7 @@ Status push(Shared& shared, Job& job) {
   PETPS_RETURN_IF_ERROR(wire::decode_push(job.header, job.body(), shared.options.limits, push));
   const ListingPointer listing = job.caller->names().listing();
   const wire::TableInfo* table = listing->table(push.table);
-  if (table == nullptr) return unknown_table(push.table);
+  if (table == nullptr) return refuse_unknown(shared, job, unknown_table(push.table));
   PETPS_RETURN_IF_ERROR(check_push(push, *table));
   client::ForwardedPush part;
   part.table = table->name;
@@ -98,6 +98,8 @@ Status push(Shared& shared, Job& job) {
   const client::Forwarder servers = job.caller->forwarder();
   wire::PushReply reply;
   job.keys = push.keys.size();
+  if (push.keys.empty())  // no server would see it, refuse a revoked token and count the request
+    PETPS_RETURN_IF_ERROR(servers.read_names(shared.options.deadline_ms));
   if (deletions == push.keys.size()) {
     PETPS_RETURN_IF_ERROR(send(servers, part, push.keys, {}, true, reply));
   } else if (deletions == 0) {

@@ -65,17 +65,23 @@ Status hot_keys(Shared& shared, Job& job) {
       wire::decode_hot_keys(job.header, job.body(), shared.options.limits, request));
   const ListingPointer listing = job.caller->names().listing();
   const wire::TableInfo* table = listing->table(request.table);
-  if (table == nullptr) return unknown_table(request.table);
+  if (table == nullptr) return refuse_unknown(shared, job, unknown_table(request.table));
   const wire::InstanceInfo* instance = listing->instance(table->instance);
+  if (request.keys.empty()) {  // no server would decide whether the caller may
+    PETPS_RETURN_IF_ERROR(job.caller->forwarder().check_pull(table->name, instance->name,
+                                                             shared.options.deadline_ms));
+  }
   PETPS_RETURN_IF_ERROR(
       job.caller->forwarder().send_hot_keys(table->name, instance->name, request.keys));
   wire::encode_hot_keys_reply(job.header.request_id, job.scratch);
   return {};
 }
 
-// Without a map, a client sends all keys to the address that it knows: the router's.
-Status show_shard_map(Job& job) {
+// Without a map, a client sends all keys to the address that it knows: the router's. A server is
+// asked all the same, so that it refuses a revoked token and counts the request in its limits.
+Status show_shard_map(Shared& shared, Job& job) {
   PETPS_RETURN_IF_ERROR(wire::decode_shard_map(job.header, job.body()));
+  PETPS_RETURN_IF_ERROR(job.caller->forwarder().read_names(shared.options.deadline_ms));
   wire::encode_shard_map_reply(job.header.request_id, wire::ShardMap(), job.scratch);
   return {};
 }
@@ -96,7 +102,7 @@ Status run(Shared& shared, Job& job) {
     case Opcode::kHotKeys:
       return hot_keys(shared, job);
     case Opcode::kShardMap:
-      return show_shard_map(job);
+      return show_shard_map(shared, job);
     default:
       return Status(Code::kInternal, "a request without an answer");  // the worker refuses others
   }
@@ -106,6 +112,16 @@ Status run(Shared& shared, Job& job) {
 
 Status unknown_table(uint32_t id) {
   return Status(Code::kNotFound, "table " + std::to_string(id) + " is unknown: list the tables");
+}
+
+Status refuse_unknown(const Shared& shared, const Job& job, Status refusal) {
+  PETPS_RETURN_IF_ERROR(job.caller->forwarder().read_names(shared.options.deadline_ms));
+  return refusal;
+}
+
+size_t request_bytes(const wire::FrameHeader& header, size_t frame_bytes) {
+  // The rows of a push are also in the requests to the servers.
+  return static_cast<Opcode>(header.opcode) == Opcode::kPush ? 2 * frame_bytes : frame_bytes;
 }
 
 bool is_login(const Job& job) {

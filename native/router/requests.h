@@ -18,6 +18,13 @@ void answer(Shared& shared, Job& job);
 // Return whether the job finds its caller: a hello, or the first request of a connection without.
 bool is_login(const Job& job);
 
+// Return the refusal of a request for tables that nobody has, unless a server refuses it first: no
+// other request of the call reaches one, to refuse a revoked token and count the request.
+base::Status refuse_unknown(const Shared& shared, const Job& job, base::Status refusal);
+
+// Return the memory that a request takes until it is answered, without its reply.
+size_t request_bytes(const wire::FrameHeader& header, size_t frame_bytes);
+
 // The answers to pulls and pushes: pull.cc and push.cc.
 base::Status pull(Shared& shared, Job& job);
 base::Status push(Shared& shared, Job& job);

@@ -213,7 +213,7 @@ Status Router::stop() {
 
 Status Router::hold(size_t bytes) {
   transport::MemoryBudget& memory = *impl_->shared.memory;
-  if (bytes > transport::kFreeBytes && !memory.has_room(bytes)) return memory.refuse(bytes);
+  PETPS_RETURN_IF_ERROR(memory.admit(bytes));
   memory.change(0, bytes);
   return {};
 }
@@ -238,12 +238,16 @@ wire::Frame Router::call(const Seen& seen, const std::string& token, const std::
   wire::Frame reply;
   wire::FrameHeader header;
   Status refusal = wire::decode_request_header(request, header);
+  const size_t bytes = request_bytes(header, request.size());
+  if (refusal.ok()) refusal = shared.memory->admit(bytes);
   JobPointer job;
   if (refusal.ok()) {
+    shared.memory->change(0, bytes);  // also while it waits for a place
     const uint64_t until_ns =
         base::monotonic_ns() + uint64_t{shared.options.deadline_ms} * 1'000'000;
     job = shared.calls.begin_until(owner_of(token.empty() ? host : token), until_ns);
     if (job == nullptr) {
+      shared.memory->change(bytes, 0);
       refusal = Status(Code::kResourceExhausted,
                        "the router has no place for the request: all router.calls = " +
                            std::to_string(shared.options.calls) +
@@ -266,8 +270,7 @@ wire::Frame Router::call(const Seen& seen, const std::string& token, const std::
   job->is_left.store(false, std::memory_order_relaxed);
   job->wait_ms = 0;
   job->keys = job->rows = job->refused = 0;
-  job->counted_bytes = job->frame.size();
-  shared.memory->change(0, job->counted_bytes);
+  job->counted_bytes = bytes;
   const uint32_t wait_ms = wait_of(*job);
   if (wait_ms > 0 && shared.calls.begin_wait(*job)) job->wait_ms = wait_ms;
   answer(shared, *job);
@@ -308,7 +311,9 @@ Status Router::check_sight(const std::string& token, const std::string& host) {
   Shared& shared = impl_->shared;
   auto caller = shared.callers.open(token, host, false);
   if (!caller.ok()) return caller.status();
-  return caller.value()->client().status(-1, shared.options.deadline_ms).status();
+  const Status status = caller.value()->client().status(-1, shared.options.deadline_ms).status();
+  if (is_revoked(status)) shared.callers.end(caller.value());
+  return status;
 }
 
 }  // namespace petps::router

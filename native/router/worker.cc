@@ -20,7 +20,8 @@ namespace {
 
 // A poll returns at least this often, so that the worker sees that the router stops.
 constexpr int kPollMs = 500;
-// A worker tries a frame again after this, for which there was no place.
+// A worker tries a frame again after this, for which there was no place. Other workers and the
+// threads of logins give places back without a notice.
 constexpr int kRetryMs = 1;
 // While connections are held, the worker looks this often whether their peers have left.
 constexpr int kLookMs = 50;
@@ -60,12 +61,11 @@ Status Worker::open() {
 
 void Worker::run() {
   while (!shared_.stopping.load(std::memory_order_acquire)) {
-    const bool waits = !blocked_.empty();
-    const int most_ms = waits ? kRetryMs : (held_.empty() ? kPollMs : kLookMs);
+    const int most_ms = is_any_blocked() ? kRetryMs : (held_.empty() ? kPollMs : kLookMs);
     const std::span<const Event> events = endpoint_.poll(started_.wait_ms(most_ms));
     take_arrivals();
     if (has_done_.load(std::memory_order_acquire)) post_replies();
-    if (waits) resume_blocked();
+    resume_blocked();
     note_leavers();
     for (const Event& event : events) handle(event);
     transport::Counters::add(rounds_, 1);
@@ -82,13 +82,12 @@ void Worker::drain() {
   while (true) {
     take_arrivals();
     post_replies();
-    resume_blocked();
+    const bool has_resumed = resume_blocked();
     drained_ =
-        in_flight_ == 0 && blocked_.empty() && unblocked_.empty() && endpoint_.pending_posts() == 0;
+        in_flight_ == 0 && !is_any_blocked() && !has_resumed && endpoint_.pending_posts() == 0;
     if (drained_ || base::monotonic_ns() >= until) break;
     for (const Event& event : endpoint_.poll(kRetryMs)) handle(event);
     transport::Counters::add(rounds_, 1);
-    unblocked_.clear();
   }
   for (ConnectionState& state : connections_) {
     if (state.held != nullptr) state.held->is_left.store(true, std::memory_order_relaxed);
@@ -135,7 +134,10 @@ bool Worker::handle_frames(ConnectionId connection) {
   while (handled < shared_.options.limits.in_flight && endpoint_.peek(connection, frame)) {
     const Outcome outcome = handle_frame(connection, frame);
     if (outcome != Outcome::kDone) endpoint_.pause(connection);
-    if (outcome == Outcome::kWait) blocked_.push_back(connection);
+    if (outcome == Outcome::kWait) {
+      const bool is_known = state_of(connection).caller != nullptr;
+      (is_known ? blocked_ : blocked_logins_).push_back(connection);
+    }
     if (outcome == Outcome::kWait || outcome == Outcome::kLogin) break;
     endpoint_.consume(connection);
     ++handled;
@@ -145,14 +147,28 @@ bool Worker::handle_frames(ConnectionId connection) {
   return handled == shared_.options.limits.in_flight;
 }
 
-// Resume the connections; the next poll reports their frames without waiting.
-void Worker::resume_blocked() {
-  unblocked_.swap(blocked_);
-  blocked_.clear();
-  for (const ConnectionId connection : unblocked_) {
-    if (!state_of(connection).is_revoked) endpoint_.resume(connection);
+// Resume the connections that have waited longest; the next poll reports their frames without
+// waiting. One that finds no place again waits behind the others. Return whether any was resumed.
+bool Worker::resume_blocked() {
+  if (!is_any_blocked()) return false;
+  const uint64_t now = base::monotonic_ns();
+  if (!has_free_place_ && now < retry_ns_) return false;
+  has_free_place_ = false;
+  retry_ns_ = now + uint64_t{kRetryMs} * 1'000'000;
+  return resume_some(blocked_) + resume_some(blocked_logins_) > 0;
+}
+
+size_t Worker::resume_some(std::deque<ConnectionId>& blocked) {
+  size_t resumed = 0;
+  while (!blocked.empty() && resumed < kResumedAtOnce) {
+    const ConnectionId connection = blocked.front();
+    blocked.pop_front();
+    const ConnectionState& state = connections_[transport::slot_of(connection)];
+    if (state.id != connection || state.is_revoked) continue;  // it is closed, or will be
+    endpoint_.resume(connection);
+    ++resumed;
   }
-  if (!draining_) unblocked_.clear();  // drain() checks whether it is empty
+  return resumed;
 }
 
 // Tell the calls whose peers have left, and for which their connections are paused.
@@ -201,12 +217,20 @@ Worker::Outcome Worker::submit(ConnectionState& state, const wire::FrameHeader& 
                                std::span<const std::byte> frame, uint32_t wait_ms) {
   if (state.in_flight >= shared_.options.limits.in_flight) return Outcome::kWait;
   const bool is_hello = static_cast<Opcode>(header.opcode) == Opcode::kHello;
+  const bool is_only_login = !is_hello && state.caller == nullptr;
+  const size_t bytes = is_only_login ? 0 : request_bytes(header, frame.size());
+  if (const Status full = shared_.memory->admit(bytes); !full.ok()) {
+    state.blocked_since_ns = 0;
+    refuse(state.id, header, full);
+    return Outcome::kDone;
+  }
   const Callers::Place place = place_of(state, header, frame);
-  if (place == Callers::Place::kWait) return Outcome::kWait;
+  if (place == Callers::Place::kWait) return wait_for_place(state, header);
   // Frames before a hello keep their caller, because they have their jobs already.
   JobPointer job = place == Callers::Place::kLogin ? shared_.logins.begin(owner_of(state.host))
                                                    : shared_.calls.begin(state.owner);
-  if (job == nullptr) return Outcome::kWait;
+  if (job == nullptr) return wait_for_place(state, header);
+  state.blocked_since_ns = 0;
   job->worker = number_;
   job->connection = state.id;
   job->header = header;
@@ -214,7 +238,7 @@ Worker::Outcome Worker::submit(ConnectionState& state, const wire::FrameHeader& 
   job->start_ns = base::monotonic_ns();
   job->caller = state.caller;
   job->wait_ms = wait_ms > 0 && job->calls->begin_wait(*job) ? wait_ms : 0;
-  job->is_only_login = !is_hello && state.caller == nullptr;
+  job->is_only_login = is_only_login;
   job->is_held = is_hello || job->is_only_login || job->wait_ms > 0;
   job->is_left.store(false, std::memory_order_relaxed);
   job->is_revoked = false;
@@ -226,7 +250,7 @@ Worker::Outcome Worker::submit(ConnectionState& state, const wire::FrameHeader& 
   } else {
     job->frame.assign(frame.begin(), frame.end());
   }
-  job->counted_bytes = job->frame.size();
+  job->counted_bytes = bytes;
   shared_.memory->change(0, job->counted_bytes);
   if (job->wait_ms > 0) stats_.waits_for_version.add(1);
   const Outcome outcome = job->is_only_login ? Outcome::kLogin
@@ -244,6 +268,27 @@ Worker::Outcome Worker::submit(ConnectionState& state, const wire::FrameHeader& 
   Calls& calls = *job->calls;
   calls.submit(std::move(job));
   return outcome;
+}
+
+// Let the frame wait for a place. Refuse a login that has waited as long as a request may take, so
+// that its peer hears the reason before it gives up, and leaves its place in the queue to others.
+Worker::Outcome Worker::wait_for_place(ConnectionState& state, const wire::FrameHeader& header) {
+  const uint64_t now = base::monotonic_ns();
+  if (state.blocked_since_ns == 0) state.blocked_since_ns = now;
+  const bool is_login =
+      state.caller == nullptr || static_cast<Opcode>(header.opcode) == Opcode::kHello;
+  const uint64_t most_ns = uint64_t{shared_.options.deadline_ms} * 1'000'000;
+  if (!is_login || now - state.blocked_since_ns < most_ns) return Outcome::kWait;
+  const ConnectionId connection = state.id;
+  refuse(
+      connection, header,
+      Status(Code::kResourceExhausted,
+             "the router had no place for the login within " +
+                 std::to_string(shared_.options.deadline_ms) +
+                 " ms (router.deadline_seconds): other logins of this host or token wait for "
+                 "the servers, or all router.calls are taken: try again, or ask another router"));
+  endpoint_.close(connection, {});
+  return Outcome::kDone;
 }
 
 // Return how the caller of a frame is found. A login may wait for the servers.
@@ -340,6 +385,7 @@ void Worker::end_revoked(const ConnectionState& state) {
 }
 
 void Worker::end(JobPointer job) {
+  has_free_place_ = true;
   shared_.memory->change(job->counted_bytes, 0);
   Calls& calls = *job->calls;
   calls.end(std::move(job));

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -17,6 +18,10 @@
 namespace petps::router {
 
 struct Shared;
+
+// Connections of each kind that a worker resumes at once to try their frames again, for which there
+// was no place. With more, callers that wait would take the time of those that are served.
+inline constexpr size_t kResumedAtOnce = 16;
 
 // Return whose places the requests of a token, or of a host without one, take; never 0.
 uint64_t owner_of(const std::string& name);
@@ -51,6 +56,7 @@ class Worker {
     CallerPointer caller = nullptr;  // null: it has not said who it is
     std::string host = {};
     uint64_t owner = 0;  // whose places its requests take: a token's, or without one a host's
+    uint64_t blocked_since_ns = 0;  // there is no place for the frame at the front; 0: there was
     uint32_t in_flight = 0;
     bool is_revoked = false;  // it ends when no request is in flight
     Job* held = nullptr;      // for which it is paused
@@ -64,9 +70,12 @@ class Worker {
                             uint32_t& wait_ms) const;
   Outcome submit(ConnectionState& state, const wire::FrameHeader& header,
                  std::span<const std::byte> frame, uint32_t wait_ms);
+  Outcome wait_for_place(ConnectionState& state, const wire::FrameHeader& header);
   Callers::Place place_of(const ConnectionState& state, const wire::FrameHeader& header,
                           std::span<const std::byte> frame);
-  void resume_blocked();
+  bool is_any_blocked() const { return !blocked_.empty() || !blocked_logins_.empty(); }
+  bool resume_blocked();
+  size_t resume_some(std::deque<transport::ConnectionId>& blocked);
   void note_leavers();
   void take_arrivals();
   void post_replies();
@@ -80,9 +89,13 @@ class Worker {
   Shared& shared_;
   const size_t number_;
   transport::Endpoint& endpoint_;
-  std::vector<ConnectionState> connections_;      // by slot
-  std::vector<transport::ConnectionId> blocked_;  // paused until there is a place
-  std::vector<transport::ConnectionId> unblocked_;
+  std::vector<ConnectionState> connections_;  // by slot
+  // Paused until there is a place; the one that has waited longest first. Some may be closed. Those
+  // that have not said who they are wait apart, so that they delay no caller.
+  std::deque<transport::ConnectionId> blocked_;
+  std::deque<transport::ConnectionId> blocked_logins_;
+  uint64_t retry_ns_ = 0;                      // when to try blocked connections again,
+  bool has_free_place_ = false;                // or at once if a job has ended
   std::vector<transport::ConnectionId> held_;  // paused until a job is done
   StartedPulls started_;
   uint32_t in_flight_ = 0;

@@ -55,6 +55,10 @@ class MemoryBudget {
                             " more wanted): ask another replica, try again later, or raise "
                             "server.limits.memory_bytes");
   }
+  // Check whether a request, or a reply, may take `more` bytes.
+  base::Status admit(size_t more) {
+    return more > kFreeBytes && !has_room(more) ? refuse(more) : base::Status();
+  }
   // Check whether `more` bytes of replies may wait for `peer` beside the `waiting` bytes that it
   // has not read, where its connection may hold `limit` bytes. On an error the caller must close
   // the connection with it.
@@ -64,7 +68,7 @@ class MemoryBudget {
                                                               std::to_string(limit) +
                                                               " bytes of replies unread");
     }
-    return more > kFreeBytes && !has_room(more) ? refuse(more) : base::Status();
+    return admit(more);
   }
   uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
 

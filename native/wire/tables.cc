@@ -49,6 +49,18 @@ struct StateHead {
 };
 static_assert(sizeof(StateHead) == 24, "copied whole: see FORMAT.md, tables reply");
 
+// Return which count is above its limit, such as "70000 tables, more than 65536"; empty: none.
+std::string excess_of(const TablesHead& head) {
+  const auto text = [](uint32_t count, uint32_t most, const char* what) {
+    return count <= most
+               ? ""
+               : std::to_string(count) + " " + what + ", more than " + std::to_string(most);
+  };
+  std::string excess = text(head.instances, kMaxInstances, "instances");
+  if (excess.empty()) excess = text(head.aliases, kMaxAliases, "aliases");
+  return excess.empty() ? text(head.tables, kMaxTables, "tables") : excess;
+}
+
 Status take_state(Cursor& cursor, size_t body_bytes, TablesReply& reply) {
   StateHead head{};
   if (!cursor.take(head)) return truncated("tables reply", "state", body_bytes);
@@ -123,11 +135,15 @@ Status decode_tables(const FrameHeader& header, std::span<const std::byte> body,
 }
 
 Status encode_tables_reply(uint64_t request_id, const TablesReply& reply, Frame& frame) {
+  const TablesHead head{static_cast<uint32_t>(reply.instances.size()),
+                        static_cast<uint32_t>(reply.aliases.size()),
+                        static_cast<uint32_t>(reply.tables.size()), 0};
+  if (const std::string excess = excess_of(head); !excess.empty()) {
+    return Status(Code::kResourceExhausted,
+                  "the list of tables has " + excess + ": drop instances that are not used");
+  }
   start_reply(Opcode::kTables, request_id, frame);
-  append(TablesHead{static_cast<uint32_t>(reply.instances.size()),
-                    static_cast<uint32_t>(reply.aliases.size()),
-                    static_cast<uint32_t>(reply.tables.size()), 0},
-         frame);
+  append(head, frame);
   for (const InstanceInfo& instance : reply.instances) {
     append(InstanceHead{instance.id, instance.partitions, instance.applied_version}, frame);
     append_name(instance.model, frame);
@@ -164,6 +180,8 @@ Status decode_tables_reply(const FrameHeader& header, std::span<const std::byte>
   Cursor cursor(body);
   TablesHead head{};
   if (!cursor.take(head)) return truncated("tables reply", "counts", body.size());
+  if (const std::string excess = excess_of(head); !excess.empty())
+    return bad_frame("tables reply: it has " + excess);
   // Never reserve by the peer's counts, so that memory stays in proportion to the frame.
   reply = {};
   for (uint32_t i = 0; i < head.instances; ++i) {

@@ -57,6 +57,11 @@ inline constexpr uint32_t kMaxErrorBytes = 4096;
 inline constexpr uint32_t kMaxPartitions = 1024;
 // Servers of a shard map, replicas included.
 inline constexpr uint32_t kMaxShardServers = 1024;
+// Tables, instances and aliases of one list: far more than a pool holds (native/pool/pool.h), or a
+// router that merges many. A short entry of a frame takes a kilobyte of a client's memory.
+inline constexpr uint32_t kMaxTables = 65536;
+inline constexpr uint32_t kMaxInstances = 4096;
+inline constexpr uint32_t kMaxAliases = 4096;
 // How long a pull may wait for its version. It bounds what a parked connection costs a server.
 inline constexpr uint32_t kMaxWaitMs = 60'000;
 
@@ -245,7 +250,8 @@ void encode_tables(uint64_t request_id, const TablesRequest& request, Frame& fra
 base::Status decode_tables(const FrameHeader& header, std::span<const std::byte> body,
                            TablesRequest& request);
 // Include the state and the aliases' previous instances if reply.state.counter is not 0.
-// Errors: kResourceExhausted if the catalogue does not fit in one frame.
+// Errors: kResourceExhausted if the catalogue does not fit in one frame, or is above kMaxTables,
+// kMaxInstances or kMaxAliases.
 base::Status encode_tables_reply(uint64_t request_id, const TablesReply& reply, Frame& frame);
 base::Status decode_tables_reply(const FrameHeader& header, std::span<const std::byte> body,
                                  TablesReply& reply);

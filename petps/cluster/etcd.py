@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import io
 import json
 import threading
 import time
@@ -25,6 +26,11 @@ CALL_SECONDS: Final = 2.0  # for one endpoint to answer
 RETRY_SECONDS: Final = 0.2
 LEASE_SHARE: Final = 3  # a lease is kept alive after this part of its time
 API: Final = "/v3/"  # of etcd 3.4 and later
+# Of one reply, which is whole in memory. A model of 1,024 partitions and as many servers takes less
+# than a tenth of each.
+REPLY_BYTES_MAX: Final = 64 << 20
+KEYS_MAX: Final = 100_000
+CHUNK_BYTES: Final = 64 << 10  # of a reply, read at a time
 REFUSED_TOKEN: Final = "invalid auth token"
 T = TypeVar("T")
 
@@ -112,14 +118,21 @@ class Etcd:
     def read(self, prefix: str, *, since: int = 0) -> Read:
         """Return the keys that begin with ``prefix``, all at one revision.
 
-        since: only those that have changed at this revision or later.
+        since: only those that have changed at this revision or later. Raises Unavailable also if
+        there are more than KEYS_MAX.
         """
         end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-        body = {"key": _encode(prefix), "range_end": _encode(end)}
+        body = {"key": _encode(prefix), "range_end": _encode(end), "limit": str(KEYS_MAX)}
         if since:
             body["min_mod_revision"] = str(since)
         reply = self._call("kv/range", body)
         with _parsing():
+            if reply.get("more"):
+                raise Unavailable(
+                    f"etcd has {int(reply['count']):,} keys that begin with '{prefix}', and at "
+                    f"most {KEYS_MAX:,} are read: delete those that petps did not write, or "
+                    "choose another cluster.prefix"
+                )
             values = {_decode(pair["key"]): _value(pair) for pair in reply.get("kvs", [])}
             return Read(int(reply["header"]["revision"]), values)
 
@@ -219,6 +232,7 @@ class Etcd:
         session = requests.Session()
         session.trust_env = False  # a proxy for the web is no way to etcd
         session.max_redirects = 0  # nor is another place
+        session.hooks["response"] = [_read_bounded]
         if access.ca is not None:
             session.verify = str(access.ca)
         if access.certificate is not None and access.key is not None:
@@ -290,6 +304,32 @@ def _parsing() -> Iterator[None]:
             f"etcd does not answer: a reply is not etcd's ({type(error).__name__}); is it an "
             "endpoint of etcd?"
         ) from None
+
+
+def _read_bounded(response: Any, **_: Any) -> None:
+    """Read a reply of requests, also one that is an error or a redirect.
+
+    Raises requests.ConnectionError if it has more than REPLY_BYTES_MAX bytes.
+    """
+    import requests
+    from urllib3.exceptions import HTTPError
+
+    content = io.BytesIO()
+    try:
+        for chunk in response.raw.stream(CHUNK_BYTES, decode_content=True):
+            content.write(chunk)
+            if content.tell() > REPLY_BYTES_MAX:
+                break
+    except HTTPError as error:
+        raise requests.ConnectionError(error) from None
+    if content.tell() > REPLY_BYTES_MAX:
+        response.close()
+        raise requests.ConnectionError(
+            f"the reply has more than {REPLY_BYTES_MAX:,} bytes: delete the keys below "
+            "cluster.prefix that petps did not write; or is it no endpoint of etcd?"
+        )
+    content.seek(0)
+    response.raw = content
 
 
 class _Failed(Exception):

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import petps.v1.petps_pb2 as messages
@@ -35,6 +35,8 @@ __all__ = ["RouterGrpcServer"]
 LOGINS_AT_ONCE: Final = 16  # further ones wait for a thread
 NAMES_AT_ONCE: Final = 16  # likewise, of tokens that the router knows
 NAME_BYTES: Final = 8  # of a token's hash, by which its calls are counted
+
+Answer = TypeVar("Answer")
 
 # What the caller of the call that the task answers sees.
 _NAMES: Final[ContextVar[_native.RouterNames]] = ContextVar("names")
@@ -83,7 +85,7 @@ class _Calls:
         seen = _NAMES.get()
         return partial(self._router.set_hot_keys, seen, caller.token, caller.host, table, keys)
 
-    async def reply(self, call: Callable[[], _native.CallReply]) -> _native.CallReply:
+    async def reply(self, call: Callable[[], Answer]) -> Answer:
         """Return the reply of a call. If this is cancelled, the call waits for no version any more.
 
         It waits for a place here and not in a thread, so that a caller leaves threads to others.
@@ -159,20 +161,20 @@ class _RouterService(Service):
         self._router, self._logins, self._names = router, logins, names
 
     async def admit(self, context: Any) -> str:
-        """Log the caller in at the servers, and return a name for it. Raises PetpsError."""
+        """Log the caller in at the servers, and return a name for it; "" without a token.
+
+        Raises PetpsError.
+        """
         self.check_open()
         header = dict(context.invocation_metadata() or ()).get("authorization", "")
         caller = RouterCaller(self._router, token_of(header), host_of(peer_of(context)), {})
         threads = self._names if self._router.knows(caller.token, caller.host) else self._logins
         names = partial(self._router.names, caller.token, caller.host)
-        _NAMES.set(await self._in_thread(threads, names))
+        _NAMES.set(await asyncio.get_running_loop().run_in_executor(threads, names))
         set_caller(cast(Any, caller))
         if not caller.token:
-            return "no token"
+            return ""
         return hashlib.sha256(caller.token.encode()).hexdigest()[: 2 * NAME_BYTES]
-
-    async def _in_thread(self, threads: ThreadPoolExecutor, work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def _instance(self, caller: Any, model: str, *roles: str) -> Any:
         return _NAMES.get().resolve(model)
@@ -189,9 +191,33 @@ class _RouterService(Service):
             )
         return await super()._push(request, context, caller)
 
-    async def _show_status(self, request: Any, context: Any, caller: Any) -> Any:
-        await self._in_thread(self._names, caller.check)
-        return await super()._show_status(request, context, caller)
+    async def _require_sight(self, caller: Any) -> None:
+        await self._in_place(caller.check)
+
+    async def _list_tables(self, request: Any, context: Any, caller: Any) -> Any:
+        await self._ask_names(caller)
+        return await super()._list_tables(request, context, caller)
+
+    async def _read_shard_map(self, request: Any, context: Any, caller: Any) -> Any:
+        await self._ask_names(caller)
+        return await super()._read_shard_map(request, context, caller)
+
+    async def _ask_names(self, caller: RouterCaller) -> None:
+        """Ask a server for the names: it knows whether the token is good, and counts the request.
+
+        Raises PetpsError.
+        """
+        seen = _NAMES.get()
+
+        def ask() -> _native.RouterNames:
+            self._router.tables(seen, caller.token, caller.host).check()
+            return self._router.names(caller.token, caller.host)
+
+        _NAMES.set(await self._in_place(ask))
+
+    async def _in_place(self, work: Callable[[], Answer]) -> Answer:
+        """Return the result of work that waits for a server, in one of the caller's places."""
+        return await cast(_Calls, cast(Any, self._calls)).reply(work)
 
     def _tables_reply(self, model: str, caller: Any) -> Any:
         names = _NAMES.get()

@@ -41,8 +41,9 @@ HANDLED_SIGNALS: Final = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-# Descriptors that all doors can take (native 4,096, gRPC and administration 1,024 each, HTTP 64),
-# and files of the log, the pool and stores.
+# Descriptors that all doors of a server can take (native 4,096, gRPC and administration 1,024 each,
+# HTTP 64), and files of the log, the pool and stores. A router takes more for its connections to
+# servers: up to 32 for each token at each server.
 OPEN_FILES: Final = 8192
 PR_SET_DUMPABLE: Final = 4  # linux/prctl.h
 READY_BYTES_MAX: Final = 1 << 16  # of a ready file, which has two paths
@@ -210,17 +211,20 @@ def _sentence(serving: Serving) -> str:
 
 
 def raise_file_limit(log: Log) -> None:
-    """Let this process open as many files as it needs, at most as many as the system permits.
+    """Let this process open as many files as the system permits.
 
     At the limit no door accepts a peer, and no file is read: also not the one of the grants.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = max(soft, min(hard, OPEN_FILES) if hard != resource.RLIM_INFINITY else OPEN_FILES)
-    if wanted > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    if wanted < OPEN_FILES:
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (OSError, ValueError):
+            pass  # fs.nr_open was lowered below the limit that this process inherited
+    if soft != resource.RLIM_INFINITY and soft < OPEN_FILES:
         log(
-            f"WARNING: this process may open {wanted} files (ulimit -n), and all doors together "
+            f"WARNING: this process may open {soft} files (ulimit -n), and all doors together "
             f"may take {OPEN_FILES}: raise the limit (systemd: LimitNOFILE), or whoever opens that "
             "many connections keeps others out"
         )

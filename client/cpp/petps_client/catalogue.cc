@@ -49,18 +49,28 @@ Status check_table(const wire::TableInfo& info, const std::string& peer) {
                 peer + ": the server broke the protocol: table '" + info.name + "': " + problem);
 }
 
+// The row of zeros of every table: kMaxDim float32 are the longest row in either form.
+alignas(float) constexpr std::byte kZeroRow[kMaxDim * sizeof(float)]{};
+
 CatalogueTable make_entry(const wire::TableInfo& info, Table table) {
   CatalogueTable entry;
   entry.id = info.id;
-  entry.default_stored = info.default_row;
-  entry.default_stored.resize(info.row_bytes);
-  entry.default_values.resize(info.dim);
-  codec::decode(table.dtype, entry.default_stored.data(), 1, info.dim, entry.default_values.data());
+  if (!info.default_row.empty()) {
+    entry.default_stored = info.default_row;
+    entry.default_values.resize(info.dim);
+    codec::decode(table.dtype, info.default_row.data(), 1, info.dim, entry.default_values.data());
+  }
   entry.table = std::move(table);
   return entry;
 }
 
 }  // namespace
+
+const std::byte* CatalogueTable::default_row(Form form) const {
+  if (default_stored.empty()) return kZeroRow;  // zeros decode to zeros in every dtype
+  return form == Form::kStored ? default_stored.data()
+                               : reinterpret_cast<const std::byte*>(default_values.data());
+}
 
 Status Catalogue::choose_instance(const wire::TablesReply& reply, const std::string& model,
                                   const std::string& peer) {
@@ -112,19 +122,20 @@ Result<std::shared_ptr<Catalogue>> Catalogue::build(const wire::TablesReply& rep
   catalogue->peer_ = peer;
   catalogue->model_ = model;
   catalogue->model_status_ = catalogue->choose_instance(reply, model, peer);
+  std::unordered_map<uint32_t, const wire::InstanceInfo*> instances;  // by id
   for (const wire::InstanceInfo& info : reply.instances) {
     Instance& instance = catalogue->instances_[info.name];
     instance.id = info.id;
     instance.applied_version = info.applied_version;
+    instances[info.id] = &info;
   }
   for (const wire::TableInfo& info : reply.tables) {
     PETPS_RETURN_IF_ERROR(check_table(info, peer));
     Table table;
     table.name = info.name;
-    for (const wire::InstanceInfo& instance : reply.instances) {
-      if (instance.id != info.instance) continue;
-      table.model = instance.model;
-      table.instance = instance.name;
+    if (const auto owner = instances.find(info.instance); owner != instances.end()) {
+      table.model = owner->second->model;
+      table.instance = owner->second->name;
     }
     table.dtype = static_cast<codec::Dtype>(info.dtype);
     table.dim = info.dim;

@@ -19,8 +19,13 @@ namespace petps::client {
 struct CatalogueTable {
   uint32_t id = 0;
   Table table;
+  // Empty if the default row is all zeros, as of most tables. A list of many such tables must not
+  // take more memory than its frame justifies.
   std::vector<std::byte> default_stored;  // row_bytes bytes
   std::vector<float> default_values;      // dim values
+
+  // Return the default row in this form, aligned for it.
+  const std::byte* default_row(Form form) const;
 };
 
 // An instance that the pool's alias resolved to earlier. The client knows it from an earlier

@@ -115,18 +115,6 @@ RemoteServers Client::Impl::seed_servers() const {
   return servers;
 }
 
-TableStatistics& Client::Impl::statistics_of(std::string_view table) {
-  {
-    const std::shared_lock lock(statistics_mutex);
-    const auto at = statistics.find(table);
-    if (at != statistics.end()) return *at->second;
-  }
-  const std::unique_lock lock(statistics_mutex);
-  auto& slot = statistics[std::string(table)];
-  if (slot == nullptr) slot = std::make_unique<TableStatistics>(options.hot_keys);
-  return *slot;
-}
-
 Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Client::~Client() {
@@ -148,9 +136,8 @@ Result<std::unique_ptr<Client>> Client::connect(std::string_view url, const Opti
   PETPS_RETURN_IF_ERROR(check_options(options));
   auto parsed = parse_url(url);
   if (!parsed.ok()) return parsed.status();
-  auto impl = std::make_unique<Impl>();
+  auto impl = std::make_unique<Impl>(options);
   impl->url = std::move(parsed).value();
-  impl->options = options;
   impl->process = getpid();
   if (impl->url.has_tls) {
     auto tls = tls::ClientContext::open({options.tls.ca, options.tls.certificate, options.tls.key});
@@ -363,16 +350,8 @@ Status Client::send_hot_sets() {
 }
 
 Status Client::Impl::send_hot_sets() {
-  std::map<std::string, std::vector<uint64_t>> sets;
-  {
-    const std::shared_lock lock(statistics_mutex);
-    for (const auto& [table, of_table] : statistics) {
-      auto keys = of_table->hot.take();
-      if (!keys.empty()) sets.emplace(table, std::move(keys));
-    }
-  }
   Status first;
-  for (const auto& [table, keys] : sets) {
+  for (const auto& [table, keys] : statistics.take_hot_sets()) {
     const Status status = send_hot_keys(table, {}, keys);
     if (first.ok()) first = status;
   }
@@ -421,6 +400,7 @@ void Client::Impl::run_background() {
     if (now >= hot_at) {
       if (!first && options.hot_sample_every != 0)
         (void)send_hot_sets();  // a lost set is replaced by the next one
+      statistics.forget_unused();
       hot_at = now + uint64_t{std::max(hot_ms, kShortestPeriodMs)} * 1'000'000;
     }
     if (options.catalogue_ms != 0 && now >= catalogue_at) {

@@ -314,7 +314,7 @@ Status PullCall::plan_tables() {
     plan.mask = pulls_[i].mask.data();
     plan.unavailable = pulls_[i].unavailable.data();
     std::fill(pulls_[i].unavailable.begin(), pulls_[i].unavailable.end(), uint8_t{0});
-    plan.dedup(options_.dedup, client_.statistics_of(pulls_[i].table).dedup);
+    plan.dedup(options_.dedup, client_.statistics.of(pulls_[i].table)->dedup);
   }
   return {};
 }
@@ -590,7 +590,7 @@ Result<PullReport> Client::pull_many(std::span<const TablePull> pulls, const Pul
   impl_->count_pull(report);
   const uint32_t every = impl_->options.hot_sample_every;
   if (every != 0 && impl_->calls.fetch_add(1, std::memory_order_relaxed) % every == 0) {
-    for (const TablePull& pull : pulls) impl_->statistics_of(pull.table).hot.sample(pull.keys);
+    for (const TablePull& pull : pulls) impl_->statistics.of(pull.table)->hot.sample(pull.keys);
   }
   return report;
 }

@@ -90,7 +90,12 @@ void Connection::begin_use(bool is_reused) {
   used_since_ns_ = base::monotonic_ns();
 }
 
-void Connection::end_use() { idle_since_ns_ = base::monotonic_ns(); }
+void Connection::end_use() {
+  idle_since_ns_ = base::monotonic_ns();
+  if (frame_.capacity() > kBufferBytesKept) frame_ = wire::Frame();
+  if (scratch_.capacity() > kBufferBytesKept) scratch_ = std::vector<std::byte>();
+  if (body_.capacity() * sizeof(uint64_t) > kBufferBytesKept) body_ = std::vector<uint64_t>();
+}
 
 uint64_t Connection::idle_ns() const { return base::monotonic_ns() - idle_since_ns_; }
 
@@ -150,7 +155,7 @@ Status Connection::flush() {
   }
   outgoing_.clear();
   outgoing_sent_ = 0;
-  if (outgoing_.capacity() > kOutgoingBytesKept) outgoing_.shrink_to_fit();
+  if (outgoing_.capacity() > kBufferBytesKept) outgoing_.shrink_to_fit();
   return {};
 }
 

@@ -87,8 +87,8 @@ class Connection {
 
   // Begin a call's use of the connection. `is_reused`: an earlier call has used it.
   void begin_use(bool is_reused);
-  void end_use();
-  uint64_t idle_ns() const;                            // time since end_use
+  void end_use();            // also frees the memory of large requests and replies
+  uint64_t idle_ns() const;  // time since end_use
   bool has_received() const { return has_received_; }  // bytes, since begin_use
   // Return whether the connection failed. It is then closed instead of reused.
   bool is_broken() const { return is_broken_; }
@@ -159,8 +159,9 @@ class Connection {
   // TLS: a shorter piece is copied out of the inbox. A call of the cipher costs about as much as
   // copying this much.
   static constexpr size_t kDecryptInPlaceBytes = 4096;
-  // Memory of the send buffer beyond this is freed after a large push.
-  static constexpr size_t kOutgoingBytesKept = 1 << 20;
+  // A buffer larger than this is freed after its use: hundreds of idle connections, each with the
+  // memory of its largest request, would be the most of a router's memory.
+  static constexpr size_t kBufferBytesKept = 1 << 20;
 
   int socket_;
   std::unique_ptr<tls::Stream> tls_;           // null: plain text

@@ -30,6 +30,35 @@ ClusterView Forwarder::view() const {
   return view;
 }
 
+Status Forwarder::check_pull(std::string_view table, std::string_view instance,
+                             uint32_t deadline_ms) const {
+  Client::Impl& impl = *client_.impl_;
+  PETPS_RETURN_IF_ERROR(impl.check_process());
+  const auto attempt = [&](RemoteServer& server, const Deadline& until) -> Status {
+    auto leased = server.lease(until);
+    if (!leased.ok()) return leased.status();
+    Connection& connection = **leased;
+    std::shared_ptr<const Catalogue> catalogue;
+    const auto ask = [&]() -> Status {
+      const auto entry = find_table(server, connection, table, until, catalogue, instance);
+      if (!entry.ok()) return entry.status();
+      const wire::PullSection section{entry.value()->id, 0};
+      wire::PullRequest pull;
+      pull.sections = {&section, 1};
+      wire::encode_pull(connection.next_request_id(), pull, connection.frame());
+      return connection.exchange(until, [](const wire::FrameHeader& header, auto body) {
+        wire::PullReplyPrefix prefix;
+        return wire::decode_pull_reply_prefix(header, body, prefix);
+      });
+    };
+    Status status = ask();
+    if (status.code() != base::Code::kNotFound || connection.is_broken()) return status;
+    const auto fresh = server.read_catalogue(connection, until);  // the table may have another id
+    return fresh.ok() ? ask() : fresh.status();
+  };
+  return impl.try_any("pull", impl.deadline(deadline_ms), attempt);
+}
+
 Status Forwarder::push(const ForwardedPush& push, PushReport& report) const {
   alignas(8) static constexpr std::byte kNoRows{};  // marks `stored` as set when there are no rows
   PushWork work{.table = push.table, .keys = push.keys, .deletes = push.deletes};

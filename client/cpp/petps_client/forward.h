@@ -70,6 +70,10 @@ class Forwarder {
   // Errors: those of Client::tables.
   base::Status read_names(uint32_t deadline_ms) const;
   ClusterView view() const;
+  // Have one server decide whether the caller may pull from a table now: its token, its role and
+  // its limits. No rows are asked for. Errors: those of Client::pull_many.
+  base::Status check_pull(std::string_view table, std::string_view instance,
+                          uint32_t deadline_ms) const;
   // Send the requests of a pull of a named instance, as Client::pull_many would, if nothing has to
   // be waited for: connections are free, and the names are known. Null: call pull_many.
   // ASSUMPTION: the arrays are as long as TablePull says.

@@ -14,13 +14,12 @@ constexpr size_t kMaxSampledKeys = 1024;
 }  // namespace
 
 HotKeys::HotKeys(size_t hot_keys)
-    : hot_keys_(hot_keys),
-      most_cells_(std::bit_ceil(std::max(hot_keys * kCellsPerKey, kWays))),
-      cells_(std::min(most_cells_, kFirstCells)) {}
+    : hot_keys_(hot_keys), most_cells_(std::bit_ceil(std::max(hot_keys * kCellsPerKey, kWays))) {}
 
 void HotKeys::sample(std::span<const uint64_t> keys) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
+  if (cells_.empty()) cells_.resize(std::min(most_cells_, kFirstCells));
   const size_t sets = cells_.size() / kWays;
   const size_t step = keys.size() / kMaxSampledKeys + 1;
   for (size_t i = 0; i < keys.size(); i += step) {

@@ -13,7 +13,8 @@ namespace petps::client {
 // new key takes the cell with the lowest count of its set, and inherits that count plus one. A
 // key with more than an eighth of its set's samples is therefore always present. There are four
 // cells per key of the longest hot set: with fewer, its tail would be random. A table with few hot
-// keys takes little memory: there are few cells at first, which double when a hot set fills them.
+// keys takes little memory: there are no cells before the first sample, and few at first, which
+// double when a hot set fills them.
 // Threads: all methods from any. If another thread is sampling, sample() does nothing, because a
 // pull must not wait for statistics.
 class HotKeys {
@@ -37,7 +38,7 @@ class HotKeys {
   const size_t hot_keys_;
   const size_t most_cells_;
   std::mutex mutex_;
-  std::vector<Cell> cells_;
+  std::vector<Cell> cells_;  // empty before the first sample
 };
 
 }  // namespace petps::client

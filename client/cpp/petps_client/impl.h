@@ -11,29 +11,20 @@
 #include <mutex>
 #include <optional>
 #include <set>
-#include <shared_mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "petps_client/choice.h"
 #include "petps_client/client.h"
-#include "petps_client/dedup.h"
 #include "petps_client/hedge.h"
 #include "petps_client/host.h"
-#include "petps_client/hot_keys.h"
 #include "petps_client/pull.h"
 #include "petps_client/remote_server.h"
 #include "petps_client/routing.h"
+#include "petps_client/statistics.h"
 
 namespace petps::client {
-
-// The client's statistics of a table, over all servers.
-struct TableStatistics {
-  explicit TableStatistics(size_t hot_keys) : hot(hot_keys) {}
-  DedupEstimate dedup;
-  HotKeys hot;
-};
 
 // The numbers of one client's pushes. By these numbers a server recognises a push that arrives
 // after the client gave it up, and refuses it.
@@ -82,8 +73,11 @@ struct Client::Impl {
   using Hosts = std::vector<std::shared_ptr<Host>>;
   using Attempt = std::function<base::Status(RemoteServer&, const Deadline&)>;
 
+  explicit Impl(const Options& the_options)
+      : options(the_options), statistics(the_options.hot_keys) {}
+
   Url url;
-  Options options;
+  const Options options;
   std::shared_ptr<tls::ClientContext> tls;  // null: plain text
   Hosts seeds;                              // of the URL; fixed after connect
   std::atomic<size_t> rotation{0};
@@ -97,9 +91,7 @@ struct Client::Impl {
   HedgeBudget hedge_budget;
   pid_t process = 0;  // that created this client
 
-  std::shared_mutex statistics_mutex;
-  // By table; only tables that exist are added.
-  std::map<std::string, std::unique_ptr<TableStatistics>, std::less<>> statistics;
+  Statistics statistics;
 
   std::mutex background_mutex;
   std::condition_variable background_wakes;
@@ -115,7 +107,6 @@ struct Client::Impl {
   }
   std::shared_ptr<Host> make_host(Address address) const;
   RemoteServers seed_servers() const;
-  TableStatistics& statistics_of(std::string_view table);
   // Return what a pull with these options does with keys that no server answers for.
   OnUnavailable on_unavailable(const PullOptions& pull) const {
     const OnUnavailable of_client =

@@ -30,10 +30,7 @@ struct PullPart {
     return form == Form::kStored ? table->table.row_bytes : table->table.dim * sizeof(float);
   }
   size_t position(size_t key) const { return positions == nullptr ? key : positions[key]; }
-  const std::byte* default_row() const {
-    return form == Form::kStored ? table->default_stored.data()
-                                 : reinterpret_cast<const std::byte*>(table->default_values.data());
-  }
+  const std::byte* default_row() const { return table->default_row(form); }
   // Return whether rows arrive in the form that the caller wants.
   bool in_place() const {
     return form == Form::kStored || table->table.dtype == codec::Dtype::kF32;

@@ -58,17 +58,17 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     ) -> None:
         """Take the functions that decide. Calls of other services than ``service`` need no caller.
 
-        ``admit`` finds the caller and returns its name, or raises a PetpsError. ``charge`` takes
-        the bytes of the request, once it is here, and looks at the caller again. ``hold`` counts
-        bytes of a request or a reply until ``release``; it raises ResourceExhausted if there is no
-        memory.
+        ``admit`` finds the caller and returns its name ("": it has none, because nobody is asked
+        for a credential), or raises a PetpsError. ``charge`` takes the bytes of the request, once
+        it is here, and looks at the caller again. ``hold`` counts bytes of a request or a reply
+        until ``release``; it raises ResourceExhausted if there is no memory.
         """
         self._prefix = f"/{service}/"
         self._admit, self._charge, self._hold, self._release = admit, charge, hold, release
         self._calls, self._watches, self._health, self._reflections = map(
             _Places, (MAX_CALLS, MAX_WATCHERS, MAX_HEALTH_CALLS, MAX_REFLECTION_CALLS)
         )
-        self._receiving: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = (
+        self._receiving: WeakValueDictionary[tuple[str, str | None], asyncio.Semaphore] = (
             WeakValueDictionary()
         )
 
@@ -128,12 +128,21 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         _task().add_done_callback(lambda _: places.give_back(host))
         return host
 
+    async def _find_caller(self, places: _Places, context: Context) -> str:
+        """Return the caller's name. The call counts in the caller's share until it has ended."""
+        name = await self._admit(context)
+        if name:
+            owner = f"caller {name}"  # no address has a space
+            places.take_share(owner, "this caller, from all its addresses,", places.of_caller)
+            _task().add_done_callback(lambda _: places.give_share_back(owner))
+        return name
+
     async def _admitted(
         self, handler: Any, needs_caller: bool, places: _Places, context: Context
     ) -> Any:
         """Return the request of a call that is admitted. Raises PetpsError."""
         host = self._take_place(places, context)
-        name = await self._admit(context) if needs_caller else ""
+        name = await self._find_caller(places, context) if needs_caller else None
         content = await self._received(host, name, REQUEST_SECONDS, context)
         if content is grpc.aio.EOF:
             raise InvalidArgument("the call has no request")
@@ -142,8 +151,8 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._hold_until_end(len(content))
         return _decode(handler, content)
 
-    async def _received(self, host: str, name: str, seconds: float, context: Context) -> Any:
-        """Return the next request of a caller, whose ``name`` is empty if it needs none.
+    async def _received(self, host: str, name: str | None, seconds: float, context: Context) -> Any:
+        """Return the next request of a caller; ``name`` is None if the service needs no caller.
 
         Raises DeadlineExceeded, InvalidArgument. Who needs no credential never keeps others from
         being received, and has its own place only as long as its request takes.
@@ -151,8 +160,8 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         key = (host, name)
         receiving = self._receiving.get(key)
         if receiving is None:
-            receiving = asyncio.Semaphore(REQUESTS_RECEIVED if name else OPEN_REQUESTS_RECEIVED)
-            self._receiving[key] = receiving
+            most = OPEN_REQUESTS_RECEIVED if name is None else REQUESTS_RECEIVED
+            receiving = self._receiving[key] = asyncio.Semaphore(most)
 
         async def receive() -> Any:
             async with receiving:
@@ -162,7 +171,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             content = await asyncio.wait_for(receive(), seconds)
         except asyncio.TimeoutError:  # before Python 3.11 another class than TimeoutError
             raise DeadlineExceeded(f"the request was not complete after {seconds:g} s") from None
-        if not name and content is not grpc.aio.EOF and len(content) > OPEN_REQUEST_BYTES:
+        if name is None and content is not grpc.aio.EOF and len(content) > OPEN_REQUEST_BYTES:
             raise InvalidArgument(
                 f"the request has {len(content)} bytes; without a credential, it has at most "
                 f"{OPEN_REQUEST_BYTES}"
@@ -174,7 +183,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         end = time.monotonic() + REFLECTION_SECONDS
         try:
             while (seconds := end - time.monotonic()) > 0:
-                content = await self._received(host, "", seconds, context)
+                content = await self._received(host, None, seconds, context)
                 if content is grpc.aio.EOF:
                     return
                 yield _decode(handler, content)
@@ -188,12 +197,17 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 class _Places:
-    """The calls that there may be at once; one peer has at most half of them."""
+    """The calls that there may be at once.
+
+    One peer has at most half of them. A fleet may share a token, so one caller has more at all its
+    addresses, but leaves an eighth to others.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._of_peer: Counter[str] = Counter()
+        self.of_caller = limit - limit // 8
         self._taken = 0
+        self._shares: Counter[str] = Counter()
 
     def take(self, host: str) -> None:
         """Count a call. Raises ResourceExhausted."""
@@ -201,19 +215,27 @@ class _Places:
             raise ResourceExhausted(
                 f"there are {self._limit} calls of this kind already: try again, or ask a replica"
             )
-        if self._of_peer[host] >= self._limit // 2:
-            raise ResourceExhausted(
-                f"{host} has its {self._limit // 2} calls of this kind already: end one first"
-            )
+        self.take_share(host, host, self._limit // 2)
         self._taken += 1
-        self._of_peer[host] += 1
 
     def give_back(self, host: str) -> None:
         """Count the call no more."""
         self._taken -= 1
-        self._of_peer[host] -= 1
-        if self._of_peer[host] == 0:
-            del self._of_peer[host]
+        self.give_share_back(host)
+
+    def take_share(self, owner: str, shown: str, most: int) -> None:
+        """Count a call of an owner, which an error shows as ``shown``. Raises ResourceExhausted."""
+        if self._shares[owner] >= most:
+            raise ResourceExhausted(
+                f"{shown} has its {most} calls of this kind already: end one first"
+            )
+        self._shares[owner] += 1
+
+    def give_share_back(self, owner: str) -> None:
+        """Count the call of an owner no more."""
+        self._shares[owner] -= 1
+        if self._shares[owner] == 0:
+            del self._shares[owner]
 
 
 async def _end(context: Context, error: BaseException) -> NoReturn:

@@ -115,12 +115,13 @@ class Service(stubs.PetpsServicer):
     async def admit(self, context: Context) -> str:
         """Find whose rights the call has, and return its name. Its request is not read yet.
 
+        Return "" if nobody is asked for a credential.
         Raises Unauthenticated, InvalidArgument, ResourceExhausted, Unavailable.
         """
         self.check_open()
         caller = self._caller(context)
         set_caller(caller)
-        return caller.name
+        return "" if caller.is_anyone else caller.name
 
     def check_open(self) -> None:
         """Raise Unavailable if no new calls are taken."""
@@ -400,8 +401,12 @@ class Service(stubs.PetpsServicer):
         return reply
 
     async def _show_status(self, request: Any, context: Context, caller: _native.Caller) -> Any:
-        self._gate.require_sight(caller)
+        await self._require_sight(caller)
         return messages.StatusReply(json=json.dumps(await asyncio.to_thread(self._status)))
+
+    async def _require_sight(self, caller: _native.Caller) -> None:
+        """Raise PermissionDenied unless the caller may see the status."""
+        self._gate.require_sight(caller)
 
     async def _list_tables(self, request: Any, context: Context, caller: _native.Caller) -> Any:
         return await asyncio.to_thread(self._tables_reply, request.model, caller)

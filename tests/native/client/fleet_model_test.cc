@@ -273,11 +273,12 @@ class World {
     Subject& subject = subjects_[at];
     subject = {};
     subject.name = "client " + std::to_string(++clients_);
-    subject.impl = std::make_unique<Client::Impl>();
+    Options options;
+    options.name = subject.name;
+    options.hot_sample_every = 0;
+    subject.impl = std::make_unique<Client::Impl>(options);
     Client::Impl& impl = *subject.impl;
     impl.url.model = "m";
-    impl.options.name = subject.name;
-    impl.options.hot_sample_every = 0;
     impl.process = getpid();
     BackoffOptions backoff_options;
     backoff_options.first_ns = kMs / 20;
@@ -294,7 +295,7 @@ class World {
       for (size_t i = 0; i < groups_[group]; ++i, ++server) {
         const std::string address = fleet_.address(server);
         owners.push_back(routing->add_server(std::make_shared<RemoteServer>(
-            parse_address(address, address).value(), "m", impl.options, backoff_options)));
+            parse_address(address, address).value(), "m", options, backoff_options)));
       }
       routing->add_group(std::move(owners));
     }

@@ -1,4 +1,4 @@
-// The parts of the client that need no server: URLs, dedup, hot keys.
+// The parts of the client that need no server: URLs, dedup, hot keys, statistics, catalogues.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,8 +8,10 @@
 
 #include "fixtures.h"
 #include "petps_client/address.h"
+#include "petps_client/catalogue.h"
 #include "petps_client/dedup.h"
 #include "petps_client/hot_keys.h"
+#include "petps_client/statistics.h"
 
 namespace petps::client {
 namespace {
@@ -123,6 +125,10 @@ TEST(HotKeys, TakeTheMemoryThatTheHotSetNeeds) {
     }
     return hot.take().size();
   };
+  EXPECT_EQ(few.memory_bytes(), 0u) << "nothing was sampled";
+  EXPECT_TRUE(few.take().empty());
+  EXPECT_EQ(few.memory_bytes(), 0u);
+  sample_all(few, 500);
   const size_t first_bytes = few.memory_bytes();
   for (int interval = 0; interval < 8; ++interval) EXPECT_EQ(sample_all(few, 1000), 1000u);
   EXPECT_EQ(few.memory_bytes(), first_bytes);
@@ -137,6 +143,63 @@ TEST(HotKeys, KeysSeenOnceAreNotHot) {
   const std::vector<uint64_t> keys = {1, 2, 3, 3};
   hot.sample(keys);
   EXPECT_EQ(std::vector<uint64_t>{3}, hot.take());
+}
+
+TEST(Statistics, TakeLittleMemoryForEachNameAndForgetThoseThatNobodyPulls) {
+  Statistics statistics(65536);
+  const std::shared_ptr<TableStatistics> dropped = statistics.of("dropped");
+  EXPECT_EQ(statistics.of("dropped"), dropped);
+  EXPECT_EQ(dropped->hot.memory_bytes(), 0u);
+  const std::vector<uint64_t> keys = {3, 3};
+  statistics.of("pulled")->hot.sample(keys);
+  EXPECT_EQ(statistics.take_hot_sets(),
+            (std::map<std::string, std::vector<uint64_t>>{{"pulled", {3}}}));
+  statistics.forget_unused();  // both were used before
+  EXPECT_EQ(statistics.tables(), 2u);
+  (void)statistics.of("pulled");
+  statistics.forget_unused();
+  EXPECT_EQ(statistics.tables(), 1u);
+  EXPECT_NE(statistics.of("dropped"), dropped) << "a call may still use the former ones";
+}
+
+// A list of many tables without default rows takes no row of memory for each.
+TEST(Catalogue, ATableWhoseDefaultRowIsZerosKeepsNoRow) {
+  wire::TablesReply reply;
+  reply.instances.push_back({1, "m", "m@1", 1, 5});
+  for (const codec::Dtype dtype :
+       {codec::Dtype::kF32, codec::Dtype::kF16, codec::Dtype::kBf16, codec::Dtype::kInt8}) {
+    wire::TableInfo info;
+    info.id = static_cast<uint32_t>(dtype) + 1;
+    info.instance = 1;
+    info.name = codec::dtype_name(dtype);
+    info.dtype = static_cast<uint8_t>(dtype);
+    info.dim = kMaxDim;
+    info.row_bytes = static_cast<uint32_t>(codec::row_bytes(dtype, kMaxDim));
+    reply.tables.push_back(info);
+    info.name += " with a row";
+    const std::vector<float> ones(kMaxDim, 1.0f);
+    info.default_row.resize(info.row_bytes);
+    codec::encode(dtype, ones.data(), 1, kMaxDim, info.default_row.data());
+    reply.tables.push_back(info);
+  }
+  const auto built = Catalogue::build(reply, "m", "server");
+  ASSERT_TRUE(built.ok()) << built.status().to_string();
+  for (const wire::TableInfo& info : reply.tables) {
+    const auto table = built.value()->find(info.name);
+    ASSERT_TRUE(table.ok()) << table.status().to_string();
+    EXPECT_EQ(table.value()->table.instance, "m@1");
+    EXPECT_EQ(table.value()->default_stored.empty(), info.default_row.empty());
+    EXPECT_EQ(table.value()->default_values.empty(), info.default_row.empty());
+    std::vector<std::byte> stored = info.default_row;
+    stored.resize(info.row_bytes);
+    EXPECT_EQ(std::memcmp(table.value()->default_row(Form::kStored), stored.data(), stored.size()),
+              0);
+    std::vector<float> values(kMaxDim);
+    codec::decode(static_cast<codec::Dtype>(info.dtype), stored.data(), 1, kMaxDim, values.data());
+    EXPECT_EQ(std::memcmp(table.value()->default_row(Form::kFloat32), values.data(),
+                          kMaxDim * sizeof(float)),
+              0);
+  }
 }
 
 }  // namespace

@@ -240,5 +240,25 @@ TEST(Backoff, PausesGrowAndDifferBetweenClients) {
   EXPECT_LE(backoff.next_ns(), backoff_options.first_ns);
 }
 
+// A client with many idle connections would keep the memory of the largest request of each.
+TEST(RemoteServer, AnIdleConnectionKeepsNoLargeBuffers) {
+  constexpr size_t kLarge = size_t{4} << 20;
+  FakeServer server;
+  const auto url = parse_url("petps://" + server.address());
+  ASSERT_TRUE(url.ok()) << url.status().to_string();
+  RemoteServer remote(url.value().addresses[0], "ranking", Options());
+  for (const bool was_large : {false, true}) {
+    auto leased = remote.lease(Deadline::in_ms(kDeadlineMs));
+    ASSERT_TRUE(leased.ok()) << leased.status().to_string();
+    Connection& connection = **leased;
+    EXPECT_LT(connection.frame().capacity(), kLarge);
+    EXPECT_LT(connection.scratch().capacity(), kLarge);
+    if (was_large) break;
+    connection.frame().resize(kLarge);
+    connection.scratch().resize(kLarge);
+  }
+  EXPECT_EQ(server.count(wire::Opcode::kHello), 1u) << "both used one connection";
+}
+
 }  // namespace
 }  // namespace petps::client::testing

@@ -97,6 +97,14 @@ TEST_F(RouterCallers, WithoutAGoodTokenNobodyIsServed) {
   expect_error(refusal_of(""), Code::kUnauthenticated, {"token"});
   expect_error(refusal_of("guessed"), Code::kUnauthenticated, {"token"});
   EXPECT_EQ(router_->snapshot().callers, 0u);
+  // A stranger does not learn where the servers are.
+  for (const char* token : {"", "guessed"}) {
+    const Status refusal = hello(*raw(), token);
+    for (const auto& server : servers_) {
+      EXPECT_EQ(refusal.message().find(server->address()), std::string_view::npos)
+          << refusal.to_string();
+    }
+  }
   // A request without a hello is one without a token, and its connection is closed.
   const auto client = raw();
   const server::Reply reply = client->call(server::pull_frame(9, {{1, {1}}}));
@@ -104,7 +112,10 @@ TEST_F(RouterCallers, WithoutAGoodTokenNobodyIsServed) {
   EXPECT_EQ(reply.error().code(), Code::kUnauthenticated);
   EXPECT_TRUE(client->receive().closed);
   // A right token passes after any number of wrong ones.
-  for (int i = 0; i < 30; ++i) (void)refusal_of("guessed" + std::to_string(i));
+  for (int i = 0; i < 30; ++i) {
+    expect_error(refusal_of("guessed" + std::to_string(i)), Code::kUnauthenticated,
+                 {"the servers do not know this token"});
+  }
   ASSERT_TRUE(pull(*connect_to_router("reader"), first_keys(100)).ok());
 }
 
@@ -150,6 +161,60 @@ TEST_F(RouterCallers, TheConnectionsOfARevokedTokenEndWithTheirNextRequest) {
   router_->tend();  // nobody uses the former caller now
 }
 
+// The servers decide about requests too for which the router needs nothing of them.
+TEST_F(RouterCallers, ServersDecideAboutRequestsWithoutKeys) {
+  start_guarded();
+  const auto reader = raw();
+  const auto writer = raw();
+  ASSERT_TRUE(hello(*reader, "reader").ok());
+  ASSERT_TRUE(hello(*writer, "writer").ok());
+  const uint32_t table = id_of(tables_of(*reader), "f32");
+  const uint32_t of_writer = id_of(tables_of(*writer), "f32");
+  EXPECT_TRUE(reader->call(server::pull_frame(1, {{table, {}}})).error().ok());
+  // Keys of unknown tables are none either.
+  for (const server::Section& unknown : {server::Section{4711, {}}, server::Section{4711, {1}}}) {
+    expect_error(writer->call(server::pull_frame(2, {unknown, {of_writer, {}}})).error(),
+                 Code::kPermissionDenied, {"of writer"});
+  }
+  wire::Frame frame;
+  wire::encode_hot_keys(3, {of_writer, {}}, frame);
+  expect_error(writer->call(frame).error(), Code::kPermissionDenied, {"of writer"});
+}
+
+TEST_F(RouterCallers, ARevokedTokenGetsNoShardMap) {
+  start_guarded();
+  const auto reader = raw();
+  ASSERT_TRUE(hello(*reader, "reader").ok());
+  wire::Frame frame;
+  wire::encode_shard_map(1, frame);
+  EXPECT_TRUE(reader->call(frame).error().ok());
+  gate_->replace({grant_of("writer", {Role::kWrite})});
+  Status last;
+  EXPECT_TRUE(waits_until([&] {
+    last = reader->call(frame).error();
+    return !last.ok();
+  }));
+  expect_error(last, Code::kUnauthenticated, {"connect again"});
+}
+
+TEST_F(RouterCallers, ACallersLimitsCountItsShardMaps) {
+  access::Grant grant = grant_of("slow", {Role::kRead});
+  grant.requests_per_second = 20;
+  gate_->replace({grant});
+  add_guarded(kAllPartitions);
+  start();
+  const auto slow = raw();
+  ASSERT_TRUE(hello(*slow, "slow").ok());
+  wire::Frame frame;
+  wire::encode_shard_map(1, frame);
+  Status last;
+  EXPECT_TRUE(waits_until([&] {
+    last = slow->call(frame).error();
+    return !last.ok();
+  }));
+  expect_error(last, Code::kResourceExhausted, {"20 requests a second"});
+}
+
 TEST_F(RouterCallers, ACallerSeesNoTablesOfOthers) {
   gate_->replace(
       {grant_of("a", {Role::kRead}, {"ranking"}), grant_of("b", {Role::kRead}, {"another"})});
@@ -193,6 +258,12 @@ TEST_F(RouterCallers, TheStatusNeedsTheSightOfAServers) {
   EXPECT_TRUE(router_->check_sight("reader", "127.0.0.1").ok());
   expect_error(router_->check_sight("writer", "127.0.0.1"), Code::kPermissionDenied, {});
   expect_error(router_->check_sight("", "127.0.0.1"), Code::kUnauthenticated, {});
+  // A revoked token that asks for nothing else ends too.
+  gate_->replace({grant_of("writer", {Role::kWrite})});
+  EXPECT_TRUE(waits_until([&] {
+    (void)router_->check_sight("reader", "127.0.0.1");
+    return !router_->knows("reader", "127.0.0.1");
+  }));
 }
 
 TEST_F(RouterCallers, ServesSoManyTokensAndForgetsIdleOnes) {
@@ -229,6 +300,43 @@ TEST_F(RouterCallers, BeyondLoopbackTheServersMustAskForTokens) {
                  {"nobody for credentials", "router.insecure"});
   }
   router_.reset();
+}
+
+TEST_F(RouterCallers, ServersThatBeginToServeEverybodyAreNoticed) {
+  options_.needs_token = true;
+  // It refuses its second caller: the one without a token by whom the router checks that it asks
+  // for one. Then all get in, as after a restart without an access file.
+  FakeServer server([](wire::Opcode opcode, uint64_t count, wire::Frame& reply) {
+    if (opcode == wire::Opcode::kHello && count == 1)
+      client::testing::replace_by_error(reply, Code::kUnauthenticated, "who are you?");
+    return Answer::kSend;
+  });
+  start_for("petps://" + server.address());
+  ASSERT_TRUE(hello(*raw(), "known").ok());
+  for (const char* token : {"", "any"}) {
+    expect_error(hello(*raw(), token), Code::kFailedPrecondition,
+                 {"nobody for credentials", "router.insecure"});
+  }
+  router_.reset();
+}
+
+// The same if a token comes first: what the servers refused counts only for a time.
+TEST_F(RouterCallers, ThatServersAskForCredentialsIsLookedAtAgain) {
+  for (const bool counts : {true, false}) {
+    FakeServer server([](wire::Opcode opcode, uint64_t count, wire::Frame& reply) {
+      if (opcode == wire::Opcode::kHello && count == 1)
+        client::testing::replace_by_error(reply, Code::kUnauthenticated, "who are you?");
+      return Answer::kSend;
+    });
+    CallersOptions options;
+    options.servers = "petps://" + server.address();
+    options.needs_token = true;
+    options.refusal_counts_ms = counts ? 600'000 : 0;
+    Callers callers(options);
+    ASSERT_TRUE(callers.open("known", "127.0.0.1", true).ok());
+    const auto other = callers.open("any", "127.0.0.1", true);
+    EXPECT_EQ(other.status().code(), counts ? Code::kOk : Code::kFailedPrecondition);
+  }
 }
 
 // A caller that is forgotten between its names and its request has other ids afterwards.
@@ -309,9 +417,9 @@ TEST_F(RouterCallers, WhoGuessesHasOneLoginAtATime) {
   FakeServer server([&](wire::Opcode opcode, uint64_t, wire::Frame& reply) {
     if (opcode != wire::Opcode::kHello) return Answer::kSend;
     client::testing::replace_by_error(reply, Code::kUnauthenticated, "unknown");
-    return is_silent ? Answer::kSilent : Answer::kSend;
+    while (is_silent) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return Answer::kSend;
   });
-  options_.deadline_ms = 5'000;
   start_for("petps://" + server.address());
   EXPECT_TRUE(waits_until([&] {
     const auto guess = raw();
@@ -338,6 +446,36 @@ TEST_F(RouterCallers, WhoGuessesHasOneLoginAtATime) {
   }
   is_silent = false;
   EXPECT_EQ(second->receive().error().code(), Code::kUnauthenticated);
+  router_.reset();
+}
+
+// More logins than places: those that wait too long are refused, and do not wait for ever.
+TEST_F(RouterCallers, ALoginThatFindsNoPlaceIsRefusedInTime) {
+  FakeServer server([](wire::Opcode opcode, uint64_t, wire::Frame&) {
+    return opcode == wire::Opcode::kHello ? Answer::kSilent : Answer::kSend;
+  });
+  options_.deadline_ms = 500;
+  start_for("petps://" + server.address());
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (uint32_t i = 0; i < 4 * kLoginsOfHost; ++i) {
+    wire::Frame frame;
+    wire::encode_hello(i, {.client = "raw", .token = "token" + std::to_string(i)}, frame);
+    clients.push_back(raw());
+    clients.back()->send(frame);
+  }
+  uint32_t refused = 0;
+  for (uint32_t i = 0; i < clients.size(); ++i) {
+    const server::Reply reply = clients[i]->receive();
+    ASSERT_FALSE(reply.closed);
+    EXPECT_EQ(reply.header.request_id, i);
+    if (reply.error().code() != Code::kResourceExhausted) continue;  // it was asked, in vain
+    expect_error(reply.error(), Code::kResourceExhausted,
+                 {"no place for the login", "router.deadline_seconds"});
+    EXPECT_TRUE(clients[i]->receive().closed);
+    ++refused;
+  }
+  // Some may get the places of the first ones in time.
+  EXPECT_GE(refused, kLoginsOfHost);
   router_.reset();
 }
 

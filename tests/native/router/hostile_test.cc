@@ -151,6 +151,32 @@ TEST_F(HostilePeers, MemoryIsBounded) {
       waits_until([&] { return router_->snapshot().stats.memory_used_bytes < (1u << 20); }));
 }
 
+// A push is in memory twice: as it arrived, and as the requests to the servers.
+TEST_F(HostilePeers, APushThatFindsNoMemoryIsRefusedBeforeItIsCopied) {
+  options_.memory_bytes = 1 << 20;
+  start_two();
+  const auto client = raw();
+  ASSERT_TRUE(hello(*client).ok());
+  const uint32_t table = id_of(tables_of(*client), "f32");
+  const auto push = [&](size_t keys) {
+    std::vector<uint64_t> pushed(keys, 1);
+    const std::vector<float> rows(keys * kDim, 0.5f);
+    wire::PushRequest request;
+    request.table = table;
+    request.dim = kDim;
+    request.row_bytes = kDim * sizeof(float);
+    request.keys = pushed;
+    request.rows = std::as_bytes(std::span(rows));
+    wire::Frame frame;
+    wire::encode_push(3, request, frame);
+    return client->call(frame).error();
+  };
+  expect_error(push(10'000), Code::kResourceExhausted, {"memory"});
+  for (const auto& server : servers_) EXPECT_EQ(server->server().stats().pushes, 0u);
+  const Status status = push(100);  // the connection stays
+  EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
 TEST_F(HostilePeers, WithoutServersEveryCallerGetsTheReason) {
   const std::string nobody = "127.0.0.1:" + std::to_string(client::testing::stable_port());
   start_for("petps://" + nobody);

@@ -270,7 +270,7 @@ TEST_F(RouterTest, GivesTheWaitOfACallerThatLeavesBack) {
   EXPECT_TRUE(waits_until([&] { return router_->snapshot().calls_in_flight == 0; }));
   // Long before its time is over.
   EXPECT_LT(std::chrono::steady_clock::now() - left_at, std::chrono::seconds(50));
-  // Without keys, no server is asked: the version is that of the names.
+  // Without keys, the version is that of the names.
   const auto other = raw();
   ASSERT_TRUE(hello(*other).ok());
   EXPECT_EQ(other->call(server::pull_frame(6, {{table, {}}}, 0, 99)).error().code(), Code::kStale);

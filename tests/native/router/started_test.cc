@@ -129,7 +129,7 @@ TEST_F(StartedPullsTest, AreGivenUpWhenTheRouterHasToStop) {
   EXPECT_EQ(router_->snapshot().stats.memory_used_bytes, 0u);
 }
 
-// Keys of a table that nobody has, and none of one that exists: no server is asked.
+// Keys of a table that nobody has, and none of one that exists: there are no rows to wait for.
 TEST_F(StartedPullsTest, WithoutKeysOfAKnownTableAreAnsweredAtOnce) {
   options_.deadline_ms = 600'000;  // a wait for it would be seen as a hang
   start_behind_drip();

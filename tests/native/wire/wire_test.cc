@@ -105,6 +105,35 @@ TEST(Wire, TheTablesAreDecodedUnchangedWithAndWithoutState) {
   }
 }
 
+TEST(Wire, RefusesAListAboveTheLimitsOfTablesInstancesAndAliases) {
+  const struct {
+    size_t offset;
+    uint32_t most;
+    std::string name;
+  } counts[] = {
+      {0, kMaxInstances, "instances"}, {4, kMaxAliases, "aliases"}, {8, kMaxTables, "tables"}};
+  for (const auto& [offset, most, name] : counts) {
+    Frame frame = sample_frame("tables_reply");
+    TablesReply reply;
+    change_body<uint32_t>(frame, offset, most);  // the frame ends before
+    const Status status = decode_frame(decode_tables_reply, frame, reply);
+    EXPECT_FALSE(status.ok());
+    EXPECT_EQ(status.message().find(name + ", more than"), std::string_view::npos);
+    change_body<uint32_t>(frame, offset, most + 1);
+    expect_refused(decode_frame(decode_tables_reply, frame, reply), Code::kInvalidArgument,
+                   std::to_string(most + 1) + " " + name);
+  }
+  TablesReply most;
+  most.tables.resize(kMaxTables);
+  Frame frame;
+  ASSERT_TRUE(encode_tables_reply(1, most, frame).ok());
+  TablesReply decoded;
+  EXPECT_TRUE(decode_frame(decode_tables_reply, frame, decoded).ok());
+  EXPECT_EQ(decoded, most);
+  most.tables.emplace_back();
+  expect_refused(encode_tables_reply(1, most, frame), Code::kResourceExhausted, "65537 tables");
+}
+
 TEST(Wire, AHelloReplyIsDecodedUnchanged) {
   HelloReply reply;
   ASSERT_TRUE(decode_frame(decode_hello_reply, sample_frame("hello_reply"), reply).ok());

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import http.server
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from petps.cluster import etcd as etcd_module
 from petps.cluster.etcd import Access, Compare, Etcd
 from petps.errors import FailedPrecondition, InvalidArgument, PermissionDenied, Unavailable
 from tests.certificates import Authority
@@ -78,6 +81,62 @@ def test_an_endpoint_of_something_else_is_named() -> None:
         etcd.read("/")
     with pytest.raises(InvalidArgument, match="names no endpoint"):
         Etcd(Access(()))
+
+
+def test_a_prefix_with_too_many_keys_is_named(
+    make_etcd: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_module, "KEYS_MAX", 3)
+    etcd = Etcd(make_etcd().access(), seconds=SECONDS)
+    etcd.commit((), {f"/a/{number}": "x" for number in range(3)})
+    assert len(etcd.read("/a/").values) == 3
+    last = etcd.commit((), {"/a/3": "x"})
+    assert last is not None
+    with pytest.raises(Unavailable, match="etcd has 4 keys that begin with '/a/', and at most 3"):
+        etcd.read("/a/")
+    assert len(etcd.read("/a/", since=last).values) == 1
+    etcd.close()
+
+
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["plain", "chunked"])
+@pytest.mark.parametrize("status", [200, 307, 500])
+def test_a_reply_without_end_is_left(
+    status: int, is_chunked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_module, "REPLY_BYTES_MAX", 1 << 20)
+    sent: list[int] = []
+
+    class Endless(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.send_header("Location", "/elsewhere")
+            if is_chunked:
+                self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            part = b"10000\r\n" * is_chunked + bytes(1 << 16) + b"\r\n" * is_chunked
+            self.close_connection = True
+            try:
+                while sum(sent) < 256 << 20:  # so that the test ends without a limit too
+                    self.wfile.write(part)
+                    sent.append(len(part))
+            except OSError:
+                return
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless) as endless:
+        threading.Thread(target=endless.serve_forever, args=(0.05,), daemon=True).start()
+        endpoint = f"http://127.0.0.1:{endless.server_address[1]}"
+        etcd = Etcd(Access((endpoint,)), seconds=SECONDS)
+        with pytest.raises(Unavailable, match=f"{endpoint}: the reply has more than 1,048,576 b"):
+            etcd.read("/petps/")
+        etcd.close()
+        endless.shutdown()
+    assert sum(sent) < 64 << 20  # what was read, and what the kernel holds
 
 
 class Guarded(EtcdServers):

@@ -28,26 +28,40 @@ TOKEN = "petps_the-token-of-the-reader"
 
 
 @pytest.mark.parametrize(
-    ("limits", "expected"),
+    "limits",
     [
-        ((1024, 1 << 20), OPEN_FILES),
-        ((1024, resource.RLIM_INFINITY), OPEN_FILES),
-        ((1024, 4096), 4096),
-        ((1024, 1024), None),
-        ((1 << 20, 1 << 20), None),
+        (1024, 1 << 20),
+        (1024, resource.RLIM_INFINITY),
+        (1024, 4096),
+        (1024, 1024),
+        (1 << 20, 1 << 20),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY),
     ],
 )
-def test_the_limit_is_raised_to_what_is_needed(
-    limits: tuple[int, int], expected: int | None, monkeypatch: pytest.MonkeyPatch
+def test_the_limit_is_raised_to_what_the_system_permits(
+    limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
     lines: list[str] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: given.append(both))
     raise_file_limit(lines.append)
-    assert given == ([] if expected is None else [(expected, limits[1])])
-    is_short = (expected or limits[0]) < OPEN_FILES
+    soft, hard = limits
+    assert given == ([(hard, hard)] if soft != hard else [])
+    is_short = hard != resource.RLIM_INFINITY and hard < OPEN_FILES
     assert [line[:7] for line in lines] == (["WARNING"] if is_short else [])
+
+
+def test_a_limit_that_cannot_be_raised_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int, both: tuple[int, int]) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    lines: list[str] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1 << 30))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    raise_file_limit(lines.append)
+    (line,) = lines
+    assert "may open 1024 files" in line
 
 
 def test_a_revocation_is_read_once_there_are_descriptors(

@@ -25,6 +25,7 @@ from petps.server.access_file import AccessFile, Entry, hash_of
 from petps.server.grpc import admission
 from petps.server.grpc.admission import _Places
 from petps.server.grpc.door import SERVICE
+from tests.python.relay import relayed
 from tests.python.server.conftest import Start, settings
 from tests.python.server.grpc_calls import (
     TIMEOUT,
@@ -36,6 +37,8 @@ from tests.python.waiting import wait_until
 
 TOKEN = "petps_the-token-of-the-reader"
 CREDENTIAL = (("authorization", f"Bearer {TOKEN}"),)
+OTHER_TOKEN = "petps_the-token-of-another-one"
+OTHER_CREDENTIAL = (("authorization", f"Bearer {OTHER_TOKEN}"),)
 Channels = Callable[[Serving], grpc.Channel]
 OPEN_METHODS = (
     "/grpc.health.v1.Health/Check",
@@ -129,6 +132,72 @@ def test_a_peer_has_half_of_the_places() -> None:
         places.take("d")
     places.give_back("a")
     places.take("d")
+
+
+def test_a_caller_leaves_an_eighth_of_the_places() -> None:
+    places = _Places(8)
+    hosts = [host for host in "ab" for _ in range(4)]
+    for host in hosts[:7]:
+        places.take(host)
+        places.take_share("caller x", "x", places.of_caller)
+    places.take(hosts[7])
+    with pytest.raises(ResourceExhausted, match="x has its 7 calls of this kind already"):
+        places.take_share("caller x", "x", places.of_caller)
+    places.take_share("caller y", "y", places.of_caller)
+    places.give_share_back("caller x")
+    places.take_share("caller x", "x", places.of_caller)
+    for host in hosts:
+        places.give_back(host)
+    for owner in "xxxxxxxy":
+        places.give_share_back(f"caller {owner}")
+    assert not places._shares
+
+
+@contextlib.contextmanager
+def two_addresses(serving: Serving) -> Iterator[list[Any]]:
+    """Yield a stub for each of two addresses that the server is called from."""
+    with contextlib.ExitStack() as stack:
+        targets = [
+            stack.enter_context(relayed(serving.grpc_port or 0, source))
+            for source in ("127.0.0.2", "127.0.0.3")
+        ]
+        yield [
+            stubs.PetpsStub(stack.enter_context(grpc.insecure_channel(target)))
+            for target in targets
+        ]
+
+
+def watch_with(stub: Any, metadata: Any = ()) -> Any:
+    return stub.WatchVersions(messages.WatchVersionsRequest(), timeout=TIMEOUT, metadata=metadata)
+
+
+def test_a_token_leaves_places_to_others_at_all_its_addresses(
+    pool: Path, access: AccessFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MAX_WATCHERS", 8)
+    other = Entry(name="other", token_sha256=hash_of(OTHER_TOKEN), roles=["read"], models="*")
+    access.add(other)
+    guarded = Serving(settings(pool, access={"file": tmp_path / "access.json"}))
+    with guarded, two_addresses(guarded) as clients:
+        callers = [client for client in clients for _ in range(4)][:7]
+        streams = [watch_with(client, CREDENTIAL) for client in callers]
+        for stream in streams:
+            next(stream)
+        code, text, _ = refusal_of(partial(next, watch_with(clients[1], CREDENTIAL)))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "this caller, from all its addresses, has its 7 calls of this kind" in text
+        assert is_accepted(watch_with(clients[1], OTHER_CREDENTIAL))
+        streams[0].cancel()
+        wait_until(lambda: is_accepted(watch_with(clients[1], CREDENTIAL)))
+
+
+def test_callers_without_a_name_share_no_places(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MAX_WATCHERS", 4)
+    with two_addresses(start()) as clients:
+        streams = [watch_with(client) for client in clients for _ in range(2)]
+        assert all(is_accepted(stream) for stream in streams)
 
 
 def test_open_services_leave_places_for_calls(
