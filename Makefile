@@ -43,6 +43,7 @@ help:
 	@echo "make crash   every state of the crash suite, of which make test builds a tenth"
 	@echo "make soak    the C++ suites with more test processes than processors, SOAK_ROUNDS=10 times"
 	@echo "make soak ONLY=hostile  fourteen attacks at once on a server, beside a client that must not notice; SOAK_SECONDS=600"
+	@echo "make soak ONLY=hostile-router  the same attacks on a router before a server"
 	@echo "make soak-pull  pulls under updates and reclaim in each gather mode; SOAK_SECONDS=600 each"
 	@echo "make runbook every page of docs/runbook, with the failure that it is about; make test runs two"
 	@echo "make bench   build, then measure; ONLY=pull,apply: parts; RESUME=1: continue; AGAIN=pull; BEFORE=FOLDER: compare"
@@ -138,12 +139,12 @@ crash: build
 	cmake --build build/release -j $(JOBS) --target test_crash
 	ctest --test-dir build/release -j $(TEST_JOBS) --output-on-failure -L '^crash$$'
 
-# ONLY=hostile: attackers instead (tests/soak/hostile.py).
+# ONLY=hostile, hostile-router: attackers instead (tests/soak/hostile.py).
 # Some races appear with five test processes on two processors, but not with two. The suites that
 # count states are short here (see tests/run.py).
 soak: build
-ifeq ($(ONLY),hostile)
-	$(PYTHON) -m tests.soak.hostile --seconds $(SOAK_SECONDS)
+ifneq ($(filter hostile hostile-router,$(ONLY)),)
+	$(PYTHON) -m tests.soak.hostile --seconds $(SOAK_SECONDS) $(if $(findstring router,$(ONLY)),--router)
 else
 	$(PYTHON) -m tests.run --jobs $(SOAK_JOBS) --rounds $(SOAK_ROUNDS) --only release,asan,tsan
 endif

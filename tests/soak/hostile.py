@@ -1,11 +1,11 @@
 """Attacks a real server for a while, and shows whether an honest client noticed.
 
-`make soak ONLY=hostile` runs it. The attackers of tests/soak/attacks.py use every door at once. A
-good client pulls all the time and checks every row. Its p99 is measured alone, while the same
-attackers attack an idle server beside it, and while they attack the server. The second figure shows
-what the processor time of attackers and handshakes costs on a small machine. The idle server has
-the same settings, because a listener that never answers would slow the attackers down: each of
-their handshakes would wait for its time to end.
+`make soak ONLY=hostile` runs it, and ONLY=hostile-router a router before a server. The attackers of
+tests/soak/attacks.py use every door at once. A good client pulls all the time and checks every row.
+Its p99 is measured alone, while the same attackers attack an idle server beside it, and while they
+attack the server. The second figure shows what the processor time of attackers and handshakes costs
+on a small machine. The idle server has the same settings, because a listener that never answers
+would slow the attackers down: each of their handshakes would wait for its time to end.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,11 +34,13 @@ import petps_client
 import petps
 from tests.certificates import Authority
 from tests.soak.attacks import ADDRESSES, ATTACKS, HARMLESS, Result, Target, run_attack
+from tests.system.routers import Router
 from tests.system.servers import Server, connect, wait_until
 from tests.system.servers import petps as run_petps
 
 KEYS: Final = 100_000
 DIM: Final = 64
+FIRST_TABLE: Final = 1  # the id of a pool's first table, and at a router of a caller's
 PULL: Final = 200
 IDLE_CONNECTIONS: Final = 4096
 MEMORY_BYTES: Final = 128 << 20
@@ -170,9 +173,11 @@ def raise_file_limit() -> None:
 
 
 class Rig:
-    """A server with TLS and an access file, its good client, and a watch over both."""
+    """A server with TLS and an access file, or a router before it, to be attacked."""
 
-    def __init__(self, folder: Path, idle: int = IDLE_CONNECTIONS) -> None:
+    def __init__(
+        self, folder: Path, idle: int = IDLE_CONNECTIONS, *, is_router: bool = False
+    ) -> None:
         raise_file_limit()
         folder.mkdir(exist_ok=True)
         self.authority = Authority(folder)
@@ -189,6 +194,17 @@ class Rig:
             for start in range(0, KEYS, 10_000):
                 keys = np.arange(start, start + 10_000, dtype=np.uint64)
                 opened.push("items", keys, rows_of(keys))
+        limits = f"""
+memory_bytes = {MEMORY_BYTES}
+frame_ms = 2000
+output_stall_ms = 2000
+connections_per_peer = {idle // ADDRESSES}
+"""
+        tls = f"""
+[tls]
+certificate = "{pair.certificate}"
+key = "{pair.key}"
+"""
         config = folder / "petps.toml"
         config.write_text(f"""
 [pool]
@@ -196,38 +212,42 @@ path = "{pool}"
 [server]
 admin_port = 0
 workers = 2
-[server.limits]
-memory_bytes = {MEMORY_BYTES}
-frame_ms = 2000
-output_stall_ms = 2000
-connections_per_peer = {idle // ADDRESSES}
-[tls]
-certificate = "{pair.certificate}"
-key = "{pair.key}"
+[server.limits]{"" if is_router else limits}
 [access]
 file = "{access}"
-""")
+{tls}""")
         self.folder = folder
-        self.server = Server(pool, "--config", config)
-        facts = self.server.wait_ready()
-        self.port, self._http_port = facts["port"], facts["http_port"]
         self._trust = self.authority.client_context()
-        (items,) = [table for table in self.status()["tables"] if table["name"] == "items"]
+        self._processes: list[Server | Router] = [Server(pool, "--config", config)]
+        facts = self._processes[0].wait_ready()
+        if is_router:
+            config = folder / "router.toml"
+            config.write_text(f"""
+[router]
+ca = "{self.authority.certificate}"
+workers = 2
+[router.limits]{limits}{tls}""")
+            url = f"petps+tls://127.0.0.1:{facts['port']}"
+            router = Router(url, folder, "--config", config, deadline_seconds=1.5)
+            self._processes.append(router)
+            facts = router.wait_ready()
+        self.port, self._http_port = facts["port"], facts["http_port"]
         self.target = Target(
             native=self.port,
             http=self._http_port,
             grpc=facts["grpc_port"],
-            admin=facts["admin_port"],
+            admin=facts["grpc_port" if is_router else "admin_port"],
             ca=str(self.authority.certificate),
             token=self.tokens["read"],
-            table=items["id"],
+            table=FIRST_TABLE,
             keys=KEYS,
             idle=idle,
         )
 
     def close(self) -> None:
-        """End the server."""
-        self.server.kill()
+        """End the processes."""
+        for process in reversed(self._processes):
+            process.kill()
 
     def read(self, path: str) -> bytes:
         """Return a page of HTTPS; a peer that came too late to be accepted tries again."""
@@ -253,14 +273,16 @@ file = "{access}"
         return json.loads(self.read("status.json"))
 
     def counters(self) -> dict[str, int]:
-        """Return the counters of the server and of its access file."""
+        """Return the counters of the process, and of its access file if it has one."""
         status = self.status()
-        both = status["stats"] | status["access"]
+        both = status["stats"] | status.get(
+            "access", {"logins_failed": status.get("logins_failed")}
+        )
         return {name: value for name, value in both.items() if isinstance(value, int)}
 
     def memory(self) -> int:
-        """Return the server's memory in bytes, without the pool's pages."""
-        text = Path(f"/proc/{self.server.child.pid}/status").read_text()
+        """Return the memory of the attacked process in bytes, without the pool's pages."""
+        text = Path(f"/proc/{self._processes[-1].child.pid}/status").read_text()
         (line,) = [line for line in text.splitlines() if line.startswith("RssAnon:")]
         return int(line.split()[1]) << 10
 
@@ -376,13 +398,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print the report, and return 0 if all is well."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0)
-    seconds = parser.parse_args(arguments).seconds
+    parser.add_argument("--router", action="store_true", help="attack a router before a server")
+    options = parser.parse_args(arguments)
+    make = partial(Rig, is_router=options.router)
     with (
         tempfile.TemporaryDirectory() as folder,
-        closing(Rig(Path(folder) / "hostile")) as rig,
-        closing(Rig(Path(folder) / "idle")) as idle,
+        closing(make(Path(folder) / "hostile")) as rig,
+        closing(make(Path(folder) / "idle")) as idle,
     ):
-        report = attack_for(seconds, rig, idle)
+        report = attack_for(options.seconds, rig, idle)
     print("\n".join(report.lines()))
     print("targets met" if report.meets_targets() else "TARGETS MISSED")
     return 0 if not report.faults and report.meets_targets() else 1

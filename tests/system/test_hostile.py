@@ -14,10 +14,11 @@ from tests.soak.hostile import Rig, attack_for
 
 @pytest.mark.system
 @pytest.mark.timeout(1800)  # it starts two dozen processes
-def test_attackers_hurt_nobody(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_router", [False, True], ids=["server", "router"])
+def test_attackers_hurt_nobody(is_router: bool, tmp_path: Path) -> None:
     with (
-        closing(Rig(tmp_path / "hostile", 512)) as rig,
-        closing(Rig(tmp_path / "idle", 512)) as idle,
+        closing(Rig(tmp_path / "hostile", 512, is_router=is_router)) as rig,
+        closing(Rig(tmp_path / "idle", 512, is_router=is_router)) as idle,
     ):
         report = attack_for(25, rig, idle)
         print("\n".join(report.lines()))

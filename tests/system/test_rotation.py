@@ -26,8 +26,9 @@ import petps.v1.petps_pb2_grpc as stubs
 from petps.server.access_file import AccessFile, Entry, hash_of, new_token
 from tests.certificates import Authority, Pair, replace
 from tests.system.frames import Connection
+from tests.system.routers import Router
 from tests.system.servers import WAIT_MS, WAIT_SECONDS, Server, petps, wait_until
-from tests.system.test_router import Router, route
+from tests.system.test_router import route
 
 __all__ = ["route"]  # a fixture
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
-import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -23,84 +20,15 @@ import pytest
 import petps
 import petps.v1.petps_pb2 as messages
 import petps.v1.petps_pb2_grpc as stubs
-from tests.ports import stable_port
 from tests.system import frames, servers
-from tests.system.servers import PETPS, Fleet, Puller, Server, wait_until
+from tests.system.routers import Router
+from tests.system.servers import Fleet, Puller, Server, wait_until
 
 pytestmark = pytest.mark.system
 
 DIM = 8
 KEYS = 3000
 ALL = np.arange(KEYS, dtype=np.uint64)
-
-
-class Router:
-    """A `petps router` child."""
-
-    def __init__(self, url: str, folder: Path, *arguments: object) -> None:
-        self.folder, self._url, self._arguments = folder, url, arguments
-        self.port = stable_port()
-        self.launch()
-
-    def launch(self) -> None:
-        """Start the process at the same port."""
-        self.ready_file = self.folder / "router.ready"
-        self._output = self.folder / "router.out"
-        command = [*PETPS, "router", "--servers", self._url, "--port", str(self.port)]
-        command += ["--http-port", "0", "--grpc-port", "0", "--ready-file", str(self.ready_file)]
-        command += map(str, self._arguments)
-        # A login or a push that takes longer fails, and a busy machine may stall for seconds.
-        environment = {**os.environ, "PETPS_ROUTER_DEADLINE_SECONDS": "60"}
-        with self._output.open("ab") as output:
-            self.child = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
-
-    @property
-    def output(self) -> str:
-        """Return what it has printed."""
-        return self._output.read_text()
-
-    def wait_ready(self) -> dict[str, Any]:
-        """Return the content of the ready file, once it exists."""
-
-        def is_ready() -> bool:
-            assert self.child.poll() is None, self.output
-            return self.ready_file.exists()
-
-        wait_until("the router is ready", is_ready)
-        facts: dict[str, Any] = json.loads(self.ready_file.read_text())
-        return facts
-
-    @property
-    def url(self) -> str:
-        """Return the address of the default model. Waits until the router is ready."""
-        return f"petps://127.0.0.1:{self.wait_ready()['port']}/default"
-
-    def read(self, path: str, token: str = "") -> str:
-        """Return a page of HTTP."""
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        url = f"http://127.0.0.1:{self.wait_ready()['http_port']}/{path}"
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as reply:
-            page: str = reply.read().decode()
-        return page
-
-    def is_well(self, path: str) -> bool:
-        """Return whether a probe succeeds."""
-        try:
-            return self.read(path) is not None
-        except urllib.error.HTTPError:
-            return False
-
-    def kill(self) -> None:
-        """Kill the process with -9."""
-        self.child.kill()
-        self.child.wait()
-        self.ready_file.unlink(missing_ok=True)
-
-    def stop(self) -> str:
-        """End it with SIGTERM, and return what it has printed."""
-        self.child.send_signal(signal.SIGTERM)
-        assert self.child.wait(servers.WAIT_SECONDS) == 0, self.output
-        return self.output
 
 
 @pytest.fixture
