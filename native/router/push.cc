@@ -99,7 +99,7 @@ Status push(Shared& shared, Job& job) {
   wire::PushReply reply;
   job.keys = push.keys.size();
   if (push.keys.empty())  // no server would see it, refuse a revoked token and count the request
-    PETPS_RETURN_IF_ERROR(servers.read_names(shared.options.deadline_ms));
+    PETPS_RETURN_IF_ERROR(servers.check_caller(shared.options.deadline_ms));
   if (deletions == push.keys.size()) {
     PETPS_RETURN_IF_ERROR(send(servers, part, push.keys, {}, true, reply));
   } else if (deletions == 0) {

@@ -81,7 +81,7 @@ Status hot_keys(Shared& shared, Job& job) {
 // asked all the same, so that it refuses a revoked token and counts the request in its limits.
 Status show_shard_map(Shared& shared, Job& job) {
   PETPS_RETURN_IF_ERROR(wire::decode_shard_map(job.header, job.body()));
-  PETPS_RETURN_IF_ERROR(job.caller->forwarder().read_names(shared.options.deadline_ms));
+  PETPS_RETURN_IF_ERROR(job.caller->forwarder().check_caller(shared.options.deadline_ms));
   wire::encode_shard_map_reply(job.header.request_id, wire::ShardMap(), job.scratch);
   return {};
 }
@@ -115,7 +115,7 @@ Status unknown_table(uint32_t id) {
 }
 
 Status refuse_unknown(const Shared& shared, const Job& job, Status refusal) {
-  PETPS_RETURN_IF_ERROR(job.caller->forwarder().read_names(shared.options.deadline_ms));
+  PETPS_RETURN_IF_ERROR(job.caller->forwarder().check_caller(shared.options.deadline_ms));
   return refusal;
 }
 

@@ -30,6 +30,16 @@ ClusterView Forwarder::view() const {
   return view;
 }
 
+// The shard map is the shortest answer that no role is needed for.
+Status Forwarder::check_caller(uint32_t deadline_ms) const {
+  Client::Impl& impl = *client_.impl_;
+  PETPS_RETURN_IF_ERROR(impl.check_process());
+  const auto attempt = [](RemoteServer& server, const Deadline& until) {
+    return server.read_shard_map(until).status();
+  };
+  return impl.try_any("shard map", impl.deadline(deadline_ms), attempt);
+}
+
 Status Forwarder::check_pull(std::string_view table, std::string_view instance,
                              uint32_t deadline_ms) const {
   Client::Impl& impl = *client_.impl_;

@@ -70,6 +70,9 @@ class Forwarder {
   // Errors: those of Client::tables.
   base::Status read_names(uint32_t deadline_ms) const;
   ClusterView view() const;
+  // Have one server look at the caller's token, and count a request in its limits. Errors: those of
+  // Client::tables.
+  base::Status check_caller(uint32_t deadline_ms) const;
   // Have one server decide whether the caller may pull from a table now: its token, its role and
   // its limits. No rows are asked for. Errors: those of Client::pull_many.
   base::Status check_pull(std::string_view table, std::string_view instance,
