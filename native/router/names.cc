@@ -82,6 +82,11 @@ std::vector<wire::InstanceInfo> merge_instances(const ClusterView& view) {
   return merged;
 }
 
+// Return whether the rows of two tables have the same form.
+bool have_same_rows(const wire::TableInfo& one, const wire::TableInfo& other) {
+  return one.dtype == other.dtype && one.dim == other.dim && one.row_bytes == other.row_bytes;
+}
+
 // Return whether two lists have the same names. Versions and rows may differ.
 bool have_same_names(const wire::TablesReply& one, const wire::TablesReply& other) {
   const auto is_same_table = [](const wire::TableInfo& a, const wire::TableInfo& b) {
@@ -256,9 +261,13 @@ void Names::add_tables(const ClusterView& view, wire::TablesReply& reply) {
     }
   }
   std::map<TableName, uint32_t> ids;
+  const ListingPointer last = listing();
   for (auto& [name, table] : merged) {
     const auto known = tables_.find(name);
-    table.id = known == tables_.end() ? next_table_++ : known->second;
+    const wire::TableInfo* before = known == tables_.end() ? nullptr : last->table(known->second);
+    // One that was dropped and created again has another id, as at a server.
+    const bool is_same = before != nullptr && have_same_rows(*before, table);
+    table.id = is_same ? before->id : next_table_++;
     table.instance = instances_.at(name.first);
     ids[name] = table.id;
     reply.tables.push_back(std::move(table));

@@ -87,7 +87,8 @@ Status push(Shared& shared, Job& job) {
   const ListingPointer listing = job.caller->names().listing();
   const wire::TableInfo* table = listing->table(push.table);
   if (table == nullptr) return refuse_unknown(shared, job, unknown_table(push.table));
-  PETPS_RETURN_IF_ERROR(check_push(push, *table));
+  if (Status unfit = check_push(push, *table); !unfit.ok())
+    return refuse_unfit(shared, job, push.table, std::move(unfit));
   client::ForwardedPush part;
   part.table = table->name;
   part.instance = listing->instance(table->instance)->name;

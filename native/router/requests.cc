@@ -119,6 +119,13 @@ Status refuse_unknown(const Shared& shared, const Job& job, Status refusal) {
   return refusal;
 }
 
+Status refuse_unfit(const Shared& shared, const Job& job, uint32_t table, Status refusal) {
+  const client::Forwarder servers = job.caller->forwarder();
+  PETPS_RETURN_IF_ERROR(servers.read_names(shared.options.deadline_ms));
+  const ListingPointer now = job.caller->names().update(servers);
+  return now->table(table) == nullptr ? unknown_table(table) : refusal;
+}
+
 size_t request_bytes(const wire::FrameHeader& header, size_t frame_bytes) {
   // The rows of a push are also in the requests to the servers.
   return static_cast<Opcode>(header.opcode) == Opcode::kPush ? 2 * frame_bytes : frame_bytes;

@@ -22,6 +22,11 @@ bool is_login(const Job& job);
 // other request of the call reaches one, to refuse a revoked token and count the request.
 base::Status refuse_unknown(const Shared& shared, const Job& job, base::Status refusal);
 
+// Return the refusal of a request that does not fit a table as the router knows it; or that the
+// table is unknown, if it was dropped and created again: then the peer lists the tables.
+base::Status refuse_unfit(const Shared& shared, const Job& job, uint32_t table,
+                          base::Status refusal);
+
 // Return the memory that a request takes until it is answered, without its reply.
 size_t request_bytes(const wire::FrameHeader& header, size_t frame_bytes);
 

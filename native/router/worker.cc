@@ -35,8 +35,8 @@ Status router_is_stopping() {
 uint64_t owner_of(const std::string& name) { return std::hash<std::string>()(name) | 1; }
 
 void count(const Job& job, server::WorkerStats& stats) {
-  if (job.is_only_login && job.code == Code::kOk) return;
   if (job.code != Code::kOk) stats.errors[static_cast<size_t>(job.code)].add(1);
+  if (job.is_only_login) return;  // its request follows, or never reaches a server
   if (job.header.opcode < stats.latency.size())
     stats.latency[job.header.opcode].add(base::monotonic_ns() - job.start_ns);
   const auto opcode = static_cast<Opcode>(job.header.opcode);

@@ -46,6 +46,12 @@ _GAUGES: Final = {
 RELOAD_FAILED: Final = (
     "With [tls]. 1: changed files of it cannot be used, and the certificate before stays in use."
 )
+GRPC_FAILED: Final = (
+    "1: the gRPC server has ended, and its port cannot be opened again. Only with gRPC."
+)
+GRPC_RESTARTS: Final = (
+    "Times the gRPC server had ended and was started again. Its connections were closed."
+)
 EXPIRY: Final = "With [tls]. When the router's certificate expires."
 
 
@@ -72,6 +78,10 @@ class _Collector(Collector):
                 ("certificate_expiry_timestamp_seconds", EXPIRY, tls["expires_at"]),
             ):
                 yield GaugeMetricFamily(f"petps_tls_{name}", text, value=value)
+        if (grpc := self._facts["grpc"]()) is not None:  # likewise
+            failed, restarts = bool(grpc["error"]), grpc["restarts"]
+            yield GaugeMetricFamily("petps_grpc_failed", GRPC_FAILED, value=failed)
+            yield CounterMetricFamily("petps_grpc_restarts", GRPC_RESTARTS, value=restarts)
         errors = CounterMetricFamily(
             "petps_router_errors", "Error replies, by the name of the code.", labels=["code"]
         )
@@ -107,12 +117,13 @@ class RouterMetrics:
         is_ready: Callable[[], bool],
         is_insecure: Callable[[], bool],
         tls: Callable[[], dict[str, Any] | None],
+        grpc: Callable[[], dict[str, Any] | None],
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
-        facts = {"is_ready": is_ready, "is_insecure": is_insecure, "tls": tls}
+        facts = {"is_ready": is_ready, "is_insecure": is_insecure, "tls": tls, "grpc": grpc}
         self._registry.register(_Collector(stats, facts))
 
     def text(self, accepted: str) -> tuple[bytes, str]:

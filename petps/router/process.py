@@ -118,6 +118,8 @@ class Routing:
 
     def fault(self) -> str | None:
         """Return what is wrong with the process, so that it must be started again; or None."""
+        if self._grpc is not None and self._grpc.is_over:
+            return "the thread of gRPC has ended: restart the router"
         stuck = self._progress.stuck()
         return f"{stuck}: restart the router" if stuck else None
 
@@ -135,7 +137,10 @@ class Routing:
         """Return what `petps status` shows."""
         status: dict[str, Any] = json.loads(self._router.status_json())
         more = {"unready": self.unready(), "insecure": self._is_insecure}
-        return status | more | {"tls": self._tls_status()}
+        return status | more | {"tls": self._tls_status(), "grpc": self._grpc_status()}
+
+    def _grpc_status(self) -> dict[str, Any] | None:
+        return None if self._grpc is None else self._grpc.status()
 
     def _tls_status(self) -> dict[str, Any] | None:
         return None if self._tls is None else self._tls.status()
@@ -171,6 +176,7 @@ class Routing:
             is_ready=lambda: self.unready() is None,
             is_insecure=lambda: self._is_insecure,
             tls=self._tls_status,
+            grpc=self._grpc_status,
         )
         return HttpServer(
             self._config.host,

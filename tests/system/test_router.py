@@ -99,6 +99,8 @@ def test_a_client_that_knows_one_address_reaches_every_partition(
     assert "petps_router_pulls_total" in router.read("metrics")
     status = json.loads(servers.petps("status", router.url, "--json"))
     assert status["kind"] == "router"
+    assert json.loads(router.read("status.json"))["grpc"]["error"] == ""
+    assert "petps_grpc_failed 0.0" in router.read("metrics")
     assert "closed cleanly" in router.stop()
 
 

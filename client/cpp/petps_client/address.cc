@@ -1,7 +1,9 @@
 #include "petps_client/address.h"
 
+#include <algorithm>
 #include <charconv>
 
+#include "base/printable.h"
 #include "petps_client/client.h"
 #include "wire/wire.h"
 
@@ -17,7 +19,7 @@ constexpr std::string_view kTlsScheme = "petps+tls://";
 
 Status url_error(std::string_view url, std::string_view reason) {
   std::string text = "'";
-  text.append(url).append("': ").append(reason);
+  text.append(base::printable(url)).append("': ").append(reason);
   text.append("; expected petps://host:7070,host:7070/model, or petps+tls:// with TLS");
   return Status(Code::kInvalidArgument, std::move(text));
 }
@@ -71,6 +73,9 @@ Result<Address> parse_address(std::string_view url, std::string_view text) {
     }
   }
   if (address.host.empty()) return url_error(url, "an address has no host");
+  // A server may have sent it, and it is shown in logs, metrics and errors.
+  if (!std::ranges::all_of(address.host, [](char c) { return c > ' ' && c <= '~'; }))
+    return url_error(url, "a host has only visible ASCII characters");
   if (port.empty()) return address;
   const char* end = port.data() + port.size();
   const auto [stop, error] = std::from_chars(port.data() + 1, end, address.port);

@@ -96,13 +96,17 @@ class GrpcServer:
 
     def status(self) -> dict[str, Any]:
         """Return the member ``grpc`` of the status."""
-        is_over = not self._thread.is_alive() and not self._draining
         return {
             "port": self.port,
-            "error": "its thread has ended; restart the server" if is_over else self._error,
+            "error": "its thread has ended; restart the server" if self.is_over else self._error,
             "restarts": self.restarts,
             "last_restart_at": self._restarted_at,
         }
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the thread has ended although nobody closed the port."""
+        return not self._thread.is_alive() and not self._draining
 
     def drain(self) -> None:
         """Report NOT_SERVING, refuse new calls, and end watchers. Calls in flight continue."""
@@ -188,6 +192,8 @@ class GrpcServer:
         grpcio ends its server if it cannot read the path of a request, which anybody may send. If
         the port cannot be opened, return ``server``, so that the next round tries again.
         """
+        if not self._ended.cancelled():
+            self._ended.exception()  # or asyncio logs it each time
         try:
             again = await self._start_server()
         except Unavailable as error:
@@ -258,8 +264,16 @@ class GrpcServer:
         await self._update_health()
         self._service.drain()
 
+    def _looks_ready(self) -> bool:
+        """Return whether the process is ready. An error in finding out must not end this thread."""
+        try:
+            return self._is_ready()
+        except Exception as error:
+            self._note_end(f"cannot find out whether the process is ready: {error!r}")
+            return False
+
     async def _update_health(self) -> None:
-        is_serving = not self._draining and self._is_ready()
+        is_serving = not self._draining and self._looks_ready()
         states = health_pb2.HealthCheckResponse
         for name in ("", SERVICE):
             await self._health.set(name, states.SERVING if is_serving else states.NOT_SERVING)

@@ -40,11 +40,16 @@ TEST(Url, WrongUrlsAreRefusedWithTheRemedy) {
       {"petps://[::1/m", "without ']'"},
       {"petps://[::1]x/m", "port must be"},
       {"petps://h/m/n", "no '/'"},
+      {"petps://\xff\xfe:7070", "visible ASCII"},
+      {"petps://h\x1b[2J:7070", "visible ASCII"},
+      {"petps://h h:7070", "visible ASCII"},
       {"petps://h/" + std::string(256, 'm'), "longer than 255"},
   };
   for (const auto& [url, part] : wrong) {
     testing::expect_error(parse_url(url).status(), base::Code::kInvalidArgument,
                           {part, "expected petps://host:7070"});
+    const std::string shown(parse_url(url).status().message());
+    EXPECT_TRUE(std::ranges::all_of(shown, [](char c) { return c >= ' ' && c <= '~'; })) << shown;
   }
 }
 

@@ -1,5 +1,6 @@
 // Peers that break the rules of the protocol, and servers that do not answer.
 #include <atomic>
+#include <cstring>
 #include <random>
 
 #include "router_fixture.h"
@@ -63,6 +64,50 @@ TEST_F(HostilePeers, OversizedFramesAreRefused) {
   expect_error(reply.error(), Code::kResourceExhausted, {"split the request by row bytes"});
   EXPECT_TRUE(client->call(server::pull_frame(3, {{table, {1}}})).error().ok());
   expect_serves();
+}
+
+// It has another id, as at a server, so that a peer that knew the table lists the tables.
+TEST_F(HostilePeers, ATableThatWasCreatedAgainIsAnother) {
+  std::atomic<bool> is_again{false};
+  FakeServer server([&](wire::Opcode opcode, uint64_t, wire::Frame& reply) {
+    if (opcode != wire::Opcode::kTables || !is_again) return Answer::kSend;
+    wire::FrameHeader header;
+    std::memcpy(&header, reply.data(), sizeof(header));
+    wire::TablesReply tables;
+    EXPECT_TRUE(
+        wire::decode_tables_reply(header, std::span(reply).subspan(sizeof(header)), tables).ok());
+    tables.tables[0].dim *= 2;
+    tables.tables[0].row_bytes *= 2;
+    reply.clear();
+    EXPECT_TRUE(wire::encode_tables_reply(header.request_id, tables, reply).ok());
+    return Answer::kSend;
+  });
+  start_for("petps://" + server.address());
+  const auto client = raw();
+  ASSERT_TRUE(hello(*client).ok());
+  const wire::TablesReply before = tables_of(*client);
+  const wire::TableInfo& table = before.tables.at(0);
+  const auto push = [&](uint32_t id, uint32_t dim) {
+    const std::vector<uint64_t> keys = {1};
+    const std::vector<std::byte> rows(dim * sizeof(float));
+    wire::PushRequest request;
+    request.table = id;
+    request.keys = keys;
+    request.rows = rows;
+    request.dim = dim;
+    request.row_bytes = static_cast<uint32_t>(rows.size());
+    wire::Frame frame;
+    wire::encode_push(3, request, frame);
+    return client->call(frame).error();
+  };
+  EXPECT_EQ(push(table.id, 2 * table.dim).code(), Code::kInvalidArgument);
+  is_again = true;
+  EXPECT_EQ(push(table.id, 2 * table.dim).code(), Code::kNotFound);
+  const wire::TablesReply after = tables_of(*client);
+  EXPECT_GT(after.tables.at(0).id, table.id);
+  EXPECT_EQ(after.tables.at(0).dim, 2 * table.dim);
+  EXPECT_EQ(push(after.tables.at(0).id, table.dim).code(), Code::kInvalidArgument);
+  router_.reset();
 }
 
 TEST_F(HostilePeers, WhatARouterDoesNotDoIsRefusedByName) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -61,10 +61,9 @@ def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "MAX_CALLS", 8)
 
 
-@pytest.fixture
-def port(servers: Servers) -> Iterator[int]:
-    """Yield the port of a router before the servers."""
-    server = RouterGrpcServer(
+def start(servers: Servers, is_ready: Callable[[], bool]) -> RouterGrpcServer:
+    """Return the port of a router before the servers."""
+    return RouterGrpcServer(
         "127.0.0.1",
         0,
         cast(Any, servers),
@@ -72,9 +71,15 @@ def port(servers: Servers) -> Iterator[int]:
         body_bytes=1 << 20,
         in_flight=256,
         status=lambda: {"kind": "router"},
-        is_ready=lambda: True,
+        is_ready=is_ready,
         tls=None,
     )
+
+
+@pytest.fixture
+def port(servers: Servers) -> Iterator[int]:
+    """Yield the port of a router before the servers."""
+    server = start(servers, lambda: True)
     try:
         yield server.port
     finally:
@@ -117,6 +122,22 @@ def test_a_status_that_waits_for_a_server_delays_no_call(
     servers.answers.release()  # one check is enough, and none is in the loop's thread
     assert is_answered(status)
     assert [name.startswith("petps-grpc-call") for name in servers.checks] == [True]
+
+
+def test_readiness_that_cannot_be_found_out_ends_no_port(servers: Servers) -> None:
+    def is_ready() -> bool:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+    server = start(servers, is_ready)
+    try:
+        server.update_health()
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            reply = check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT)
+        assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert not server.is_over
+    finally:
+        server.close(0.0)
 
 
 def test_one_callers_statuses_leave_threads_to_others(

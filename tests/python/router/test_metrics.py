@@ -21,6 +21,7 @@ def test_every_metric_is_documented() -> None:
             is_ready=lambda: True,
             is_insecure=lambda: False,
             tls=lambda: {"error": "", "expires_at": 1.0},
+            grpc=lambda: {"error": "", "restarts": 0},
         )
         text, _ = metrics.text("")
     finally:
