@@ -1,5 +1,6 @@
 #include "router/router.h"
 
+#include <malloc.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -22,6 +23,14 @@ constexpr uint32_t kNamesMs = 2'000;
 constexpr uint32_t kConnectionIdleMs = 30'000;
 // Connections of a caller to one server. Further requests of the caller wait for one.
 constexpr uint32_t kConnections = 32;
+
+// The threads of calls and logins wait for servers most of the time. In an arena of the allocator
+// each, what requests have freed would stay with its thread, and no limit counts it.
+void limit_arenas([[maybe_unused]] size_t workers) {
+#ifdef __GLIBC__
+  mallopt(M_ARENA_MAX, static_cast<int>(workers) + 1);
+#endif
+}
 
 CallersOptions callers_options(const RouterOptions& options) {
   CallersOptions callers;
@@ -148,6 +157,7 @@ std::string Shared::status_json() const {
 
 base::Result<std::unique_ptr<Router>> Router::start(const RouterOptions& options) {
   PETPS_RETURN_IF_ERROR(check_options(options));
+  limit_arenas(options.workers);
   auto impl = std::make_unique<Impl>(options);
   Shared& shared = impl->shared;
   transport::TcpOptions tcp;
