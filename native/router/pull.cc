@@ -257,8 +257,13 @@ Status pull(Shared& shared, Job& job) {
     PETPS_RETURN_IF_ERROR(check_without_keys(shared, job));
   } else {
     const auto report = pull_in_time(shared, job);
-    if (report.status().code() == Code::kInvalidArgument)
-      return refuse_unfit(shared, job, work.request.sections[0].table, report.status());
+    if (report.status().code() == Code::kInvalidArgument) {
+      std::vector<uint32_t> tables;
+      for (const PullSection& section : work.sections) {
+        if (section.table != nullptr) tables.push_back(section.table->id);
+      }
+      return refuse_unfit(shared, job, tables, report.status());
+    }
     if (!report.ok()) return report.status();
     applied_version = report.value().applied_version;
   }

@@ -88,7 +88,7 @@ Status push(Shared& shared, Job& job) {
   const wire::TableInfo* table = listing->table(push.table);
   if (table == nullptr) return refuse_unknown(shared, job, unknown_table(push.table));
   if (Status unfit = check_push(push, *table); !unfit.ok())
-    return refuse_unfit(shared, job, push.table, std::move(unfit));
+    return refuse_unfit(shared, job, {&push.table, 1}, std::move(unfit));
   client::ForwardedPush part;
   part.table = table->name;
   part.instance = listing->instance(table->instance)->name;

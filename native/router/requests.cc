@@ -119,11 +119,15 @@ Status refuse_unknown(const Shared& shared, const Job& job, Status refusal) {
   return refusal;
 }
 
-Status refuse_unfit(const Shared& shared, const Job& job, uint32_t table, Status refusal) {
+Status refuse_unfit(const Shared& shared, const Job& job, std::span<const uint32_t> tables,
+                    Status refusal) {
   const client::Forwarder servers = job.caller->forwarder();
   PETPS_RETURN_IF_ERROR(servers.read_names(shared.options.deadline_ms));
   const ListingPointer now = job.caller->names().update(servers);
-  return now->table(table) == nullptr ? unknown_table(table) : refusal;
+  for (const uint32_t table : tables) {
+    if (now->table(table) == nullptr) return unknown_table(table);
+  }
+  return refusal;
 }
 
 size_t request_bytes(const wire::FrameHeader& header, size_t frame_bytes) {

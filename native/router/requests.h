@@ -1,6 +1,8 @@
 // The answers to requests, by the servers. Internal to router.
 #pragma once
 
+#include <span>
+
 #include "base/status.h"
 #include "router/calls.h"
 
@@ -22,9 +24,9 @@ bool is_login(const Job& job);
 // other request of the call reaches one, to refuse a revoked token and count the request.
 base::Status refuse_unknown(const Shared& shared, const Job& job, base::Status refusal);
 
-// Return the refusal of a request that does not fit a table as the router knows it; or that the
-// table is unknown, if it was dropped and created again: then the peer lists the tables.
-base::Status refuse_unfit(const Shared& shared, const Job& job, uint32_t table,
+// Return the refusal of a request that does not fit its tables as the router knows them; or that
+// one is unknown, if it was dropped and created again: then the peer lists the tables.
+base::Status refuse_unfit(const Shared& shared, const Job& job, std::span<const uint32_t> tables,
                           base::Status refusal);
 
 // Return the memory that a request takes until it is answered, without its reply.

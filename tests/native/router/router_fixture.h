@@ -100,6 +100,16 @@ class RouterFixture : public Fleet {
     return false;
   }
 
+  // Send a request until it is refused, and return why.
+  static Status first_refusal(RawClient& client, const wire::Frame& frame) {
+    Status last;
+    EXPECT_TRUE(waits_until([&] {
+      last = client.call(frame).error();
+      return !last.ok();
+    }));
+    return last;
+  }
+
   RouterOptions options_;
   std::unique_ptr<Router> router_;  // destroyed before the servers
 };
